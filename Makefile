@@ -1,0 +1,139 @@
+# `make demo` and `make test` are each enough on a machine with Python 3.11 to 3.13 and make.
+# Each makes .venv, installs what it needs there, and installs it once.
+#
+# Variables, given as `make test NAME=value`:
+#   PYTHON             the interpreter that makes .venv           (the first suitable python3)
+#   TORCH_REQUIREMENT  the PyTorch to install for the tests       (torch==2.13.0)
+#   TORCH_PIP_FLAGS    more options for that one `pip install`. On Linux a plain install brings the CUDA
+#                      build, several gigabytes; for the small CPU build give the `--index-url` that
+#                      PyTorch's installation page names for it. A PyTorch that is already in .venv stays.
+#   WORKERS            test processes at a time                   (number of cores, at most 4)
+#   PYTEST_FLAGS       more options for every pytest, e.g. PYTEST_FLAGS="-k quantile"
+#   DEMO_FLAGS         options for the example that `make demo` runs
+
+TORCH_REQUIREMENT ?= torch==2.13.0
+TORCH_PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+DEMO_FLAGS ?=
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
+             if [ "$$n" -gt 4 ]; then echo 4; else echo "$$n"; fi)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet --quiet
+GOLDEN := $(CURDIR)/build/golden
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+# Tests that no backend has a part in: they run once, the others once a backend.
+BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting)
+PER_BACKEND_IGNORES := $(addprefix --ignore=,$(BACKEND_FREE) tests/golden)
+PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+PARALLEL := -n $(WORKERS) --dist=worksteal
+
+.PHONY: help demo demo-smoke test checks venv lint types test-core test-tensorflow test-jax test-torch \
+        test-golden docs clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    train on Fashion-MNIST with differential privacy (TensorFlow)"
+	@echo "make test    lint, types, and the tests on TensorFlow, JAX and PyTorch"
+	@echo "Parts of it: make lint | types | test-core | test-tensorflow | test-jax | test-torch | test-golden"
+	@echo "Others:      make demo-smoke | venv | docs | clean"
+
+# ---- the two commands -------------------------------------------------------------------------------
+
+demo: $(VENV)/.installed-demo
+	@echo "==> Running examples/fashion_mnist.py"
+	@KERAS_BACKEND=tensorflow $(BIN)/python examples/fashion_mnist.py $(DEMO_FLAGS)
+
+# The same script on a little data for a few steps: does it run from end to end?
+demo-smoke: $(VENV)/.installed-demo
+	@echo "==> Running examples/fashion_mnist.py --smoke"
+	@KERAS_BACKEND=tensorflow $(BIN)/python examples/fashion_mnist.py --smoke
+
+# Every check runs even where one before it failed; any failure fails the whole.
+test:
+	@$(MAKE) --no-print-directory --keep-going checks || \
+	    { echo "==> Some checks failed: see above"; exit 1; }
+	@echo "==> All checks passed"
+
+checks: lint types test-core test-tensorflow test-jax test-torch test-golden
+
+# ---- the environment --------------------------------------------------------------------------------
+
+venv: $(VENV)/.created
+
+$(VENV)/.created:
+	@python="$(PYTHON)"; \
+	suits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'; \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
+	    [ -n "$$python" ] && break; \
+	    if $$candidate -c "$$suits" 2>/dev/null; then python=$$candidate; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "No Python 3.11, 3.12 or 3.13 was found. Name one with: make PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	echo "==> Making $(VENV) with $$python ($$($$python --version))"; \
+	$$python -m venv $(VENV) || { \
+	    echo "$$python cannot make virtual environments (Debian and Ubuntu: apt install python3-venv)" >&2; \
+	    rm -rf $(VENV); exit 1; }
+	@touch $@
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/.created
+	@echo "==> Installing keras_adaclip, TensorFlow, matplotlib and scikit-learn (about 2 minutes)"
+	@$(PIP) install --editable ".[tensorflow,plots]" "scikit-learn>=1.4"
+	@touch $@
+
+$(VENV)/.installed-torch: | $(VENV)/.created
+	@if $(BIN)/python -c "import torch" 2>/dev/null; then \
+	    echo "==> PyTorch is in $(VENV) already"; \
+	else \
+	    echo "==> Installing $(TORCH_REQUIREMENT) (about 2 minutes for the CPU build)"; \
+	    $(PIP) install $(TORCH_PIP_FLAGS) "$(TORCH_REQUIREMENT)"; \
+	fi
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml $(VENV)/.installed-torch
+	@echo "==> Installing keras_adaclip, TensorFlow, JAX and the test tools (about 3 minutes)"
+	@$(PIP) install --editable ".[tensorflow,jax,torch,plots,test]"
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.created
+	@echo "==> Installing the documentation tools (about 1 minute)"
+	@$(PIP) install --editable ".[docs]"
+	@touch $@
+
+# ---- checks -----------------------------------------------------------------------------------------
+
+lint: $(VENV)/.installed-test
+	@echo "==> Lint: ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	@echo "==> Types: mypy"
+	@$(BIN)/mypy
+
+test-core: $(VENV)/.installed-test
+	@echo "==> Tests without a backend of their own: $(BACKEND_FREE)"
+	@KERAS_BACKEND=tensorflow $(PYTEST) $(BACKEND_FREE)
+
+test-tensorflow test-jax test-torch: test-%: $(VENV)/.installed-test
+	@echo "==> Tests on $* ($(WORKERS) processes)"
+	@rm -rf "$(GOLDEN)/$*"
+	@KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(PER_BACKEND_IGNORES)
+
+# Compares what the three runs before recorded.
+test-golden: test-tensorflow test-jax test-torch
+	@echo "==> Agreement of the three backends"
+	@KERAS_BACKEND=tensorflow KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) tests/golden
+
+# ---- the rest ---------------------------------------------------------------------------------------
+
+docs: $(VENV)/.installed-docs
+	@echo "==> Building the documentation into site/"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

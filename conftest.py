@@ -1,0 +1,52 @@
+"""What tests and doctests share: quiet, reproducible runs on the backend KERAS_BACKEND names."""
+
+import os
+import sys
+
+# Before the first import of a backend.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def running_backend() -> str:
+    """The backend of this process, without importing Keras where the environment names it."""
+    if name := os.environ.get("KERAS_BACKEND"):
+        return name
+    import keras
+
+    return keras.backend.backend()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leaves the other backends' files out of the doctests: they would import their backends."""
+    if collection_path.parent.parts[-2:] == ("keras_adaclip", "backend"):
+        return collection_path.stem in set(BACKENDS) - {running_backend()} or None
+    return None
+
+
+def pytest_report_header(config):
+    return f"keras backend: {running_backend()}"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    """Starts every test with no graph left over, the same random numbers and float32."""
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(20240229)
+    yield
+    if keras is not None:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_memory():
+    """Returns the compiled functions of a module's tests before the next module starts."""
+    yield
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session(free_memory=True)

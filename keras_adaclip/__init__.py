@@ -1,0 +1,37 @@
+"""Differentially private training for Keras 3, in which the clipping norm looks after itself.
+
+*Sample* units, compute what each one *contributes*, *clip* it, sum, add *noise*, *apply*, and
+*account* for it.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from keras_adaclip import accounting, callbacks, clipping, models, optimizers, plots, sampling
+from keras_adaclip.models import (
+    PrivacyIssue,
+    PrivateModel,
+    PrivateSequential,
+    check,
+    privatize,
+)
+
+try:
+    __version__ = version("keras-adaclip")
+except PackageNotFoundError:  # a checkout that was not installed
+    __version__ = "0.1.0"
+
+__all__ = [
+    "PrivacyIssue",
+    "PrivateModel",
+    "PrivateSequential",
+    "__version__",
+    "accounting",
+    "callbacks",
+    "check",
+    "clipping",
+    "models",
+    "optimizers",
+    "plots",
+    "privatize",
+    "sampling",
+]

@@ -1,0 +1,149 @@
+"""Epsilon of composed events, by `dp_accounting`, with what is worth keeping kept.
+
+PLD composes discretized privacy loss distributions by FFT (Koskela et al. 2020; Doroshenko et al.
+2022, "Connect the dots"); RDP adds up Rényi divergences (Mironov 2017). Both are what the
+accountants of `dp_accounting` do with the same events, taken apart here so that a release's
+distribution, and the composition of all rows but the running one, are computed once and not at
+every epoch.
+
+Guarantees:
+    Never below what `dp_accounting`'s own accountants give, up to rounding in the last digits:
+
+    - PLD uses their interval of 1e-4, made *coarser* by powers of two where the distribution
+      would have millions of buckets (from an epsilon of some tens on). Coarser grids that lie in
+      the finer one only enlarge epsilon, by less than 1e-4 of it while it is below 100.
+    - RDP adds the rounding error of a release's divergence back. `dp_accounting` takes a
+      divergence that came out as zero or below for a proof of epsilon = 0, however many releases
+      there are.
+"""
+
+import functools
+import math
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+)
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from keras_adaclip.accounting.events import CountedEvents
+
+_INTERVAL = 1e-4
+_MAX_BUCKETS = 400_000
+# Above this loss exp(-loss) is lost to float64 and `dp_accounting` returns a point of the grid.
+_UNDERFLOWING_LOSS = 700.0
+_LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that dp_accounting cuts off
+_RDP_ROUNDING = 1e-15
+# Whole orders: few, quick, and they converge for any noise.
+_ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+
+
+@functools.lru_cache(maxsize=1024)
+def composed_epsilon(events: CountedEvents, delta: float, accountant: str) -> float:
+    """Epsilon of some events.
+
+    Args:
+        events: Pairs of an event of sensitivity 1 and its count.
+        delta: Delta, between 0 and 1.
+        accountant: `"pld"` or `"rdp"`. Fixed-size batches need `"rdp"`.
+
+    Returns:
+        Epsilon: 0.0 if nothing happened, infinite if something happened without noise.
+    """
+    if not events:
+        return 0.0
+    if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
+        return math.inf
+    if accountant == "rdp":
+        orders = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+        return _rdp_epsilon(events, delta, orders)
+    interval = _discretization_interval(events)
+    epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
+    if epsilon > _UNDERFLOWING_LOSS:
+        # One bucket more, so that the answer of a coarser grid stays above that of a finer one.
+        epsilon += interval
+    return epsilon
+
+
+def rough_epsilon(events: CountedEvents, delta: float) -> float:
+    """An upper bound of epsilon that takes milliseconds: where to start a search from."""
+    if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
+        return math.inf
+    return _rdp_epsilon(events, delta, _ROUGH_ORDERS) if events else 0.0
+
+
+def _rdp_epsilon(events: CountedEvents, delta: float, orders: tuple[float, ...]) -> float:
+    divergence = sum(count * _release_rdp(event, orders) for event, count in events)
+    return float(rdp_privacy_accountant.compute_epsilon(orders, divergence, delta)[0])
+
+
+@functools.lru_cache(maxsize=256)
+def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Rényi divergences of one release. Shape: `(len(orders),)`."""
+    if isinstance(event, SampledWithoutReplacementDpEvent):
+        relation = NeighboringRelation.REPLACE_ONE
+    else:
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = rdp_privacy_accountant.RdpAccountant(orders, relation)
+    divergence = np.asarray(accountant.compose(event).rdp, dtype=np.float64)
+    if not isinstance(event, GaussianDpEvent):
+        divergence = np.maximum(divergence, 0.0) + _RDP_ROUNDING
+    divergence.flags.writeable = False
+    return divergence
+
+
+@functools.lru_cache(maxsize=4)
+def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribution:
+    """The distribution of all events; that of all but the last one is kept too."""
+    if not events:
+        return privacy_loss_distribution.identity(value_discretization_interval=interval)
+    event, count = events[-1]
+    if isinstance(event, GaussianDpEvent):
+        # A Gaussian composed with itself is a Gaussian with less noise.
+        composed = _release_pld(
+            GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval
+        )
+    else:
+        composed = _release_pld(event, interval).self_compose(count)
+    return _composed_pld(events[:-1], interval).compose(composed)
+
+
+@functools.lru_cache(maxsize=8)
+def _release_pld(event: DpEvent, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss distribution of one release."""
+    sampling_probability = 1.0
+    if isinstance(event, PoissonSampledDpEvent):
+        sampling_probability, event = event.sampling_probability, event.event
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        event.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=sampling_probability,
+    )
+
+
+def _discretization_interval(events: CountedEvents) -> float:
+    """The interval of `dp_accounting`, times a power of two that grows with the range of losses."""
+    divergence = sum(count * _release_rdp(event, _ROUGH_ORDERS) for event, count in events)
+    tails = _LOG_MASS_OF_TAILS / (np.array(_ROUGH_ORDERS) - 1)
+    # The losses of the composition reach from about minus to plus this bound.
+    loss_range = 2 * float(np.min(divergence + tails))
+    loss_range = max([loss_range, *(_release_loss_range(event) for event, _ in events)])
+    doublings = math.ceil(math.log2(max(1.0, loss_range / (_INTERVAL * _MAX_BUCKETS))))
+    return math.ldexp(_INTERVAL, doublings)
+
+
+def _release_loss_range(event: DpEvent) -> float:
+    """The largest loss of one sampled release, at ten standard deviations of the noise."""
+    if not isinstance(event, PoissonSampledDpEvent):
+        return 0.0
+    noise_multiplier = event.event.noise_multiplier
+    loss = 10 / noise_multiplier + 0.5 / noise_multiplier**2
+    return max(0.0, loss + math.log(event.sampling_probability))

@@ -1,0 +1,179 @@
+"""The noise that a privacy budget asks for.
+
+    min {z in float32 : epsilon(z) <= target_epsilon}, to within 0.1% of the target
+
+Epsilon falls with the noise, near enough like a power of it, so the logarithms are interpolated
+between a noise that is too little and one that is enough.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from keras_adaclip.accounting import _validation
+from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
+from keras_adaclip.accounting.epsilon import effective_accountant, planned_events
+
+_LEAST_NOISE = 1e-2
+_MOST_NOISE = 1e9
+_TOLERANCE = 1e-3
+# Below this part of the target the accountant jumps past it, as RDP does where its orders end.
+_REACHED = 0.995
+
+
+def calibrate_noise_multiplier(
+    target_epsilon: float,
+    delta: float,
+    num_examples: int,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    sampling: str = "poisson",
+    accountant: str = "pld",
+) -> float:
+    """The least noise multiplier with which a training run stays within a privacy budget.
+
+    Args:
+        target_epsilon: The budget, positive.
+        delta: Delta, between 0 and 1, well below `1 / num_examples`.
+        num_examples: Number of units (examples or clients) in the data, taken to be public.
+        batch_size: Expected number of units a step.
+        epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
+        steps: Number of steps; give this or `epochs`.
+        sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`, as in `compute_epsilon`.
+        accountant: `"pld"` or `"rdp"`; RDP always for `"fixed"`.
+
+    Returns:
+        A noise multiplier that float32 holds exactly, so that what runs is what was calibrated.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or no noise reaches the target.
+
+    Guarantees:
+        `compute_epsilon` with this noise multiplier does not exceed the target, and misses it by
+        0.5% at most, usually by less than 0.1%.
+
+    Example:
+
+    >>> noise_multiplier = calibrate_noise_multiplier(
+    ...     target_epsilon=3.0, delta=1e-5, num_examples=60_000, batch_size=1024, epochs=40
+    ... )
+    >>> print(f"{noise_multiplier:.2f}")
+    1.34
+    """
+    target = _validation.check_target_epsilon(target_epsilon)
+    delta = _validation.check_delta(delta)
+    num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
+    sampling = _validation.check_sampling_name(sampling)
+    accountant = effective_accountant(sampling, _validation.check_accountant(accountant))
+    num_steps = _validation.check_num_steps(
+        epochs, steps, steps_per_epoch=math.ceil(num_examples / batch_size), minimum=1
+    )
+    _validation.warn_of_large_delta(delta, num_examples)
+
+    def epsilon(noise_multiplier: float) -> float:
+        plan = planned_events(noise_multiplier, num_examples, batch_size, num_steps, sampling)
+        return composed_epsilon(plan, delta, accountant)
+
+    def rough(noise_multiplier: float) -> float:
+        plan = planned_events(noise_multiplier, num_examples, batch_size, num_steps, sampling)
+        return rough_epsilon(plan, delta)
+
+    noise_multiplier = _least_noise(epsilon, target, _rough_guess(rough, target))
+    reached = epsilon(noise_multiplier)
+    if not _REACHED * target <= reached <= target:
+        raise ValueError(_unreachable(target, delta, reached, noise_multiplier, accountant))
+    return noise_multiplier
+
+
+def _rough_guess(epsilon: Callable[[float], float], target: float) -> float:
+    """A noise multiplier with about the wanted epsilon, by bisection of its logarithm."""
+    low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon(math.exp(middle)) <= target else (middle, high)
+    return math.exp(high)
+
+
+def _least_noise(epsilon: Callable[[float], float], target: float, guess: float) -> float:
+    """The least float32 with `epsilon(noise) <= target`, to within the tolerance in epsilon.
+
+    Args:
+        epsilon: Non-increasing function of a noise multiplier; costly.
+        target: The bound.
+        guess: Where to look first.
+
+    Returns:
+        A noise multiplier; the end of the range that was searched if the target lies beyond it.
+    """
+    low, high = _LEAST_NOISE, _MOST_NOISE
+    low_epsilon, high_epsilon = math.inf, 0.0
+    noise = _to_float32(guess)
+    for _ in range(200):
+        value = epsilon(noise)
+        if (1 - _TOLERANCE) * target <= value <= target:
+            return noise
+        if value > target:
+            low, low_epsilon = noise, value
+        else:
+            high, high_epsilon = noise, value
+        following = _to_float32(_next_noise(low, low_epsilon, high, high_epsilon, target))
+        if not low < following < high:
+            break
+        noise = following
+    return _to_float32(high)
+
+
+def _next_noise(
+    low: float, low_epsilon: float, high: float, high_epsilon: float, target: float
+) -> float:
+    """Where epsilon should fall into the middle of the tolerance, between the two ends."""
+    aim = target * (1 - _TOLERANCE / 2)
+    low_known, high_known = math.isfinite(low_epsilon), high_epsilon > 0
+    if low_known and high_known:
+        slope = math.log(high / low) / math.log(high_epsilon / low_epsilon)
+        guess = low * math.exp(slope * math.log(aim / low_epsilon))
+        # A guess that hardly leaves an end makes no headway where epsilon jumps: halve instead.
+        margin = math.log(high / low) * 0.01
+        if margin < math.log(guess / low) and margin < math.log(high / guess):
+            return guess
+        return math.sqrt(low * high) if margin > 1e-5 else guess
+    # With one end only, epsilon is taken to fall like 1 / noise, or somewhat faster.
+    if low_known:
+        return min(low * min(aim / low_epsilon, 1.0) ** -1.1 * 1.001, math.sqrt(low * high))
+    if high_known:
+        return max(high * min(high_epsilon / aim, 0.999) ** 1.1, math.sqrt(low * high) * 0)
+    return math.sqrt(low * high)
+
+
+def _to_float32(noise_multiplier: float) -> float:
+    """The least float32 that is not below a number."""
+    rounded = np.float32(noise_multiplier)
+    if float(rounded) < noise_multiplier:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return float(rounded)
+
+
+def _unreachable(
+    target: float, delta: float, reached: float, noise_multiplier: float, accountant: str
+) -> str:
+    received = f"Received: target_epsilon={target}, delta={delta}, accountant={accountant!r}"
+    if reached > target:
+        return (
+            f"No noise multiplier up to {_MOST_NOISE:g} reaches the target epsilon: the least "
+            f"epsilon is {reached}. Use a larger `delta`, or fewer steps. {received}"
+        )
+    if noise_multiplier <= _LEAST_NOISE * 1.001:
+        return (
+            f"Argument `target_epsilon` is so large that the noise multiplier {_LEAST_NOISE:g} "
+            f"already gives less (epsilon = {reached:.6g}), which protects nobody. Ask for a "
+            f"smaller one. {received}"
+        )
+    other = " or accountant='pld'" if accountant == "rdp" else ""
+    return (
+        f"The accountant cannot tell epsilons near the target apart: it jumps from above it to "
+        f"{reached:.6g}. Use a larger `target_epsilon`{other}. {received}"
+    )

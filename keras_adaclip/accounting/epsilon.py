@@ -1,0 +1,217 @@
+"""Epsilon: of a plan, and of what a ledger says has run.
+
+    epsilon(delta) = inf {e : the composed events are (e, delta)-differentially private}
+
+by `dp_accounting`, with privacy loss distributions ("pld", tight) or Rényi divergences ("rdp").
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from keras_adaclip.accounting import _validation, events
+from keras_adaclip.accounting.accountants import composed_epsilon
+from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.rows import LedgerRow, Sampling
+
+_RELATIONS_IN_WORDS = {
+    events.ADD_OR_REMOVE_ONE: "one unit is added or removed",
+    events.ZERO_OUT: "one unit is zeroed out, leaving a hole in its batch",
+}
+
+
+def compute_epsilon(
+    noise_multiplier: float,
+    num_examples: int,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    delta: float,
+    sampling: str = "poisson",
+    accountant: str = "pld",
+) -> float:
+    """Epsilon of a training run as planned.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise over the clip norm, from 0. Training
+            rounds it to float32; the smaller of the two values is taken here.
+        num_examples: Number of units (examples or clients) in the data, taken to be public.
+        batch_size: Expected number of units a step.
+        epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
+        steps: Number of steps; give this or `epochs`.
+        delta: Delta, between 0 and 1, well below `1 / num_examples`.
+        sampling: `"poisson"`, each unit with probability `batch_size / num_examples` at each step;
+            `"shuffle"`, one full release for each pass begun (zero-out); `"stream"`, one full
+            release a step (zero-out); `"fixed"`, exactly `batch_size` units without replacement
+            (replace-one).
+        accountant: `"pld"` or `"rdp"`. PLD does not know `"fixed"`, for which RDP is used always.
+
+    Returns:
+        Epsilon, an upper bound; infinite without noise, 0.0 without a step.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or `epochs` and `steps` are both given or both not.
+
+    Example:
+
+    >>> epsilon = compute_epsilon(
+    ...     noise_multiplier=1.0, num_examples=60_000, batch_size=256, steps=3515, delta=1e-5
+    ... )
+    >>> print(f"{epsilon:.3f}")
+    1.351
+    """
+    noise_multiplier = _validation.check_noise_multiplier(noise_multiplier)
+    num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
+    sampling = _validation.check_sampling_name(sampling)
+    accountant = _validation.check_accountant(accountant)
+    delta = _validation.check_delta(delta)
+    num_steps = _validation.check_num_steps(
+        epochs, steps, steps_per_epoch=math.ceil(num_examples / batch_size)
+    )
+    _validation.warn_of_large_delta(delta, num_examples)
+    planned = planned_events(noise_multiplier, num_examples, batch_size, num_steps, sampling)
+    return composed_epsilon(planned, delta, effective_accountant(sampling, accountant))
+
+
+def effective_accountant(sampling: str, accountant: str) -> str:
+    """The accountant that does the work: PLD has no bound for batches of a fixed size."""
+    return "rdp" if sampling == "fixed" else accountant
+
+
+def planned_events(
+    noise_multiplier: float, num_examples: int, batch_size: int, num_steps: int, sampling: str
+) -> CountedEvents:
+    """The events of a plan, all arguments checked; see `compute_epsilon`."""
+    noise_multiplier = min(noise_multiplier, float(np.float32(noise_multiplier)))
+    if num_steps == 0:
+        return ()
+    if sampling == "poisson":
+        probability = batch_size / num_examples
+        return ((events.poisson_event(noise_multiplier, probability), num_steps),)
+    if sampling == "fixed":
+        event = events.fixed_size_event(noise_multiplier, num_examples, batch_size)
+        return ((event, num_steps),)
+    if sampling == "shuffle":
+        num_steps = math.ceil(num_steps / math.ceil(num_examples / batch_size))
+    return ((events.full_event(noise_multiplier), num_steps),)
+
+
+def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> float:
+    """Epsilon of what has run.
+
+    Args:
+        rows: A `Ledger`, or rows of one.
+        delta: Delta, between 0 and 1.
+        accountant: `"pld"` or `"rdp"`.
+
+    Returns:
+        Epsilon, an upper bound under `events.neighboring_relation(rows)`; infinite if a step ran
+        without noise, 0.0 if none ran.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Guarantees:
+        Not below what `dp_accounting` gives for `events.dp_event(rows)`. Computed anew only when
+        the number of releases has changed.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> print(f"{ledger_epsilon([row.advance(3515)], delta=1e-5):.3f}")
+    1.351
+    """
+    delta = _validation.check_delta(delta)
+    accountant = _validation.check_accountant(accountant)
+    return composed_epsilon(events.counted_events(rows), delta, accountant)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySpent:
+    """The privacy that a model has spent; `str()` of it is a statement in words.
+
+    Args:
+        epsilon: Epsilon, an upper bound.
+        delta: Delta that it goes with.
+        steps: Steps that ran.
+        sampling: How units were drawn: labels of `Sampling`, joined by " + "; "none" before the
+            first step.
+        neighboring_relation: `"add_or_remove_one"`, or `"zero_out"`.
+        accountant: The accountant that did the work, `"pld"` or `"rdp"`.
+    """
+
+    epsilon: float
+    delta: float
+    steps: int
+    sampling: str
+    neighboring_relation: str
+    accountant: str
+
+    def __str__(self) -> str:
+        if self.steps == 0:
+            return "Nothing has been released yet: no privacy is spent (epsilon = 0)."
+        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
+        if math.isinf(self.epsilon):
+            guarantee = f"No differential privacy (epsilon = inf) after {steps}"
+        else:
+            guarantee = (
+                f"(epsilon = {_round_up(self.epsilon)}, delta = {self.delta:g})-differential "
+                f"privacy after {steps}"
+            )
+        relation = _RELATIONS_IN_WORDS.get(self.neighboring_relation, self.neighboring_relation)
+        kinds = "; ".join(
+            Sampling[label.upper()].describe() if label.upper() in Sampling.__members__ else label
+            for label in self.sampling.split(" + ")
+        )
+        return (
+            f"{guarantee}, by the {self.accountant.upper()} accountant. "
+            f"Neighbouring data sets: {relation}. Sampling: {kinds}."
+        )
+
+
+def ledger_spent(rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> PrivacySpent:
+    """What has been spent, and the epsilon of what it is.
+
+    Args:
+        rows: A `Ledger`, or rows of one.
+        delta: Delta, between 0 and 1.
+        accountant: `"pld"` or `"rdp"`.
+
+    Returns:
+        The statement.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> print(ledger_spent([row.advance(3515)], delta=1e-5))
+    (epsilon = 1.3513, delta = 1e-05)-differential privacy after 3515 steps, by the PLD
+    accountant. Neighbouring data sets: one unit is added or removed. Sampling: Poisson sampling:
+    every unit is drawn independently at each step.
+    """
+    rows = tuple(rows)
+    ran = sorted({row.sampling for row in rows if row.steps > 0})
+    return PrivacySpent(
+        epsilon=ledger_epsilon(rows, delta, accountant),
+        delta=float(delta),
+        steps=sum(row.steps for row in rows),
+        sampling=" + ".join(sampling.label for sampling in ran) or "none",
+        neighboring_relation=events.neighboring_relation(rows),
+        accountant=accountant,
+    )
+
+
+def _round_up(epsilon: float, digits: int = 5) -> str:
+    """`epsilon` in a few significant digits, never below what it is."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - digits + 1)
+    return f"{math.ceil(epsilon / unit) * unit:.{digits}g}"

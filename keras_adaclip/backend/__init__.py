@@ -1,0 +1,38 @@
+"""What differs between TensorFlow, JAX and PyTorch, behind one set of names.
+
+Each of `tensorflow.py`, `jax.py` and `torch.py` defines the same functions; the one that
+matches `keras.backend.backend()` is re-exported here. Nothing else in the package imports a
+framework. Private Keras names, where no public one serves, live in `keras_private.py`.
+"""
+
+import importlib
+
+import keras
+
+_module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend()}")
+
+active_distribution = _module.active_distribution
+differentiate_at_taps = _module.differentiate_at_taps
+evaluate = _module.evaluate
+gaussian = _module.gaussian
+gradients_of = _module.gradients_of
+loop_over_chunks = _module.loop_over_chunks
+needs_fixed_shapes = _module.needs_fixed_shapes
+per_example_layer_gradients = _module.per_example_layer_gradients
+trace = _module.trace
+train_step = _module.train_step
+unsupported_compilation = _module.unsupported_compilation
+
+__all__ = [
+    "active_distribution",
+    "differentiate_at_taps",
+    "evaluate",
+    "gaussian",
+    "gradients_of",
+    "loop_over_chunks",
+    "needs_fixed_shapes",
+    "per_example_layer_gradients",
+    "trace",
+    "train_step",
+    "unsupported_compilation",
+]

@@ -1,0 +1,192 @@
+"""The JAX side of `keras_adaclip.backend`; the docstrings are in `tensorflow.py`.
+
+JAX functions must be pure. Each function here that runs foreign code does so inside a
+`keras.StatelessScope` of its own, returns the new values of the variables, and assigns them in
+the scope outside.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+Tensor = Any
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """Every new shape is a new compilation."""
+    return not model.run_eagerly
+
+
+def unsupported_compilation(model: keras.Model) -> str | None:
+    """JAX steps are private compiled or not."""
+    return None
+
+
+def active_distribution() -> str | None:
+    """Names the distribution in force, None where one device computes everything."""
+    distribution = keras.distribution.distribution()
+    return None if distribution is None else type(distribution).__name__
+
+
+def differentiate_at_taps(
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Runs `function(tap)` and differentiates its loss by every tensor that passed `tap`.
+
+    A first, abstract run finds the shapes of the taps; a second one adds a zero probe to each
+    tap and differentiates by the probes (XLA drops the additions).
+    """
+    pure = _purified(function, variables)
+    shapes: list[jax.ShapeDtypeStruct] = []
+
+    def record(value: Tensor) -> Tensor:
+        shapes.append(jax.ShapeDtypeStruct(value.shape, value.dtype))
+        return value
+
+    jax.eval_shape(lambda: pure(record)[0])
+
+    def with_probes(probes: list[Tensor]) -> tuple[Tensor, Any]:
+        remaining = iter(probes)
+        return pure(lambda value: value + next(remaining))
+
+    probes = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+    gradients, (further, values) = jax.grad(with_probes, has_aux=True)(probes)
+    _assign(variables, values)
+    return further, gradients
+
+
+def per_example_layer_gradients(
+    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+    values: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[Tensor]:
+    """Gradients of `sum(function(values, arguments) * cotangents)` by `values`, by example."""
+
+    def one_example(inputs: Sequence[Tensor], cotangent: Sequence[Tensor]) -> list[Tensor]:
+        inputs = [value[None] for value in inputs]
+        _, pullback = jax.vjp(lambda *shared: list(function(shared, inputs)), *values)
+        return list(pullback([value[None] for value in cotangent]))
+
+    return jax.vmap(one_example)(list(arguments), list(cotangents))
+
+
+def gradients_of(
+    function: Callable[[], tuple[Tensor, Any]],
+    by: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Gradients of the scalar loss that `function` returns, by the variables in `by`."""
+    pure = _purified(lambda _: function(), variables)
+
+    def of_values(values: list[Tensor]) -> tuple[Tensor, Any]:
+        return pure(None, list(zip(by, values, strict=True)))
+
+    values = [variable.value for variable in by]
+    gradients, (further, updates) = jax.grad(of_values, has_aux=True)(values)
+    _assign(variables, updates)
+    return further, gradients
+
+
+def loop_over_chunks(
+    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
+    carry: list[Tensor],
+    num_chunks: Tensor | int,
+    variables: Sequence[keras.Variable],
+    constants: Sequence[keras.Variable] = (),
+) -> list[Tensor]:
+    """Runs `carry = body(index, carry)` in one `while_loop`, variables threaded through it."""
+    variables = list(variables)
+    fixed = [(variable, variable.value) for variable in constants]
+
+    def run(index: Tensor, state: tuple[list[Tensor], list[Tensor]]) -> Any:
+        carry, values = state
+        mapping = [*fixed, *zip(variables, values, strict=True)]
+        with keras.StatelessScope(mapping) as scope:
+            carry = body(index, carry)
+        return carry, [scope.get_current_value(variable) for variable in variables]
+
+    initial = (carry, [variable.value for variable in variables])
+    carry, values = jax.lax.fori_loop(0, jnp.asarray(num_chunks, jnp.int32), run, initial)
+    _assign(variables, values)
+    return carry
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Runs `function` outside training, discards its updates, returns NumPy arrays."""
+    variables = list(variables)
+
+    def pure(values: list[Tensor]) -> Any:
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return function()
+
+    result = jax.jit(pure)([variable.value for variable in variables])
+    return keras.tree.map_structure(np.asarray, result)
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Runs `function` for what Python sees of it, such as shapes; nothing is computed."""
+
+    def without_result() -> None:
+        function()
+
+    jax.eval_shape(without_result)
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Standard normal float32 noise, a function of `(key, step, stream)` alone.
+
+    Threefry is a block cipher keyed with all 64 bits: distinct steps give distinct keys.
+    """
+    bits = jax.lax.bitcast_convert_type(key, jnp.uint32)
+    base = jax.random.wrap_key_data(bits, impl="threefry2x32")
+    folded = jax.random.fold_in(jax.random.fold_in(base, step), stream)
+    return jax.random.normal(folded, tuple(shape), jnp.float32)
+
+
+def train_step(
+    model: keras.Model,
+    step: Callable[[keras.Model, Any], dict[str, Tensor]],
+    state: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
+    data: Any,
+) -> tuple[dict[str, Tensor], tuple[list[Tensor], ...]]:
+    """Runs `step(model, data)` as the pure function `(state, data) -> (logs, state)`."""
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    mapping = [
+        pair
+        for variables, values in zip(groups, state, strict=True)
+        for pair in zip(variables, values, strict=True)
+    ]
+    with keras.StatelessScope(mapping) as scope:
+        logs = step(model, data)
+    return logs, tuple(
+        [scope.get_current_value(variable) for variable in variables] for variables in groups
+    )
+
+
+def _purified(function: Callable[[Any], tuple[Tensor, Any]], variables: Sequence[Any]) -> Any:
+    """`function` as a pure one that also returns the new values of `variables`."""
+    mapping = [(variable, variable.value) for variable in variables]
+
+    def pure(argument: Any, further_mapping: Sequence[tuple[Any, Tensor]] = ()) -> Any:
+        with keras.StatelessScope([*mapping, *further_mapping]) as scope:
+            loss, further = function(argument)
+        values = [scope.get_current_value(variable) for variable in variables]
+        return loss, (further, values)
+
+    return pure
+
+
+def _assign(variables: Sequence[keras.Variable], values: Sequence[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -1,0 +1,150 @@
+"""The private Keras names that the package cannot do without, in one place.
+
+`tests/backend/test_keras_private.py` breaks when Keras moves one of them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+Tensor = Any
+
+
+def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layer itself and every layer inside it, each once, outermost first."""
+    return list(layer._flatten_layers())
+
+
+def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The trainable variables that belong to `layer` itself and not to a layer inside it."""
+    if not layer.trainable:
+        return []
+    return [variable for variable in layer._trainable_variables if variable.trainable]
+
+
+def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The states of the seed generators in `layer` and the layers inside it."""
+    return [
+        generator.state for inner in flatten_layers(layer) for generator in inner._seed_generators
+    ]
+
+
+def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
+    """Sets an instance attribute without Keras's (or PyTorch's) tracking."""
+    object.__setattr__(layer, name, value)
+
+
+def delete_attribute(layer: keras.layers.Layer, name: str) -> None:
+    """Removes an attribute that `set_attribute` made."""
+    object.__delattr__(layer, name)
+
+
+def mask_of(value: Tensor) -> Tensor | None:
+    """The mask that Keras attached to a tensor, None where there is none."""
+    return getattr(value, "_keras_mask", None)
+
+
+def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attaches a mask to a tensor as Keras's layers do, and returns the tensor."""
+    if mask is not None:
+        value._keras_mask = mask
+    return value
+
+
+def output_loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The `Mean` metrics of the single losses of a model with several outputs."""
+    compiled_loss = model._compile_loss
+    return [] if compiled_loss is None else list(compiled_loss.metrics)
+
+
+def compiled_losses(model: keras.Model) -> list[Any]:
+    """The loss objects that `compile` made, one an output; empty before they are built."""
+    compiled_loss = model._compile_loss
+    if compiled_loss is None or not compiled_loss.built:
+        return []
+    return [entry.loss for entry in compiled_loss._flat_losses]
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
+    """The metric that reports `loss`."""
+    return model._loss_tracker
+
+
+def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The single metrics of `compile(metrics=..., weighted_metrics=...)`, once built."""
+    return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)
+
+
+def update_masked_metrics(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any, mask: Tensor
+) -> None:
+    """Updates the compiled metrics with the rows of `mask` only.
+
+    Keras passes no weights to `metrics=[...]`; here they get the mask, and `weighted_metrics`
+    get the mask times the sample weights.
+
+    Args:
+        model: a compiled model whose metrics are built.
+        y: targets, of shape `(batch_size, ...)`.
+        y_pred: predictions, of shape `(batch_size, ...)`.
+        sample_weight: None or weights of shape `(batch_size, ...)`.
+        mask: bool tensor of shape `(batch_size,)`.
+    """
+    compiled = model._compile_metrics
+    if compiled is None:
+        return
+    targets = compiled._flatten_y(y)
+    predictions = compiled._flatten_y(y_pred)
+    present = keras.ops.cast(mask, "float32")
+    for metrics, target, prediction in zip(compiled._flat_metrics, targets, predictions):
+        if metrics:
+            metrics.update_state(target, prediction, present)
+    if sample_weight is None:
+        weights = [present] * len(targets)
+    else:
+        flat = compiled._flatten_y(sample_weight)
+        flat = flat if len(flat) == len(targets) else [flat[0]] * len(targets)
+        weights = [masked_weight(weight, present) for weight in flat]
+    for metrics, target, prediction, weight in zip(
+        compiled._flat_weighted_metrics, targets, predictions, weights
+    ):
+        if metrics:
+            metrics.update_state(target, prediction, weight)
+
+
+def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
+    """Builds model, loss, metrics and optimizer from a few rows, as Keras's `fit` does.
+
+    Args:
+        model: a compiled model.
+        x: inputs with at least one row.
+        y: targets or None.
+        sample_weight: weights or None.
+    """
+    model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+@contextmanager
+def without_regularizers(model: keras.Model) -> Iterator[None]:
+    """Hides the weight regularizers of `model`, whose gradient is added after the noise."""
+    hidden = [
+        (variable, variable.regularizer)
+        for variable in model.trainable_variables
+        if variable.regularizer is not None
+    ]
+    for variable, _ in hidden:
+        variable.regularizer = None
+    try:
+        yield
+    finally:
+        for variable, regularizer in hidden:
+            variable.regularizer = regularizer
+
+
+def masked_weight(weight: Tensor, present: Tensor) -> Tensor:
+    """Sample weights with zeros where `present` (of shape `(batch_size,)`) is zero."""
+    weight = keras.ops.cast(weight, "float32")
+    trailing = (1,) * (len(weight.shape) - 1)
+    return weight * keras.ops.reshape(present, (-1, *trailing))

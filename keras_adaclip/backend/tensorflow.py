@@ -1,0 +1,188 @@
+"""The TensorFlow side of `keras_adaclip.backend`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Tensor = Any
+_PHILOX = 1
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """Whether every batch must have one shape: XLA compiles once a shape, a graph does not."""
+    return bool(model.jit_compile) and not model.run_eagerly
+
+
+def unsupported_compilation(model: keras.Model) -> str | None:
+    """Says why the way in which `model` is compiled cannot be private; None where it can."""
+    return None
+
+
+def active_distribution() -> str | None:
+    """Names the multi-device strategy in force, None where one device computes everything."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return f"tf.distribute with {replicas} replicas" if replicas > 1 else None
+
+
+def differentiate_at_taps(
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Runs `function(tap)` and differentiates its loss by every tensor that passed `tap`.
+
+    Args:
+        function: takes `tap`, a function that returns its argument; returns a scalar loss and
+            any structure of further tensors.
+        variables: the variables whose updates inside `function` must be kept (JAX needs them).
+
+    Returns:
+        The further tensors, and one gradient a tap, in the order of the calls of `tap`.
+    """
+    taps: list[Tensor] = []
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+
+        def tap(value: Tensor) -> Tensor:
+            value = tf.convert_to_tensor(value)
+            tape.watch(value)
+            taps.append(value)
+            return value
+
+        loss, further = function(tap)
+    gradients = tape.gradient(loss, taps, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def per_example_layer_gradients(
+    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+    values: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[Tensor]:
+    """Gradients of `sum(function(values, arguments) * cotangents)` by `values`, example by example.
+
+    Args:
+        function: takes the shared `values` and the arguments of one example (batch size 1).
+        values: tensors shared by all examples.
+        arguments: tensors of shape `(batch_size, ...)`.
+        cotangents: tensors of shape `(batch_size, ...)`, one for each output of `function`.
+
+    Returns:
+        One tensor of shape `(batch_size, *value.shape)` for each of `values`.
+    """
+
+    def one_example(slices: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+        inputs, cotangent = slices
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            watched = [tf.identity(value) for value in values]
+            for value in watched:
+                tape.watch(value)
+            outputs = function(watched, [tf.expand_dims(value, 0) for value in inputs])
+        gradients = tape.gradient(
+            list(outputs),
+            watched,
+            output_gradients=[tf.expand_dims(value, 0) for value in cotangent],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    gradients = tf.vectorized_map(one_example, (list(arguments), list(cotangents)))
+    return list(gradients)
+
+
+def gradients_of(
+    function: Callable[[], tuple[Tensor, Any]],
+    by: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Gradients of the scalar loss that `function` returns, by the variables in `by`.
+
+    Args:
+        function: takes nothing; returns a scalar loss and any structure of further tensors.
+        by: the variables to differentiate by.
+        variables: further variables whose updates inside `function` must be kept.
+
+    Returns:
+        The further tensors and one dense gradient for each variable (zeros where unconnected).
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for variable in by:
+            tape.watch(variable.value)
+        loss, further = function()
+    gradients = tape.gradient(
+        loss,
+        [variable.value for variable in by],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def loop_over_chunks(
+    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
+    carry: list[Tensor],
+    num_chunks: Tensor | int,
+    variables: Sequence[keras.Variable],
+    constants: Sequence[keras.Variable] = (),
+) -> list[Tensor]:
+    """Runs `carry = body(index, carry)` for index 0 to `num_chunks` - 1, compiled where possible.
+
+    Args:
+        body: may read and assign `variables`.
+        carry: tensors of constant shape.
+        num_chunks: may be known only when the step runs.
+        variables: variables that `body` assigns (JAX threads them through the loop).
+        constants: further variables that `body` reads.
+    """
+    num_chunks = tf.cast(num_chunks, tf.int32)
+    _, *carry = tf.while_loop(
+        lambda index, *_: index < num_chunks,
+        lambda index, *values: [index + 1, *body(index, list(values))],
+        [tf.constant(0, tf.int32), *carry],
+        parallel_iterations=1,
+    )
+    return list(carry)
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Runs `function` outside training, discards its updates, returns NumPy arrays.
+
+    Args:
+        function: reads and assigns `variables` only; returns a structure of tensors.
+        variables: its variables.
+    """
+    with keras.StatelessScope([(variable, variable.value) for variable in variables]):
+        result = function()
+    return keras.tree.map_structure(lambda value: value.numpy(), result)
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Runs `function` for what Python sees of it, such as shapes; results are dropped."""
+    function()
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Standard normal float32 noise, a function of `(key, step, stream)` alone.
+
+    Philox is keyed with the 64 bits of `key`; `step` and `stream` are the upper half of its
+    128-bit counter, so that no two of them ever share a block.
+
+    Args:
+        shape: shape of the noise.
+        key: int32 tensor of shape (2,), 64 random bits.
+        step: integer scalar tensor, below 2^43.
+        stream: number of the tensor, below 2^20.
+    """
+    key = tf.reshape(tf.bitcast(key, tf.uint64), (1,))
+    high = tf.cast(step, tf.uint64) * tf.constant(2**20, tf.uint64) + tf.constant(stream, tf.uint64)
+    counter = tf.stack([tf.zeros((), tf.uint64), high])
+    return tf.raw_ops.StatelessRandomNormalV2(
+        shape=tf.constant(list(shape), tf.int32), key=key, counter=counter, alg=_PHILOX
+    )
+
+
+def train_step(
+    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
+) -> dict[str, Tensor]:
+    """Runs `step(model, data)` in the form that Keras's trainer for this backend expects."""
+    return step(model, data)

@@ -1,0 +1,161 @@
+"""The PyTorch side of `keras_adaclip.backend`; the docstrings are in `tensorflow.py`."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+Tensor = Any
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """PyTorch runs eagerly: any number of rows will do."""
+    return False
+
+
+def unsupported_compilation(model: keras.Model) -> str | None:
+    """Under `torch.compile` the noise would be drawn once, while tracing."""
+    if model.jit_compile:
+        return (
+            "`jit_compile=True` on the PyTorch backend would fix the noise when the step is "
+            'traced. Compile with `jit_compile=False` (or "auto").'
+        )
+    return None
+
+
+def active_distribution() -> str | None:
+    """Names the multi-process group in force, None where one process computes everything."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size = torch.distributed.get_world_size()
+        return f"torch.distributed with {size} processes" if size > 1 else None
+    return None
+
+
+def differentiate_at_taps(
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Runs `function(tap)` and differentiates its loss by every tensor that passed `tap`."""
+    taps: list[Tensor] = []
+
+    def tap(value: Tensor) -> Tensor:
+        if not value.requires_grad:
+            value = value.detach().requires_grad_()
+        taps.append(value)
+        return value
+
+    with torch.enable_grad():
+        loss, further = function(tap)
+    gradients: Sequence[Tensor | None] = [None] * len(taps)
+    if taps and loss.requires_grad:
+        gradients = torch.autograd.grad(loss, taps, allow_unused=True)
+    further = keras.tree.map_structure(_detach, further)
+    return further, [_or_zeros(gradient, tap) for gradient, tap in zip(gradients, taps, strict=True)]
+
+
+def per_example_layer_gradients(
+    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+    values: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[Tensor]:
+    """Gradients of `sum(function(values, arguments) * cotangents)` by `values`, by example."""
+
+    def inner_product(
+        values: Sequence[Tensor], inputs: Sequence[Tensor], cotangent: Sequence[Tensor]
+    ) -> Tensor:
+        outputs = function(values, [value.unsqueeze(0) for value in inputs])
+        return sum(
+            (output * weight.unsqueeze(0)).sum()
+            for output, weight in zip(outputs, cotangent, strict=True)
+        )
+
+    gradient = torch.func.vmap(torch.func.grad(inner_product), in_dims=(None, 0, 0))
+    with torch.enable_grad():
+        gradients = gradient(
+            [value.detach() for value in values], list(arguments), list(cotangents)
+        )
+    return list(gradients)
+
+
+def gradients_of(
+    function: Callable[[], tuple[Tensor, Any]],
+    by: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Gradients of the scalar loss that `function` returns, by the variables in `by`."""
+    values = [variable.value for variable in by]
+    with torch.enable_grad():
+        loss, further = function()
+    gradients: Sequence[Tensor | None] = [None] * len(values)
+    if values and loss.requires_grad:
+        gradients = torch.autograd.grad(loss, values, allow_unused=True)
+    further = keras.tree.map_structure(_detach, further)
+    return further, [
+        _or_zeros(gradient, value) for gradient, value in zip(gradients, values, strict=True)
+    ]
+
+
+def loop_over_chunks(
+    body: Callable[[int, list[Tensor]], list[Tensor]],
+    carry: list[Tensor],
+    num_chunks: Tensor | int,
+    variables: Sequence[keras.Variable],
+    constants: Sequence[keras.Variable] = (),
+) -> list[Tensor]:
+    """Runs `carry = body(index, carry)` for index 0 to `num_chunks` - 1."""
+    for index in range(int(num_chunks)):
+        carry = body(index, carry)
+    return carry
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Runs `function` outside training, discards its updates, returns NumPy arrays."""
+    with torch.no_grad(), keras.StatelessScope([(variable, variable.value) for variable in variables]):
+        result = function()
+    return keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result)
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Runs `function` for what Python sees of it, such as shapes; results are dropped."""
+    with torch.no_grad():
+        function()
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Standard normal float32 noise, a function of `(key, step, stream)` alone.
+
+    PyTorch's generator for the CPU keeps 32 bits of its seed, too few for privacy, so the CPU
+    draws come from NumPy's Philox, keyed with all 64 bits; its counter starts at
+    `(step, stream)`. The GPU generator is a Philox with a 64-bit seed.
+    """
+    words = key.detach().cpu().numpy().astype(np.int64) & 0xFFFFFFFF
+    secret = int(words[0]) | int(words[1]) << 32
+    if key.device.type == "cpu":
+        generator = np.random.Generator(
+            np.random.Philox(key=secret, counter=[0, 0, stream, int(step)])
+        )
+        return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
+    message = f"{secret}/{int(step)}/{stream}".encode()
+    seed = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little", signed=True)
+    device_generator = torch.Generator(device=key.device).manual_seed(seed)
+    return torch.randn(tuple(shape), generator=device_generator, device=key.device)
+
+
+def train_step(
+    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
+) -> dict[str, Tensor]:
+    """Runs `step(model, data)` without recording it for automatic differentiation."""
+    with torch.no_grad():
+        return step(model, data)
+
+
+def _detach(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient.detach()

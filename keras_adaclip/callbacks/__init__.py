@@ -1,0 +1,7 @@
+"""Callbacks: epsilon in the logs and a stop before the budget; the threshold in the logs."""
+
+from keras_adaclip.callbacks.clipping_monitor import ClippingMonitor
+from keras_adaclip.callbacks.pass_counter import PassCounter
+from keras_adaclip.callbacks.privacy_callback import PrivacyCallback
+
+__all__ = ["ClippingMonitor", "PassCounter", "PrivacyCallback"]

@@ -1,0 +1,57 @@
+"""The threshold, and how many units it leaves unclipped, in the logs of every epoch."""
+
+import warnings
+from typing import Any
+
+import keras
+
+
+class ClippingMonitor(keras.callbacks.Callback):
+    """Logs `clip_norm`, and `unclipped_fraction` where the strategy releases it.
+
+    Both are outputs of the private mechanism: the fraction is the noised one that moved the
+    threshold.
+
+    Args:
+        private_diagnostics: whether to log also the mean raw norm (`gradient_norm`) and the true
+            share of clipped examples (`clipped_fraction`) of each epoch. These are *not*
+            private; use them on data that need no protection.
+
+    Example:
+
+    >>> ClippingMonitor().private_diagnostics
+    False
+    """
+
+    def __init__(self, private_diagnostics: bool = False) -> None:
+        super().__init__()
+        self.private_diagnostics = private_diagnostics
+
+    def prepare(self, model: Any, data: Any) -> None:
+        """Called by `fit` before training starts.
+
+        Args:
+            model: the private model.
+            data: its training data.
+        """
+        if not self.private_diagnostics:
+            return
+        warnings.warn(
+            "`ClippingMonitor(private_diagnostics=True)` logs raw gradient norms and true clip "
+            "fractions. They are not covered by epsilon: do not publish them.",
+            stacklevel=3,
+        )
+        model.track_diagnostics()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the entries to the logs."""
+        if logs is None:
+            return
+        optimizer = self.model.optimizer
+        logs["clip_norm"] = optimizer.clip_norm
+        fraction = optimizer.unclipped_fraction
+        if fraction is not None:
+            logs["unclipped_fraction"] = fraction
+        # `evaluate` reports every metric of the model, these too, though it clips nothing.
+        for name in ("val_gradient_norm", "val_clipped_fraction"):
+            logs.pop(name, None)

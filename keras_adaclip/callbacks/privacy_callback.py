@@ -1,0 +1,129 @@
+"""Epsilon in the logs, and a stop before the budget is passed."""
+
+from typing import Any
+
+import keras
+
+from keras_adaclip.accounting import (
+    default_delta,
+    max_steps_within,
+    warn_of_large_delta,
+    check_accountant,
+    check_delta,
+    check_target_epsilon,
+)
+
+
+class PrivacyCallback(keras.callbacks.Callback):
+    """Reports the privacy spent and stops training before a target is passed.
+
+    `epsilon` appears in the logs of every epoch, and so in the progress bar, in `History`,
+    `CSVLogger` and TensorBoard. The number of steps that the target allows is computed when
+    training begins, from everything that the model has spent before; the steps are then counted
+    on the host, `steps_per_execution` at a time.
+
+    Args:
+        delta: float in (0, 1); None means `num_examples ** -1.1`, and says so.
+        target_epsilon: positive float; None means no limit.
+        accountant: `"pld"` (tight) or `"rdp"`.
+
+    Raises:
+        ValueError: where an argument is out of range; when training begins, where the very next
+            step would pass the target.
+
+    Example:
+
+    >>> callback = PrivacyCallback(delta=1e-5, target_epsilon=3.0)
+    >>> callback.target_epsilon
+    3.0
+    """
+
+    def __init__(
+        self,
+        delta: float | None = None,
+        target_epsilon: float | None = None,
+        accountant: str = "pld",
+    ) -> None:
+        super().__init__()
+        self.delta = None if delta is None else check_delta(delta)
+        self.target_epsilon = (
+            None if target_epsilon is None else check_target_epsilon(target_epsilon)
+        )
+        self.accountant = check_accountant(accountant)
+        self._effective_delta = self.delta
+        self._steps_per_epoch: int | None = None
+        self._steps_per_execution = 1
+        self._epoch_ends_executions = False
+        self._allowed_steps: int | None = None
+        self._steps_done = 0
+
+    def prepare(self, model: Any, data: Any) -> None:
+        """Called by `fit` before training starts.
+
+        Args:
+            model: the private model, its ledger open.
+            data: its training data.
+        """
+        self._steps_per_epoch = data.steps_per_epoch
+        self._epoch_ends_executions = data.epoch_ends_executions
+        self._effective_delta = self.delta
+        if self.delta is None:
+            if data.num_examples <= 1:
+                raise ValueError(
+                    "`PrivacyCallback(delta=None)` needs the number of examples. Give `delta`."
+                )
+            self._effective_delta = default_delta(data.num_examples)
+            print(
+                f"PrivacyCallback: delta = {self._effective_delta:.3g} "
+                f"({data.num_examples} examples to the power -1.1)"
+            )
+        elif data.num_examples > 0:
+            warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
+        self._steps_done = 0
+        self._allowed_steps = self._find_allowed_steps(model)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops where the next execution could pass the target."""
+        if self._allowed_steps is None:
+            return
+        size = self._steps_per_execution
+        # Keras passes the number of the execution's last step, were it a full execution.
+        begin = batch + 1 - size
+        self._steps_done += self._execution_size(begin)
+        following = begin + size
+        if self._steps_per_epoch is not None and following >= self._steps_per_epoch:
+            following = 0
+        if self._steps_done + self._execution_size(following) > self._allowed_steps:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds `epsilon` to the logs."""
+        if logs is not None:
+            spent = self.model.privacy_spent(self._effective_delta, self.accountant)
+            logs["epsilon"] = spent.epsilon
+
+    def _find_allowed_steps(self, model: Any) -> int | None:
+        self._steps_per_execution = int(model.steps_per_execution)
+        if self.target_epsilon is None:
+            return None
+        *past, row = model.privacy_ledger.rows
+        allowed = max_steps_within(
+            past, row, self._effective_delta, self.target_epsilon, self.accountant
+        )
+        first = self._execution_size(0)
+        if allowed < first:
+            spent = model.privacy_spent(self._effective_delta, self.accountant).epsilon
+            raise ValueError(
+                f"The target epsilon {self.target_epsilon:g} allows {allowed} further steps, fewer "
+                f"than the {first} of one execution; {spent:.4g} is spent already. Raise "
+                "`target_epsilon` or the noise multiplier, or lower the batch size. Received: "
+                f"target_epsilon={self.target_epsilon}, delta={self._effective_delta:g}, "
+                f"noise_multiplier={row.noise_multiplier:g}"
+            )
+        return allowed
+
+    def _execution_size(self, begin: int) -> int:
+        """Steps of the execution that begins with step `begin` of an epoch."""
+        if self._steps_per_epoch is None or not self._epoch_ends_executions:
+            return self._steps_per_execution
+        return min(self._steps_per_execution, self._steps_per_epoch - begin)

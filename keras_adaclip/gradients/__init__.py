@@ -1,0 +1,26 @@
+"""From a batch of examples to the sum of their clipped gradients."""
+
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.clipped_sum import (
+    ClippedSum,
+    Observed,
+    clipped_sum,
+    with_regularization,
+)
+from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
+from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.planning import finite_rows, make_plan, repeated
+
+__all__ = [
+    "Batch",
+    "ClippedSum",
+    "GradientPlan",
+    "Observed",
+    "add_to_output_loss_trackers",
+    "clipped_sum",
+    "finite_rows",
+    "make_plan",
+    "regularization_loss",
+    "repeated",
+    "with_regularization",
+]

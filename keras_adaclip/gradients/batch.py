@@ -1,0 +1,76 @@
+"""One batch of units as the gradient code sees it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs, targets, weights, and a mask that says which rows hold a unit.
+
+    Args:
+        x: inputs, tensors of shape `(batch_size, ...)`.
+        y: targets, tensors of shape `(batch_size, ...)`, or None.
+        sample_weight: None or tensors of shape `(batch_size, ...)`; a weight of 0 is a unit.
+        mask: bool tensor of shape `(batch_size,)`, false for padding; None where every row is a
+            unit.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    mask: Tensor | None = None
+
+    @classmethod
+    def from_data(cls, data: Any) -> "Batch":
+        """From what Keras hands to `train_step`: a tuple, or a dict made by our own sampling."""
+        if isinstance(data, dict) and "mask" in data and "x" in data:
+            return cls(
+                data["x"], data.get("y"), data.get("sample_weight"), ops.cast(data["mask"], "bool")
+            )
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        return cls(x, y, sample_weight)
+
+    @property
+    def num_rows(self) -> Any:
+        """Number of rows, padding included: an int where the shape is static, else a tensor."""
+        return ops.shape(keras.tree.flatten(self.x)[0])[0]
+
+    @property
+    def present(self) -> Tensor:
+        """The mask, of shape `(batch_size,)`, also where `mask` is None."""
+        return ops.ones((self.num_rows,), dtype="bool") if self.mask is None else self.mask
+
+    def rows(self, start: Any, size: int) -> "Batch":
+        """`size` rows from `start` on; there must be that many."""
+
+        def take(value: Tensor) -> Tensor:
+            starts = [start, *[0] * (len(value.shape) - 1)]
+            return ops.slice(value, starts, (size, *value.shape[1:]))
+
+        return self._map(take)
+
+    def padded_to_multiple(self, size: int) -> "Batch":
+        """The batch with rows of zeros, masked out, up to a multiple of `size`."""
+        missing = -self.num_rows % size
+        if isinstance(missing, int) and missing == 0:
+            return self if self.mask is not None else Batch(self.x, self.y, self.sample_weight, self.present)
+
+        def pad(value: Tensor) -> Tensor:
+            filler = ops.zeros((missing, *value.shape[1:]), value.dtype)
+            return ops.concatenate([value, filler], axis=0)
+
+        return Batch(self.x, self.y, self.sample_weight, self.present)._map(pad)
+
+    def _map(self, function: Any) -> "Batch":
+        def apply(part: Any) -> Any:
+            if part is None:
+                return None
+            return keras.tree.map_structure(lambda v: None if v is None else function(v), part)
+
+        return Batch(apply(self.x), apply(self.y), apply(self.sample_weight), apply(self.mask))

@@ -1,0 +1,130 @@
+"""The seam: model, batch and clipping strategy in, a `ClippedSum` out.
+
+    sum_i factor_i g_i,  factor_i from the norm of g_i alone
+
+Guarantees:
+    The contribution of a unit depends on that unit and on the model, never on another unit. Its
+    norm is at most the strategy's bound. Padding, and units whose norm is not finite, add zero.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.clipping import ClippingStrategy
+from keras_adaclip.clipping.strategy import State
+from keras_adaclip.gradients import layerwise, losses, one_by_one
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.plan import GradientPlan
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """What one step adds up over its units, before the noise. Only this package makes it.
+
+    Args:
+        gradients: the sums of clipped gradients, float32, one for each trainable variable.
+        statistics: the sums of the strategy's statistics, float32 of shape `(num_statistics,)`.
+        public_gradients: gradients that do not touch the data (weight regularization), to be
+            added to the noised mean; None where there are none.
+    """
+
+    gradients: list[Tensor]
+    statistics: Tensor
+    public_gradients: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the forward pass showed, for losses and metrics. Not private.
+
+    Args:
+        y_pred: predictions of shape `(batch_size, ...)`.
+        losses: float32 of shape `(batch_size,)`.
+        loss_increments: what each example adds to the trackers of single outputs' losses.
+        norms: float32 of shape `(batch_size,)`, zero where not finite.
+        finite: bool of shape `(batch_size,)`, false for padding too.
+        factors: float32 of shape `(batch_size,)`.
+    """
+
+    y_pred: Any
+    losses: Tensor
+    loss_increments: list[Tensor]
+    norms: Tensor
+    finite: Tensor
+    factors: Tensor
+
+
+def clipped_sum(
+    model: keras.Model,
+    batch: Batch,
+    clipping: ClippingStrategy,
+    state: State,
+    plan: GradientPlan,
+) -> tuple[ClippedSum, Observed]:
+    """Clips the gradient of each example and adds them up.
+
+    Args:
+        model: a built model with a compiled loss.
+        batch: the examples.
+        clipping: the clipping strategy.
+        state: its state, with the threshold of this step.
+        plan: which way each layer takes.
+
+    Returns:
+        The sum, and what the forward pass showed.
+    """
+    if plan.is_layerwise:
+        gradients, forward = layerwise.per_example_gradients(model, batch, plan)
+        norms, finite = _norms(gradients.squared_norms(), batch)
+        factors = _factors(clipping, state, norms, finite)
+        sums = gradients.weighted_sums(factors, finite)
+    else:
+
+        def factors_of(squared_norms: Tensor, alone: Batch) -> tuple[Tensor, Tensor]:
+            norms, finite = _norms(squared_norms, alone)
+            return _factors(clipping, state, norms, finite), finite
+
+        sums, squared_norms, forward = one_by_one.weighted_sums(model, batch, factors_of)
+        norms, finite = _norms(squared_norms, batch)
+        factors = _factors(clipping, state, norms, finite)
+    return (
+        ClippedSum(sums, _summed_statistics(clipping, state, norms, finite, batch)),
+        Observed(forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors),
+    )
+
+
+def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
+    """Adds the gradient of the weight regularizers, which needs no noise."""
+    variables = model.trainable_variables
+    if all(variable.regularizer is None for variable in variables):
+        return total
+    _, gradients = backend.gradients_of(
+        lambda: (losses.regularization_loss(model), ()), variables, model.variables
+    )
+    return ClippedSum(total.gradients, total.statistics, gradients)
+
+
+def _norms(squared_norms: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Norms, zero where not finite, and which rows hold a unit with a finite norm."""
+    norms = ops.sqrt(squared_norms)
+    finite = ops.logical_and(ops.isfinite(norms), batch.present)
+    return ops.where(finite, norms, 0.0), finite
+
+
+def _factors(clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor) -> Tensor:
+    return ops.where(finite, clipping.clip_factors(state, norms), 0.0)
+
+
+def _summed_statistics(
+    clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor, batch: Batch
+) -> Tensor:
+    statistics = clipping.statistics(state, norms, finite)
+    if statistics is None:
+        return ops.zeros((clipping.num_statistics,), "float32")
+    return ops.sum(ops.where(batch.present[:, None], statistics, 0.0), axis=0)

@@ -1,0 +1,184 @@
+"""Per-example gradients that are known without being written out.
+
+The gradient of one variable for example i is kept in the form in which its norm and its weighted
+sum over the batch are cheapest. `squared_norms` and `weighted_sum` of one object always describe
+the same gradients.
+"""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+Tensor = Any
+
+
+class PerExampleGradient(abc.ABC):
+    """The gradients of one variable, one an example."""
+
+    @abc.abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Squared Euclidean norms, float32 of shape `(batch_size,)`."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """The sum of `factors[i] * gradient[i]` over the examples with `finite[i]`.
+
+        Args:
+            factors: float32 of shape `(batch_size,)`, zero where not finite.
+            finite: bool of shape `(batch_size,)`; the other examples may hold NaN or infinity.
+
+        Returns:
+            A float32 tensor of the variable's shape.
+        """
+
+    @abc.abstractmethod
+    def materialize(self) -> Tensor:
+        """All gradients, float32 of shape `(batch_size, *variable.shape)`."""
+
+
+class Materialized(PerExampleGradient):
+    """Gradients written out.
+
+    Args:
+        values: tensor of shape `(batch_size, *variable.shape)`.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = ops.cast(values, "float32")
+
+    def squared_norms(self) -> Tensor:
+        """Sum of squares over all axes but the first."""
+        return ops.sum(ops.square(self.values), axis=tuple(range(1, len(self.values.shape))))
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """One product of a vector with a matrix."""
+        shape = tuple(self.values.shape[1:])
+        flat = ops.reshape(self.values, (-1, math.prod(shape)))
+        flat = ops.where(finite[:, None], flat, 0.0)
+        return ops.reshape(ops.matmul(factors[None, :], flat), shape)
+
+    def materialize(self) -> Tensor:
+        """The values themselves."""
+        return self.values
+
+
+class OuterProduct(PerExampleGradient):
+    """`sum_t outer(inputs[i, t], cotangents[i, t])`, the gradient of a matrix product's weights.
+
+    With one position the norm is a product of two norms; with T positions it is the Gram form
+    `sum_(t, u) <a_t, a_u> <g_t, g_u>` where that is cheaper than the gradients themselves.
+
+    Args:
+        inputs: tensor of shape `(batch_size, positions, input_size)`.
+        cotangents: tensor of shape `(batch_size, positions, output_size)`.
+        shape: the variable's shape, of `input_size * output_size` elements.
+    """
+
+    def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
+        self.inputs = ops.cast(inputs, "float32")
+        self.cotangents = ops.cast(cotangents, "float32")
+        self.shape = tuple(shape)
+        self._products: Tensor | None = None
+
+    @property
+    def uses_gram(self) -> bool:
+        """Whether the norm is taken from Gram matrices: exact, and cheaper with few positions."""
+        positions, size = self.inputs.shape[1], self.inputs.shape[2] * self.cotangents.shape[2]
+        return positions is not None and 2 * positions**2 < size
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms by the cheapest exact formula."""
+        if self.inputs.shape[1] == 1:
+            return ops.sum(ops.square(self.inputs), axis=(1, 2)) * ops.sum(
+                ops.square(self.cotangents), axis=(1, 2)
+            )
+        if self.uses_gram:
+            of_inputs = ops.matmul(self.inputs, ops.transpose(self.inputs, (0, 2, 1)))
+            of_cotangents = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
+            # Rounding can push a sum of products below zero, a squared norm never is.
+            return ops.maximum(ops.sum(of_inputs * of_cotangents, axis=(1, 2)), 0.0)
+        return ops.sum(ops.square(self._written_out()), axis=(1, 2))
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """One matrix product, or the weighted sum of the products where they are known."""
+        if self._products is not None:
+            return Materialized(self.materialize()).weighted_sum(factors, finite)
+        finite = finite[:, None, None]
+        inputs = ops.where(finite, self.inputs, 0.0)
+        cotangents = ops.where(finite, factors[:, None, None] * self.cotangents, 0.0)
+        inputs = ops.reshape(inputs, (-1, self.inputs.shape[2]))
+        cotangents = ops.reshape(cotangents, (-1, self.cotangents.shape[2]))
+        return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)
+
+    def materialize(self) -> Tensor:
+        """The products, of shape `(batch_size, *shape)`."""
+        return ops.reshape(self._written_out(), (-1, *self.shape))
+
+    def _written_out(self) -> Tensor:
+        if self._products is None:
+            self._products = ops.matmul(ops.transpose(self.inputs, (0, 2, 1)), self.cotangents)
+        return self._products
+
+
+class Lookup(PerExampleGradient):
+    """Rows of a table that were looked up: `sum_t onehot(ids[i, t]) outer cotangents[i, t]`.
+
+    Args:
+        ids: integer tensor of shape `(batch_size, positions)`.
+        cotangents: tensor of shape `(batch_size, positions, output_size)`.
+        shape: the table's shape `(num_rows, output_size)`.
+    """
+
+    def __init__(self, ids: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
+        ids = ops.cast(ids, "int32")
+        self.shape = tuple(shape)
+        self.ids = ops.where(ids < 0, ids + self.shape[0], ids)
+        self.cotangents = ops.cast(cotangents, "float32")
+
+    def squared_norms(self) -> Tensor:
+        """Gram form over the pairs of positions with equal ids."""
+        equal = ops.cast(self.ids[:, :, None] == self.ids[:, None, :], "float32")
+        gram = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
+        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), 0.0)
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """One segment sum over all positions of all examples."""
+        weighted = ops.where(
+            finite[:, None, None], factors[:, None, None] * self.cotangents, 0.0
+        )
+        return ops.segment_sum(
+            ops.reshape(weighted, (-1, self.shape[1])),
+            ops.reshape(self.ids, (-1,)),
+            num_segments=self.shape[0],
+        )
+
+    def materialize(self) -> Tensor:
+        """The tables, of shape `(batch_size, num_rows, output_size)`."""
+        onehot = ops.one_hot(self.ids, self.shape[0], dtype="float32")
+        return ops.matmul(ops.transpose(onehot, (0, 2, 1)), self.cotangents)
+
+
+def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
+    """The gradient of a variable that was used several times: its parts add up *before* the norm.
+
+    Args:
+        parts: the gradients of the single uses, at least one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, OuterProduct) and part.shape == parts[0].shape for part in parts):
+        return OuterProduct(
+            ops.concatenate([part.inputs for part in parts], axis=1),
+            ops.concatenate([part.cotangents for part in parts], axis=1),
+            parts[0].shape,
+        )
+    if all(isinstance(part, Lookup) and part.shape == parts[0].shape for part in parts):
+        return Lookup(
+            ops.concatenate([part.ids for part in parts], axis=1),
+            ops.concatenate([part.cotangents for part in parts], axis=1),
+            parts[0].shape,
+        )
+    return Materialized(sum(part.materialize() for part in parts))

@@ -1,0 +1,107 @@
+"""One forward pass and one backward pass, to the taps only; then norms layer by layer.
+
+The total loss is the sum of the examples' losses, so the cotangent of a layer's output at example
+i is the gradient of that example's loss alone. Weight gradients are never formed for the batch:
+each layer's rule turns inputs and cotangents into per-example gradients in their cheapest form.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.factored import PerExampleGradient, combined
+from keras_adaclip.gradients.losses import per_example_losses
+from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.taps import TapRecorder, tapped
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Predictions, losses of shape `(batch_size,)`, and increments of the loss trackers."""
+
+    y_pred: Any
+    losses: Tensor
+    loss_increments: list[Tensor]
+
+
+@dataclass(frozen=True)
+class BatchGradients:
+    """The per-example gradients of every trainable variable (None where it was not used)."""
+
+    variables: list[keras.Variable]
+    parts: list[PerExampleGradient | None]
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms of whole gradients, float32 of shape `(batch_size,)`."""
+        norms = [part.squared_norms() for part in self.parts if part is not None]
+        return sum(norms[1:], norms[0])
+
+    def weighted_sums(self, factors: Tensor, finite: Tensor) -> list[Tensor]:
+        """The sum of `factors[i]` times gradient i, for each variable."""
+        return [
+            ops.zeros(variable.shape, "float32")
+            if part is None
+            else part.weighted_sum(factors, finite)
+            for variable, part in zip(self.variables, self.parts, strict=True)
+        ]
+
+
+def per_example_gradients(
+    model: keras.Model, batch: Batch, plan: GradientPlan, training: bool = True
+) -> tuple[BatchGradients, Forward]:
+    """The gradients of all examples from one forward and one backward pass.
+
+    Args:
+        model: a built model with a compiled loss.
+        batch: the examples.
+        plan: a layer-wise plan.
+        training: the mode of the forward pass.
+
+    Returns:
+        The gradients, and what the forward pass showed.
+    """
+    recorders: list[TapRecorder] = []
+
+    def forward(tap: Any) -> tuple[Tensor, Any]:
+        recorder = TapRecorder(tap)
+        recorders.append(recorder)
+        with tapped(plan.rules, recorder):
+            y_pred = call_model(model, batch.x, training)
+        losses, increments = per_example_losses(
+            model, batch.x, batch.y, y_pred, batch.sample_weight
+        )
+        masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
+        return ops.sum(losses), (recorder.tensors, y_pred, losses, increments, masks)
+
+    variables = [*model.variables, *model.metrics_variables]
+    further, cotangents = backend.differentiate_at_taps(forward, variables)
+    tensors, y_pred, losses, increments, masks = further
+    for value, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
+        keras_private.attach_mask(value, mask)
+
+    parts: dict[int, list[PerExampleGradient]] = {}
+    for call in recorders[-1].calls(tensors, cotangents):
+        call.batched = plan.batched.get(call.layer)
+        own = plan.variables[call.layer]
+        for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
+            parts.setdefault(id(variable), []).append(part)
+    trainable = model.trainable_variables
+    gradients = [
+        combined(parts[id(variable)]) if id(variable) in parts else None for variable in trainable
+    ]
+    return BatchGradients(trainable, gradients), Forward(y_pred, losses, increments)
+
+
+def call_model(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls the model, in training mode where its `call` knows of one."""
+    if "training" in inspect.signature(model.call).parameters:
+        return model(x, training=training)
+    return model(x)

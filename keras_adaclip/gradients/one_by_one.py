@@ -1,0 +1,97 @@
+"""The last resort: the whole model differentiated on one example after another.
+
+Exact for every model, with memory of one example; each example draws its own dropout mask. Seen
+faster on CPU than a `vmap` of the whole model, whose batched convolutions have no fast kernel.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.layerwise import Forward, call_model
+from keras_adaclip.gradients.losses import compute_loss, per_example_losses
+
+Tensor = Any
+
+
+def weighted_sums(
+    model: keras.Model,
+    batch: Batch,
+    factors_of: Callable[[Tensor, Batch], tuple[Tensor, Tensor]],
+    training: bool = True,
+) -> tuple[list[Tensor], Tensor, Forward]:
+    """Sums of weighted gradients, each example differentiated alone.
+
+    Args:
+        model: a built model with a compiled loss.
+        batch: the examples.
+        factors_of: takes squared norms of shape `(1,)` and a batch of one; returns the factors
+            and whether they are finite.
+        training: the mode of the forward pass.
+
+    Returns:
+        One sum for each trainable variable, the squared norms of shape `(batch_size,)`, and what
+        a forward pass over the batch showed.
+    """
+    trainable = model.trainable_variables
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+    forward = _forward(model, batch, training)
+
+    def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        *sums, squared_norms = carry
+        alone = batch.rows(index, 1)
+        gradients = single_gradient(model, alone, training)
+        squared = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
+        squared = ops.reshape(squared, (1,))
+        factors, finite = factors_of(squared, alone)
+        sums = [
+            total + ops.where(finite[0], factors[0] * gradient, 0.0)
+            for total, gradient in zip(sums, gradients, strict=True)
+        ]
+        return [*sums, ops.slice_update(squared_norms, [index], squared)]
+
+    zeros = [ops.zeros(variable.shape, "float32") for variable in trainable]
+    carry = [*zeros, ops.zeros((batch.num_rows,), "float32")]
+    *sums, squared_norms = backend.loop_over_chunks(
+        body, carry, batch.num_rows, changing, trainable
+    )
+    return sums, squared_norms, forward
+
+
+def single_gradient(model: keras.Model, alone: Batch, training: bool = True) -> list[Tensor]:
+    """The gradient of the loss of one example, float32, one tensor a trainable variable.
+
+    Args:
+        model: a built model with a compiled loss.
+        alone: a batch of one.
+        training: the mode of the forward pass.
+    """
+
+    def loss() -> tuple[Tensor, Any]:
+        arguments = {"x": alone.x, "y": alone.y, "sample_weight": alone.sample_weight}
+        y_pred = call_model(model, alone.x, training)
+        return ops.cast(compute_loss(model, y_pred=y_pred, **arguments), "float32"), ()
+
+    # The loss updates the trackers of single outputs' losses; only seeds and the like may stay.
+    variables = [*model.variables, *model.metrics_variables]
+    with keras.StatelessScope([(variable, variable.value) for variable in variables]) as scope:
+        _, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
+        updated = [scope.get_current_value(v) for v in model.non_trainable_variables]
+    for variable, value in zip(model.non_trainable_variables, updated, strict=True):
+        variable.assign(value)
+    return [ops.cast(gradient, "float32") for gradient in gradients]
+
+
+def _forward(model: keras.Model, batch: Batch, training: bool) -> Forward:
+    """Predictions and losses of the batch; the state that this pass changes is discarded."""
+    variables = [*model.variables, *model.metrics_variables]
+    with keras.StatelessScope([(variable, variable.value) for variable in variables]):
+        y_pred = call_model(model, batch.x, training)
+        losses, increments = per_example_losses(
+            model, batch.x, batch.y, y_pred, batch.sample_weight
+        )
+    return Forward(y_pred, losses, increments)

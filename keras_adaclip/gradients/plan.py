@@ -1,0 +1,51 @@
+"""Which way the gradients of a model take: layer by layer, or one example after another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_adaclip.gradients.rules import GeneralRule, LayerRule
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """The way each layer takes.
+
+    Args:
+        rules: the rule of each layer with trainable weights; empty where `whole_model_reason`
+            is set.
+        variables: the trainable variables that each of these layers answers for.
+        whole_model_reason: why the whole model is differentiated one example after another;
+            None where it goes layer by layer.
+        batched: for the layers of the general rule, the numbers of the arguments that have a
+            batch axis.
+    """
+
+    rules: Mapping[keras.layers.Layer, LayerRule]
+    variables: Mapping[keras.layers.Layer, list[keras.Variable]]
+    whole_model_reason: str | None = None
+    batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether one forward and one backward pass serve all examples at once."""
+        return self.whole_model_reason is None
+
+    def describe(self) -> dict[str, str]:
+        """For each layer with trainable weights, by name, the way it takes."""
+        if not self.is_layerwise:
+            return {"(whole model)": f"one example after another: {self.whole_model_reason}"}
+        return {layer.name: _name(rule) for layer, rule in self.rules.items()}
+
+
+def whole_model_plan(reason: str) -> GradientPlan:
+    """The plan of last resort."""
+    return GradientPlan({}, {}, reason)
+
+
+def _name(rule: Any) -> str:
+    if isinstance(rule, GeneralRule):
+        return "general (vmap of this layer's vector-Jacobian product)"
+    return type(rule).__name__

@@ -1,0 +1,184 @@
+"""Finds the way that each layer takes, and proves it on a few rows before training starts.
+
+A layer-wise plan is used only after its per-example norms and sums were compared with the plain
+gradients of the same rows, one row at a time. That catches what no table of layers can know:
+weights that are used outside the layer that owns them, layers that merge axes into the batch.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients import layerwise, one_by_one
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
+from keras_adaclip.gradients.rules import GeneralRule, LayerRule, rule_for
+from keras_adaclip.gradients.taps import TapRecorder, tapped
+
+Tensor = Any
+
+# Layers that call the layers inside them in a loop, from which no tap can be taken out.
+_UNITS = (keras.layers.RNN, keras.layers.TimeDistributed)
+
+
+def make_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+    """The fastest plan that is exact for `model`.
+
+    Args:
+        model: a built model with a compiled loss.
+        rows: two or three examples, as NumPy arrays or tensors, for shapes and the comparison.
+    """
+    rows = finite_rows(rows)
+    rules, variables = _assign_rules(model)
+    try:
+        reason, batched = _examine_calls(model, rows, rules)
+        if reason is not None:
+            return whole_model_plan(reason)
+        plan = GradientPlan(rules, variables, None, batched)
+        if not _agrees_with_plain_gradients(model, rows, plan):
+            return whole_model_plan("layer-wise gradients differ from plain ones on a few rows")
+    except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return whole_model_plan(f"a layer-wise trial failed with {type(error).__name__}: {error}")
+    return plan
+
+
+def finite_rows(rows: Batch) -> Batch:
+    """The rows as tensors, with zeros where a number is not finite."""
+
+    def clean(value: Any) -> Tensor:
+        value = ops.convert_to_numpy(value)
+        if value.dtype.kind == "f":
+            value = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
+        return ops.convert_to_tensor(value)
+
+    def apply(part: Any) -> Any:
+        return None if part is None else keras.tree.map_structure(clean, part)
+
+    return Batch(apply(rows.x), apply(rows.y), apply(rows.sample_weight))
+
+
+def _assign_rules(
+    model: keras.Model,
+) -> tuple[dict[keras.layers.Layer, LayerRule], dict[keras.layers.Layer, list[keras.Variable]]]:
+    """The rule of each layer with trainable weights, and the weights that it answers for."""
+    rules: dict[keras.layers.Layer, LayerRule] = {}
+    variables: dict[keras.layers.Layer, list[keras.Variable]] = {}
+    inside_units: set[int] = set()
+    for layer in keras_private.flatten_layers(model):
+        if id(layer) in inside_units:
+            continue
+        if isinstance(layer, _UNITS):
+            inside_units.update(id(inner) for inner in keras_private.flatten_layers(layer))
+            own = list(layer.trainable_variables)
+        else:
+            own = keras_private.own_trainable_variables(layer)
+        if own:
+            rules[layer] = rule_for(layer) or GeneralRule()
+            variables[layer] = own
+    return rules, variables
+
+
+def _examine_calls(
+    model: keras.Model, rows: Batch, rules: dict[keras.layers.Layer, LayerRule]
+) -> tuple[str | None, dict[keras.layers.Layer, frozenset[int]]]:
+    """Why no layer-wise plan will do (None where it may), and which arguments are batched."""
+    sizes = (2, 3)
+    leading: dict[int, list[list[int | None]]] = {}
+    active: set[int] = set()
+    states = keras_private.seed_generator_states(model)
+    held = [*model.variables, *model.metrics_variables]
+
+    for size in sizes:
+        batch = repeated(rows, size)
+
+        def forward(batch: Batch = batch, size: int = size) -> None:
+            recorder = TapRecorder(lambda value: value)
+            with keras.StatelessScope([(variable, variable.value) for variable in held]) as scope:
+                before = [scope.get_current_value(state) for state in states]
+                with tapped(rules, recorder):
+                    layerwise.call_model(model, batch.x, training=True)
+                for state, value in zip(states, before, strict=True):
+                    if scope.get_current_value(state) is not value:
+                        active.add(id(state))
+            leading[size] = [
+                [_leading(value) for value in keras.tree.flatten((call.args, call.kwargs))]
+                for call in recorder.calls(recorder.tensors, [None] * recorder.num_taps)
+            ]
+            called[:] = [call.layer for call in recorder.calls(recorder.tensors, [None] * recorder.num_taps)]
+
+        called: list[keras.layers.Layer] = []
+        backend.trace(forward)
+
+    batched: dict[keras.layers.Layer, frozenset[int]] = {}
+    if len(leading[2]) != len(leading[3]):
+        return "the calls of its layers depend on the batch size", batched
+    for layer, small, large in zip(called, leading[2], leading[3], strict=True):
+        follows = frozenset(
+            number for number, pair in enumerate(zip(small, large, strict=True)) if pair == sizes
+        )
+        changes = {
+            number for number, (a, b) in enumerate(zip(small, large, strict=True)) if a != b
+        }
+        if changes - follows or not follows:
+            return f"layer {layer.name!r} is called on something without the batch axis", batched
+        if batched.setdefault(layer, follows) != follows:
+            return f"layer {layer.name!r} is called in different ways", batched
+        if isinstance(rules[layer], GeneralRule) and any(
+            id(state) in active for state in keras_private.seed_generator_states(layer)
+        ):
+            return f"layer {layer.name!r} has weights and draws random numbers", batched
+    return None, batched
+
+
+def _agrees_with_plain_gradients(model: keras.Model, rows: Batch, plan: GradientPlan) -> bool:
+    """Compares norms and sums with the gradients of single rows, in inference mode."""
+    batch = repeated(rows, 2)
+
+    def layer_wise() -> list[Tensor]:
+        gradients, _ = layerwise.per_example_gradients(model, batch, plan, training=False)
+        ones, finite = ops.ones((2,), "float32"), ops.ones((2,), "bool")
+        return [gradients.squared_norms(), *gradients.weighted_sums(ones, finite)]
+
+    def plain() -> list[Tensor]:
+        singles = [
+            one_by_one.single_gradient(model, batch.rows(index, 1), training=False)
+            for index in range(2)
+        ]
+        norms = [sum(ops.sum(ops.square(part)) for part in single) for single in singles]
+        sums = [first + second for first, second in zip(*singles, strict=True)]
+        return [ops.stack(norms), *sums]
+
+    held = [*model.variables, *model.metrics_variables]
+    found, expected = backend.evaluate(layer_wise, held), backend.evaluate(plain, held)
+    half = model.compute_dtype in ("float16", "bfloat16")
+    tolerance = 5e-2 if half else 1e-3
+    scale = float(np.sqrt(np.max(expected[0], initial=0.0)))
+    if not np.allclose(np.sqrt(found[0]), np.sqrt(expected[0]), rtol=tolerance, atol=1e-7):
+        return False
+    return all(
+        np.linalg.norm(a - b) <= tolerance * scale + 1e-7
+        for a, b in zip(found[1:], expected[1:], strict=True)
+    )
+
+
+def repeated(rows: Batch, size: int) -> Batch:
+    """A batch of `size` rows, the given ones over and over."""
+
+    def take(value: Tensor) -> Tensor:
+        indices = np.arange(size) % value.shape[0]
+        return ops.take(value, indices, axis=0)
+
+    def apply(part: Any) -> Any:
+        return None if part is None else keras.tree.map_structure(take, part)
+
+    return Batch(apply(rows.x), apply(rows.y), apply(rows.sample_weight))
+
+
+def _leading(value: Any) -> int | None:
+    if not ops.is_tensor(value) or len(value.shape) == 0:
+        return None
+    return int(value.shape[0])

@@ -1,0 +1,20 @@
+"""How the per-example gradients of each kind of layer follow from its inputs and cotangents.
+
+One file a layer kind. A rule is registered for a layer class and used for a layer whose `call`
+is that class's own; every other layer with weights goes through `general.py`.
+"""
+
+from keras_adaclip.gradients.rules import convolution, dense, embedding, normalization
+from keras_adaclip.gradients.rules.general import GeneralRule
+from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, rule_for
+
+__all__ = [
+    "GeneralRule",
+    "LayerRule",
+    "TappedCall",
+    "convolution",
+    "dense",
+    "embedding",
+    "normalization",
+    "rule_for",
+]

@@ -1,0 +1,58 @@
+"""Any layer that treats examples independently: `vmap` of its own vector-Jacobian product."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_adaclip import backend
+from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
+from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall
+
+Tensor = Any
+
+
+class GeneralRule(LayerRule):
+    """Runs the layer once more on each example alone and differentiates it by its weights."""
+
+    def gradients(
+        self, call: TappedCall, variables: list[keras.Variable]
+    ) -> list[PerExampleGradient]:
+        """The gradients of the layer's variables, written out."""
+        layer = call.layer
+        flat = keras.tree.flatten((call.args, call.kwargs))
+        numbers = [
+            number
+            for number, value in enumerate(flat)
+            if keras.ops.is_tensor(value) and (call.batched is None or number in call.batched)
+        ]
+
+        def run(values: Sequence[Tensor], examples: Sequence[Tensor]) -> list[Tensor]:
+            arguments = list(flat)
+            for number, example in zip(numbers, examples, strict=True):
+                arguments[number] = example
+            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), arguments)
+            mapping = list(zip(variables, values, strict=True))
+            with keras.StatelessScope([*constants, *mapping]):
+                outputs = layer(*args, **kwargs)
+            return [value for value in keras.tree.flatten(outputs) if is_differentiable(value)]
+
+        constants = [
+            (variable, variable.value)
+            for variable in layer.variables
+            if all(variable is not own for own in variables)
+        ]
+        gradients = backend.per_example_layer_gradients(
+            run,
+            [variable.value for variable in variables],
+            [flat[number] for number in numbers],
+            call.cotangents,
+        )
+        return [Materialized(gradient) for gradient in gradients]
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether `value` is a tensor of floating-point numbers."""
+    return bool(keras.ops.is_tensor(value)) and "float" in keras.backend.standardize_dtype(
+        value.dtype
+    )

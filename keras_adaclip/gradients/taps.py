@@ -1,0 +1,113 @@
+"""Taps: what each layer got and made during one forward pass, without changing the layer's code.
+
+For the time of a forward pass the instance attribute `call` of a layer (and `activation`, where
+the rule asks for it) is replaced by a recording one; afterwards the layer is what it was.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.rules import LayerRule, TappedCall
+from keras_adaclip.gradients.rules.general import is_differentiable
+
+Tensor = Any
+
+
+class TapRecorder:
+    """Collects the calls of tapped layers during one forward pass.
+
+    Args:
+        tap: function that registers a tensor for differentiation and returns it.
+    """
+
+    def __init__(self, tap: Callable[[Tensor], Tensor]) -> None:
+        self._tap = tap
+        self._skeletons: list[tuple[keras.layers.Layer, list[Any], Any, list[int]]] = []
+        self._tensors: list[list[Tensor]] = []
+        self.num_taps = 0
+
+    def tapped_call(self, layer: keras.layers.Layer, rule: LayerRule) -> Callable[..., Any]:
+        """A replacement of `layer.call` that records and taps."""
+        original = layer.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            numbers: list[int] = []
+            if rule.taps_activation and layer.activation is not None:
+                activation = layer.activation
+
+                def tapped_activation(value: Tensor, *rest: Any, **options: Any) -> Tensor:
+                    return activation(self._add_tap(value, numbers), *rest, **options)
+
+                keras_private.set_attribute(layer, "activation", tapped_activation)
+                try:
+                    outputs = original(*args, **kwargs)
+                finally:
+                    keras_private.set_attribute(layer, "activation", activation)
+            else:
+                outputs = keras.tree.map_structure(
+                    lambda value: (
+                        self._add_tap(value, numbers) if is_differentiable(value) else value
+                    ),
+                    original(*args, **kwargs),
+                )
+            flat = keras.tree.flatten((args, kwargs))
+            is_tensor = [bool(keras.ops.is_tensor(value)) for value in flat]
+            statics = [None if tensor else value for value, tensor in zip(flat, is_tensor, strict=True)]
+            self._skeletons.append((layer, is_tensor, ((args, kwargs), statics), numbers))
+            self._tensors.append([value for value, tensor in zip(flat, is_tensor, strict=True) if tensor])
+            return outputs
+
+        return call
+
+    @property
+    def tensors(self) -> list[list[Tensor]]:
+        """The tensors among the arguments of each call; to be returned from a pure function."""
+        return self._tensors
+
+    def calls(self, tensors: list[list[Tensor]], cotangents: list[Tensor]) -> list[TappedCall]:
+        """The recorded calls.
+
+        Args:
+            tensors: what `tensors` held, after it was returned from the pure function.
+            cotangents: the gradients by the taps, in the order of the taps.
+        """
+        calls = []
+        for (layer, is_tensor, (structure, statics), numbers), values in zip(
+            self._skeletons, tensors, strict=True
+        ):
+            remaining = iter(values)
+            flat = [
+                next(remaining) if tensor else static
+                for static, tensor in zip(statics, is_tensor, strict=True)
+            ]
+            args, kwargs = keras.tree.pack_sequence_as(structure, flat)
+            calls.append(TappedCall(layer, args, kwargs, [cotangents[n] for n in numbers]))
+        return calls
+
+    def _add_tap(self, value: Tensor, numbers: list[int]) -> Tensor:
+        numbers.append(self.num_taps)
+        self.num_taps += 1
+        mask = keras_private.mask_of(value)
+        return keras_private.attach_mask(self._tap(value), mask)
+
+
+@contextmanager
+def tapped(rules: Mapping[keras.layers.Layer, LayerRule], recorder: TapRecorder) -> Iterator[None]:
+    """Taps the layers for the time of the context.
+
+    Args:
+        rules: the layers to tap and the rule of each.
+        recorder: where the calls are recorded.
+    """
+    try:
+        for layer, rule in rules.items():
+            keras_private.set_attribute(layer, "call", recorder.tapped_call(layer, rule))
+        yield
+    finally:
+        for layer in rules:
+            if "call" in vars(layer):
+                keras_private.delete_attribute(layer, "call")

@@ -1,0 +1,178 @@
+"""What would break the guarantee, found before training starts.
+
+`check` names the layers; `fit` refuses a model with an issue and leaves it as it was.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients import Batch
+from keras_adaclip.models.probe import probe
+from keras_adaclip.optimizers import DPOptimizer
+
+_FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+
+
+@dataclass(frozen=True)
+class PrivacyIssue:
+    """One thing that would break the guarantee.
+
+    Args:
+        layer: name of the layer, metric or option.
+        reason: what it would do.
+        fix: what to do about it.
+    """
+
+    layer: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.reason} {self.fix}"
+
+
+def check(model: keras.Model) -> list[PrivacyIssue]:
+    """What would break the guarantee if `model` were trained privately.
+
+    Looks at the layers and, where the input shapes are known, runs the model on a few made-up
+    rows: a layer whose output for one row changes with the other rows mixes examples, and state
+    that a forward pass changes would leave the step without noise.
+
+    Args:
+        model: any Keras model; compiled ones are examined with their optimizer and metrics.
+
+    Returns:
+        The issues, each with layer name, reason and fix; empty where none was found.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    >>> [issue.layer for issue in check(model)] == [model.layers[0].name]
+    True
+    """
+    issues = _layer_issues(model) + _compile_issues(model)
+    if not issues:
+        rows = _made_up_rows(model)
+        if rows is not None:
+            issues = [PrivacyIssue(*found) for found in probe(model, rows)]
+    return issues
+
+
+def refuse_unsound(model: keras.Model, data: Any) -> None:
+    """Raises where training `model` on `data` would not be private.
+
+    Args:
+        model: a compiled and built private model.
+        data: the training data.
+
+    Raises:
+        ValueError: with every issue, one a line.
+    """
+    distribution = backend.active_distribution()
+    if distribution is not None:
+        raise ValueError(
+            "Private training runs on one device so far; over several the noise would have to be "
+            f"drawn once for all of them. Received: {distribution}"
+        )
+    unsupported = backend.unsupported_compilation(model)
+    if unsupported is not None:
+        raise ValueError(unsupported)
+    if not model.trainable_variables:
+        raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
+    if not model.optimizer.is_built_for(model.trainable_variables):
+        raise ValueError(
+            "The `DPOptimizer` was built for other trainable weights than the model has now (a "
+            "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
+            "with a new `DPOptimizer`; the privacy spent so far is carried over."
+        )
+    issues = _layer_issues(model) + _compile_issues(model)
+    if data.sampling == Sampling.POISSON:
+        issues += _metric_issues(model)
+    issues = issues or [PrivacyIssue(*found) for found in probe(model, data.rows)]
+    if issues:
+        listed = "\n".join(f"- {issue}" for issue in issues)
+        raise ValueError(f"Model {model.name!r} cannot be trained privately:\n{listed}")
+
+
+def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:
+    issues = []
+    for layer in keras_private.flatten_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            issues.append(
+                PrivacyIssue(
+                    layer.name,
+                    "BatchNormalization in training mode mixes the examples of a batch, so one "
+                    "example changes the gradients of the others.",
+                    "Use `privatize(model, replace_batch_normalization=True)`, which puts "
+                    "GroupNormalization in its place, or freeze it with `layer.trainable = False`.",
+                )
+            )
+        if getattr(layer, "activity_regularizer", None) is not None:
+            issues.append(
+                PrivacyIssue(
+                    layer.name,
+                    "Activity regularization adds a loss that depends on the data and belongs to "
+                    "no single example.",
+                    "Remove `activity_regularizer`; weight regularizers are fine.",
+                )
+            )
+    return issues
+
+
+def _compile_issues(model: keras.Model) -> list[PrivacyIssue]:
+    optimizer = getattr(model, "optimizer", None)
+    inner = optimizer.inner_optimizer if isinstance(optimizer, DPOptimizer) else optimizer
+    return [
+        PrivacyIssue(
+            option,
+            f"The optimizer's `{option}` works on the noised mean and not on single examples.",
+            f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds each example, "
+            "`microbatch_size` saves memory.",
+        )
+        for option in _FORBIDDEN_OPTIONS
+        if getattr(inner, option, None) is not None
+    ]
+
+
+def _metric_issues(model: keras.Model) -> list[PrivacyIssue]:
+    """Metrics that cannot be told to leave out padding."""
+    issues = []
+    for metric in keras_private.compiled_metrics(model):
+        parameters = inspect.signature(metric.update_state).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if "sample_weight" not in parameters and not takes_any:
+            issues.append(
+                PrivacyIssue(
+                    metric.name,
+                    "The metric takes no `sample_weight`, so it would count the padding of "
+                    "Poisson-sampled batches.",
+                    "Give its `update_state` a `sample_weight` argument, or train with "
+                    '`fit(..., sampling="shuffle")`.',
+                )
+            )
+    return issues
+
+
+def _made_up_rows(model: keras.Model) -> Batch | None:
+    """Three random rows of the model's input shapes, None where these are unknown."""
+    if not model.built or not getattr(model, "inputs", None):
+        return None
+    generator = np.random.default_rng(0)
+
+    def rows(tensor: Any) -> np.ndarray:
+        shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if "float" in dtype:
+            return generator.normal(size=shape).astype(dtype)
+        return generator.integers(0, 2, size=shape).astype(dtype)
+
+    structure = getattr(model, "input", None)
+    return Batch(keras.tree.map_structure(rows, model.inputs[0] if structure is None else structure))

@@ -1,0 +1,109 @@
+"""One private training step: contribute, clip, noise, apply, account.
+
+The same code runs on all three backends, compiled or eager; `backend.train_step` gives it the
+form that each of Keras's trainers expects.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients import (
+    Batch,
+    ClippedSum,
+    Observed,
+    add_to_output_loss_trackers,
+    clipped_sum,
+    regularization_loss,
+    with_regularization,
+)
+
+Tensor = Any
+
+
+def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
+    """Trains `model` on one batch.
+
+    Args:
+        model: a private model that `fit` or `train_on_batch` has prepared.
+        data: what Keras hands to `train_step`.
+
+    Returns:
+        The metrics so far, by name.
+    """
+    batch = Batch.from_data(data)
+    total, logs = _accumulate(model, batch)
+    model.optimizer.apply(with_regularization(model, total), model.trainable_variables)
+    return logs
+
+
+def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
+    """The clipped sum over the whole batch, chunk by chunk where a chunk size is set."""
+    optimizer, plan = model.optimizer, model.gradient_plan
+    state = optimizer.clip_state
+    if model.chunk_size is None:
+        total, observed = clipped_sum(model, batch, optimizer.clipping, state, plan)
+        return total, _observe(model, batch, observed)
+
+    size = model.chunk_size
+    batch = batch.padded_to_multiple(size)
+    # Padding stands at the end, so the chunks that hold a unit are the first ones.
+    num_units = ops.sum(ops.cast(batch.present, "int32"))
+    num_chunks = (num_units + size - 1) // size
+
+    def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        chunk = batch.rows(index * size, size)
+        part, observed = clipped_sum(model, chunk, optimizer.clipping, state, plan)
+        _observe(model, chunk, observed)
+        parts = [part.statistics, *part.gradients]
+        return [total + part for total, part in zip(carry, parts, strict=True)]
+
+    carry = [
+        ops.zeros((optimizer.clipping.num_statistics,), "float32"),
+        *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
+    ]
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+    statistics, *gradients = backend.loop_over_chunks(
+        add_chunk, carry, num_chunks, changing, model.trainable_variables
+    )
+    return ClippedSum(gradients, statistics), model.get_metrics_result()
+
+
+def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, Tensor]:
+    """Updates loss and metrics with the units of the batch; none of this is private."""
+    counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
+    losses = ops.where(counted, observed.losses, 0.0)
+    regularization = regularization_loss(model)
+    if regularization is not None:
+        losses = losses + regularization
+    keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
+    add_to_output_loss_trackers(model, observed.loss_increments, counted)
+    for metric, values in _diagnostics(model, observed):
+        metric.update_state(values, ops.cast(batch.present, "float32"))
+    if batch.mask is None:
+        return dict(
+            model.compute_metrics(batch.x, batch.y, observed.y_pred, batch.sample_weight)
+        )
+    if type(model).compute_metrics is keras.Model.compute_metrics:
+        keras_private.update_masked_metrics(
+            model, batch.y, observed.y_pred, batch.sample_weight, batch.mask
+        )
+        return dict(model.get_metrics_result())
+    weights = ops.cast(batch.mask, "float32")
+    if batch.sample_weight is not None:
+        weights = keras.tree.map_structure(
+            lambda value: keras_private.masked_weight(value, weights), batch.sample_weight
+        )
+    return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, weights))
+
+
+def _diagnostics(model: keras.Model, observed: Observed) -> list[tuple[Any, Tensor]]:
+    """Raw norms and the true share of clipped units, where the user asked for them."""
+    metrics = model.diagnostic_metrics
+    if metrics is None:
+        return []
+    clipped = ops.cast(observed.factors < 1.0, "float32")
+    return [(metrics["gradient_norm"], observed.norms), (metrics["clipped_fraction"], clipped)]

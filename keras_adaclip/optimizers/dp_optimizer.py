@@ -1,0 +1,365 @@
+"""The optimizer that makes a clipped sum private and hands it to any Keras optimizer.
+
+    update = inner optimizer((sum + N(0, (z_D C)^2 I)) / m),  then  C <- next C
+
+with C the clipping norm of this step, m the expected number of units, and z_D what is left of the
+noise multiplier z after the clipping strategy's own statistics are paid for.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import clipping as clipping_strategies
+from keras_adaclip import noise
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.gradients import ClippedSum
+from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
+from keras_adaclip.optimizers.validation import (
+    checked_inner_optimizer,
+    checked_microbatch_size,
+    checked_noise_multiplier,
+    checked_seed,
+)
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class DPOptimizer(keras.optimizers.Optimizer):
+    """Wraps a Keras optimizer so that what it applies is differentially private.
+
+    Use it with `PrivateModel`, whose training step clips and sums the gradients of single
+    examples. In a plain `keras.Model` it refuses to be built, because the gradients there are
+    sums that nobody has clipped.
+
+    Args:
+        optimizer: any Keras optimizer: an instance, its name, or its config.
+        clipping: a strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), or
+            `"quantile"`.
+        noise_multiplier: float >= 0, the standard deviation of the noise in units of the
+            clipping norm, what the strategy's own statistics cost included: the number that the
+            accountant sees. 0 means no privacy, and epsilon is then infinite.
+        microbatch_size: number of examples that are processed at a time; None lets the step
+            decide. Changes memory and speed, not the result.
+        seed: None takes the noise from the operating system. An integer makes it repeatable, and
+            whoever knows it can subtract the noise.
+        name: name of the optimizer.
+
+    Raises:
+        ValueError: where an argument is out of range, or the inner optimizer has an option that
+            breaks clipping or noise (`clipnorm`, `clipvalue`, `global_clipnorm`,
+            `gradient_accumulation_steps`, `loss_scale_factor`).
+
+    Guarantees:
+        Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
+        or removing one unit. The noise is drawn once a step, after all microbatches, from 64
+        random bits and a counter, and never repeats. After `load_own_variables` the bits are
+        drawn anew, and the ledger is never lowered.
+
+    Example:
+
+    >>> import keras
+    >>> optimizer = DPOptimizer(keras.optimizers.SGD(0.1), clipping=1.0, noise_multiplier=1.1)
+    >>> float(optimizer.clip_norm), optimizer.noise_multiplier
+    (1.0, 1.1)
+
+    Reference:
+        Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        clipping: Any = 1.0,
+        *,
+        noise_multiplier: float,
+        microbatch_size: int | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        inner_optimizer = checked_inner_optimizer(optimizer)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.clipping = clipping_strategies.get(clipping)
+        self.noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        self.microbatch_size = checked_microbatch_size(microbatch_size)
+        self.seed = checked_seed(seed)
+        self._is_for_private_model = False
+        self._is_configured = False
+        self._past_run = Run()
+        self._built_for: list[int] = []
+        self._own_variables: list[keras.Variable] = []
+        self._clip_state: dict[str, keras.Variable] = {}
+
+    # Keras's optimizer protocol
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the variables of the inner optimizer, the threshold, the noise and the ledger.
+
+        Args:
+            variables: the trainable variables.
+
+        Raises:
+            ValueError: where no `PrivateModel` was compiled with this optimizer.
+        """
+        if not self._is_for_private_model:
+            raise ValueError(
+                "A `DPOptimizer` was given to a model that does not clip the gradients of single "
+                "examples, so training would not be private. Wrap the model first: "
+                "`model = keras_adaclip.privatize(model)`, or build it as a "
+                "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
+            )
+        if self.built:
+            return
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(variables)
+        add = self._add_own_variable
+        for name, value in self.clipping.initial_state().items():
+            self._clip_state[name] = add(name, np.asarray(value, np.float32))
+        self._key = add("noise_key", noise.fresh_key(self.seed))
+        self._num_draws = add("num_noise_draws", np.zeros((), np.int32))
+        self._sum_noise_multiplier = add("sum_noise_multiplier", np.zeros((), np.float32))
+        self._statistics_stddev = add("statistics_stddev", np.zeros((), np.float32))
+        self._expected_units = add("expected_units", np.ones((), np.float32))
+        self._ledger = LedgerVariables(add, np.float32(self.noise_multiplier))
+        self._ledger.include(self._past_run)
+        self._built_for = [id(variable) for variable in variables]
+        super().build(variables)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Threshold, noise state and ledger, then the inner optimizer's variables."""
+        return [*self._own_variables, *self.inner_optimizer.variables]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Noises a clipped sum, applies it, moves the threshold and counts the step.
+
+        Args:
+            grads: a `ClippedSum` from this package's gradient code, and nothing else.
+            trainable_variables: the variables, in the order of the sums; None means those that
+                the optimizer was built with.
+
+        Raises:
+            ValueError: where `grads` are plain gradients.
+        """
+        if not isinstance(grads, ClippedSum):
+            raise ValueError(
+                "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` makes; "
+                "plain gradients carry no bound on what one example contributed. Train with "
+                "`keras_adaclip.PrivateModel.fit`. "
+                f"Received: grads of type {type(grads).__name__}"
+            )
+        if not self._is_configured:
+            raise ValueError(
+                "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
+                "expected batch size is known. Train with `PrivateModel.fit`."
+            )
+        state = {name: ops.cast(v.value, "float32") for name, v in self._clip_state.items()}
+        key, step = self._key.value, self._num_draws.value
+        expected_units = self._expected_units.value
+        stddev = self._sum_noise_multiplier.value * state["clip_norm"]
+        sums = noise.add_noise(grads.gradients, stddev, key, step, first_stream=1)
+        statistics = grads.statistics
+        if self.clipping.num_statistics > 0:
+            statistics_stddev = self._statistics_stddev.value
+            (statistics,) = noise.add_noise([statistics], statistics_stddev, key, step)
+        means = [total / expected_units for total in sums]
+        if grads.public_gradients is not None:
+            means = [m + p for m, p in zip(means, grads.public_gradients, strict=True)]
+        self.inner_optimizer.apply(means, trainable_variables)
+        for name, value in self.clipping.update(state, statistics, expected_units).items():
+            self._clip_state[name].assign(value)
+        self._num_draws.assign(step + 1)
+        self._ledger.count_step()
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Delegates to the inner optimizer (moving averages of weights)."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Returns the loss: scaling it would scale what is clipped."""
+        return loss
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps, counted by the inner optimizer."""
+        return self.inner_optimizer.iterations
+
+    # What is read out
+
+    @property
+    def clip_norm(self) -> float:
+        """The clipping norm of the next step, in units of the gradient. A private output."""
+        return self._read("clip_norm")
+
+    @property
+    def unclipped_fraction(self) -> float | None:
+        """The noised share of unclipped units in the latest step; None where none is released."""
+        if "unclipped_fraction" not in self.clipping.initial_state():
+            return None
+        return self._read("unclipped_fraction")
+
+    @property
+    def clip_state(self) -> dict[str, Tensor]:
+        """The clipping strategy's state as tensors, for the gradient code."""
+        return {name: ops.cast(v.value, "float32") for name, v in self._clip_state.items()}
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that ran with this optimizer, for the accountant."""
+        return self.run.ledger
+
+    @property
+    def run(self) -> Run:
+        """The ledger and the identity of the run."""
+        return self._ledger.run if self.built else self._past_run
+
+    # What `PrivateModel` calls
+
+    def mark_for_private_model(self) -> None:
+        """Allows `build`: the model clips the gradients of single examples."""
+        self._is_for_private_model = True
+
+    def include_run(self, run: Run) -> None:
+        """Takes over what was spent elsewhere; the ledger is never lowered.
+
+        Args:
+            run: the ledger to cover, and whose it is.
+        """
+        if self.built:
+            self._ledger.include(run)
+        else:
+            self._past_run = self._past_run.union_upward(run)
+
+    def configure(
+        self,
+        sampling: Sampling,
+        expected_batch_size: int,
+        num_examples: int,
+        steps_per_release: int | None = None,
+    ) -> LedgerRow:
+        """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
+
+        Args:
+            sampling: how the units are sampled.
+            expected_batch_size: expected number of units in a step.
+            num_examples: number of units in the data set, 0 where unknown.
+            steps_per_release: steps in a pass, where passes are released.
+
+        Returns:
+            The row as it stands before the first step.
+
+        Raises:
+            ValueError: where the clipping strategy's statistics cannot be paid for.
+        """
+        total = float(np.float32(self.noise_multiplier))
+        of_sum, of_statistics = self.clipping.noise_split(total, float(expected_batch_size))
+        row = LedgerRow.open(
+            sampling,
+            expected_batch_size,
+            num_examples,
+            noise_multiplier=total,
+            steps_per_release=steps_per_release,
+        )
+        self._sum_noise_multiplier.assign(_rounded_up(of_sum))
+        self._statistics_stddev.assign(_rounded_up(of_statistics))
+        self._expected_units.assign(np.float32(expected_batch_size))
+        self._is_configured = True
+        return self._ledger.open(row)
+
+    @property
+    def open_row(self) -> LedgerRow:
+        """The row of the ledger in which steps are counted."""
+        return self._ledger.current_row()
+
+    def begin_pass(self) -> None:
+        """Tells the ledger that the next step opens a new pass over the data."""
+        self._ledger.open(self.open_row)
+
+    def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether the optimizer was built for exactly these trainable variables."""
+        return [id(variable) for variable in variables] == self._built_for
+
+    # Saving
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` stored; never lowers the ledger.
+
+        Raises:
+            ValueError: where the stored variables are not those of this optimizer.
+        """
+        variables = self.variables
+        if len(store.keys()) != len(variables):
+            raise ValueError(
+                f"The saved state of {self.name!r} holds {len(store.keys())} variables, this "
+                f"optimizer has {len(variables)}. Threshold and privacy ledger cannot be restored "
+                "from it: build the model and compile it as it was when it was saved."
+            )
+        values = [np.asarray(store[str(number)]) for number in range(len(variables))]
+        for variable, value in zip(variables, values, strict=True):
+            if tuple(variable.shape) != value.shape:
+                raise ValueError(
+                    f"The saved state of {self.name!r} does not fit: variable {variable.path!r} "
+                    f"has shape {tuple(variable.shape)}, the saved one {value.shape}."
+                )
+        before = self.run
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        self._ledger.include(before)
+        # A restored counter would draw noise again that was already used, with other data.
+        self._key.assign(noise.fresh_key())
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument under its own name."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "optimizer": serialize(self.inner_optimizer),
+            "clipping": serialize(self.clipping),
+            "noise_multiplier": self.noise_multiplier,
+            "microbatch_size": self.microbatch_size,
+            "seed": self.seed,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """The optimizer that `get_config` describes."""
+        config = dict(config)
+        for name in ("optimizer", "clipping"):
+            if isinstance(config[name], dict):
+                config[name] = keras.saving.deserialize_keras_object(
+                    config[name], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+    def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
+        variable = self.add_variable(
+            value.shape, initializer="zeros", dtype=str(value.dtype), name=name
+        )
+        variable.assign(value)
+        self._own_variables.append(variable)
+        return variable
+
+    def _read(self, name: str) -> float:
+        if not self.built:
+            return float(self.clipping.initial_state()[name])
+        return float(ops.convert_to_numpy(self._clip_state[name].value))
+
+
+def _rounded_up(value: float) -> np.float32:
+    """The smallest float32 that is at least `value`: noise is never rounded down."""
+    rounded = np.float32(value)
+    return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))

@@ -1,0 +1,78 @@
+"""Checks of the arguments of `DPOptimizer`."""
+
+import math
+from typing import Any
+
+import keras
+
+_FORBIDDEN = {
+    "clipnorm": "would clip the noised mean a second time, variable by variable",
+    "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
+    "global_clipnorm": "would clip the noised mean a second time",
+    "gradient_accumulation_steps": "would apply several noised means as one; use "
+    "`microbatch_size` for memory, or a larger batch size",
+    "loss_scale_factor": "would scale the noised mean down; norms, sums and noise are float32",
+}
+
+
+def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
+    """The inner optimizer as an instance.
+
+    Raises:
+        ValueError: where it has an option that breaks clipping or noise.
+    """
+    inner = keras.optimizers.get(optimizer)
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer) or hasattr(inner, "noise_multiplier"):
+        raise ValueError(
+            "Argument `optimizer` must be a plain Keras optimizer, neither a loss-scaling nor a "
+            f"private one. Received: optimizer={inner}"
+        )
+    for option, consequence in _FORBIDDEN.items():
+        value = getattr(inner, option, None)
+        if value is not None:
+            raise ValueError(
+                f"The inner optimizer must not have `{option}`: it {consequence}. Remove it; "
+                f"`DPOptimizer` bounds gradients by itself. Received: {option}={value}"
+            )
+    return inner
+
+
+def checked_noise_multiplier(value: Any) -> float:
+    """Returns the noise multiplier as a float >= 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(
+            f"Argument `noise_multiplier` must be a number. Received: noise_multiplier={value!r}"
+        )
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(
+            "Argument `noise_multiplier` must be finite and at least 0. "
+            f"Received: noise_multiplier={value!r}"
+        )
+    return float(value)
+
+
+def checked_microbatch_size(value: Any) -> int | None:
+    """Returns the microbatch size as a positive int, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            "Argument `microbatch_size` must be an integer or None. "
+            f"Received: microbatch_size={value!r}"
+        )
+    if value < 1:
+        raise ValueError(
+            f"Argument `microbatch_size` must be positive. Received: microbatch_size={value}"
+        )
+    return value
+
+
+def checked_seed(value: Any) -> int | None:
+    """Returns the seed as a non-negative int, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={value!r}")
+    if value < 0:
+        raise ValueError(f"Argument `seed` must not be negative. Received: seed={value}")
+    return value

@@ -1,0 +1,219 @@
+"""Poisson sampling of units: each step draws every unit independently with one probability.
+
+A draw is a set of row numbers whose size follows Binomial(num_examples, q), the rows then chosen
+without replacement: the same law as one coin for each row. An empty draw is a step too. The
+amplification by sampling that the accountant counts on holds for this law and not for shuffling
+(Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
+"""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class PoissonDataset(keras.utils.PyDataset):
+    """Arrays as Poisson-sampled batches, for `PrivateModel.fit`.
+
+    Batch `k` is a dict with `"x"`, `"y"` and `"sample_weight"` where given, and `"mask"`, a bool
+    array of shape `(rows,)` that is false for padding (an empty draw has one padding row). Batches
+    differ in size; `fit` pads them where the backend wants one shape.
+
+    Args:
+        x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`.
+        y: targets of the same length, or None.
+        sample_weight: weights of the same length, or None.
+        expected_batch_size: integer from 1 to `num_examples`; each row is drawn with probability
+            `expected_batch_size / num_examples`.
+        seed: None draws from the operating system, different at every step of every run; an
+            integer makes the draws repeatable, and whoever knows it knows who was drawn, so the
+            accounted amplification no longer protects against them.
+
+    Raises:
+        ValueError: where lengths differ, or `expected_batch_size` is out of range.
+
+    Example:
+
+    >>> import numpy as np
+    >>> dataset = PoissonDataset(np.zeros((100, 3)), expected_batch_size=10, seed=0)
+    >>> len(dataset), dataset.sampling_probability
+    (10, 0.1)
+
+    Reference:
+        Abadi et al. 2016, "Deep learning with differential privacy", section 3.1 (lots).
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        expected_batch_size: int,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._parts = {
+            name: keras.tree.map_structure(_as_array, part)
+            for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
+            if part is not None
+        }
+        self.num_examples = common_length(self._parts)
+        self.expected_batch_size = checked_batch_size(expected_batch_size, self.num_examples)
+        self.seed = seed
+        self._num_draws = 0
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability with which a step draws each row."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def num_batches(self) -> int:
+        """Steps an epoch, `ceil(num_examples / expected_batch_size)`."""
+        return math.ceil(self.num_examples / self.expected_batch_size)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.take(self.draw())
+
+    def draw(self) -> np.ndarray:
+        """Row numbers of one new draw, ascending, none twice; empty with some probability."""
+        if self.seed is None:
+            generator = np.random.default_rng()
+        else:
+            generator = np.random.default_rng([self.seed, self._num_draws])
+        self._num_draws += 1
+        size = generator.binomial(self.num_examples, self.sampling_probability)
+        rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
+        return np.sort(rows)
+
+    def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
+        """The batch with the given rows.
+
+        Args:
+            rows: row numbers.
+            padded_size: number of rows to fill up to with zeros; None adds one row of zeros to
+                an empty draw and nothing else.
+
+        Returns:
+            The batch, `"mask"` included.
+        """
+        size = max(len(rows), 1) if padded_size is None else padded_size
+        missing = size - len(rows)
+
+        def gather(array: np.ndarray) -> np.ndarray:
+            taken = array[rows]
+            if missing == 0:
+                return taken
+            return np.concatenate([taken, np.zeros((missing, *array.shape[1:]), array.dtype)])
+
+        batch = {
+            name: keras.tree.map_structure(gather, part) for name, part in self._parts.items()
+        }
+        batch["mask"] = np.arange(size) < len(rows)
+        return batch
+
+    @property
+    def first_rows(self) -> dict[str, Any]:
+        """The first three rows (fewer where there are fewer), for building and checking a model."""
+        return self.take(np.arange(min(3, self.num_examples)))
+
+
+class FixedShapeBatches(keras.utils.PyDataset):
+    """A `PoissonDataset` whose batches all have one shape, for compilers that want one.
+
+    A draw that is larger than `capacity` (six standard deviations above the mean) gets the next
+    multiple of it: nothing is dropped, and such a step is merely compiled anew.
+
+    Args:
+        dataset: where the draws come from.
+        num_batches: steps an epoch.
+        chunk_size: rows that are processed at a time; `capacity` is a multiple of it. None
+            leaves the draws as large as they are.
+    """
+
+    def __init__(
+        self, dataset: PoissonDataset, num_batches: int, chunk_size: int | None
+    ) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self._num_batches = num_batches
+        self.capacity = None
+        if chunk_size is not None:
+            mean = dataset.expected_batch_size
+            deviation = math.sqrt(mean * (1.0 - dataset.sampling_probability))
+            largest = min(math.ceil(mean + 6.0 * deviation), dataset.num_examples)
+            self.capacity = math.ceil(largest / chunk_size) * chunk_size
+
+    @property
+    def num_batches(self) -> int:
+        """Steps an epoch."""
+        return self._num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rows = self.dataset.draw()
+        if self.capacity is None:
+            return self.dataset.take(rows)
+        multiples = max(math.ceil(len(rows) / self.capacity), 1)
+        return self.dataset.take(rows, multiples * self.capacity)
+
+
+def common_length(parts: dict[str, Any]) -> int:
+    """The number of rows that all arrays have.
+
+    Args:
+        parts: structures of arrays by name.
+
+    Raises:
+        ValueError: where there is no row, or two arrays differ.
+    """
+    lengths = {
+        name: {len(array) for array in keras.tree.flatten(part)} for name, part in parts.items()
+    }
+    distinct = set().union(*lengths.values())
+    if len(distinct) != 1:
+        told = ", ".join(f"{name}: {sorted(found)}" for name, found in lengths.items())
+        raise ValueError(
+            "All arrays must have the same number of rows (examples). "
+            f"Received numbers of rows: {told}"
+        )
+    (length,) = distinct
+    if length == 0:
+        raise ValueError("The data must hold at least one example. Received: 0 rows")
+    return int(length)
+
+
+def checked_batch_size(batch_size: Any, num_examples: int) -> int:
+    """Returns the expected batch size as an int.
+
+    Raises:
+        TypeError: where it is not an integer.
+        ValueError: where it does not lie between 1 and `num_examples`.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+        raise TypeError(
+            f"The (expected) batch size must be an integer. Received: batch_size={batch_size!r}"
+        )
+    if not 1 <= batch_size <= num_examples:
+        raise ValueError(
+            f"The (expected) batch size must lie between 1 and the number of examples, "
+            f"{num_examples}. Received: batch_size={batch_size}"
+        )
+    return int(batch_size)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().numpy()
+    if array.ndim == 0 or array.dtype == object:
+        raise TypeError(
+            "Data must be arrays whose first axis counts the examples. Received: an object of type "
+            f"{type(value).__name__} with dtype {array.dtype} and shape {array.shape}"
+        )
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

@@ -1,0 +1,44 @@
+"""Fixtures and settings of the tests; what doctests need too stands in the conftest.py above."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A compiled training step takes seconds the first time: no deadlines, few examples, and the same
+# ones in every run. HYPOTHESIS_PROFILE=search looks further.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def record_golden():
+    """A function that records named arrays, for `tests/golden` to compare over the three backends.
+
+    Call it once a test, as `record_golden("name", {"weights/0": array, ...}, rtol=..., atol=...)`.
+    It writes `$KERAS_ADACLIP_GOLDEN/<backend>/<name>.npz`, and nothing where that is not set.
+    """
+    import keras
+
+    def record(name, arrays, rtol=1e-4, atol=1e-6):
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"A record's name must fit a file. Received: name={name!r}")
+        folder = os.environ.get("KERAS_ADACLIP_GOLDEN")
+        if not folder:
+            return
+        path = Path(folder) / keras.backend.backend() / f"{name}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = {f"value:{key}": np.asarray(array) for key, array in arrays.items()}
+        np.savez(path, rtol=rtol, atol=atol, **values)
+
+    return record
