@@ -8,6 +8,7 @@ between a noise that is too little and one that is enough.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def calibrate_noise_multiplier(
     ...     target_epsilon=3.0, delta=1e-5, num_examples=60_000, batch_size=1024, epochs=40
     ... )
     >>> print(f"{noise_multiplier:.2f}")
-    1.34
+    1.37
     """
     target = _validation.check_target_epsilon(target_epsilon)
     delta = _validation.check_delta(delta)
@@ -110,43 +111,45 @@ def _least_noise(epsilon: Callable[[float], float], target: float, guess: float)
         A noise multiplier; the end of the range that was searched if the target lies beyond it.
     """
     low, high = _LEAST_NOISE, _MOST_NOISE
-    low_epsilon, high_epsilon = math.inf, 0.0
+    aim = target * (1 - _TOLERANCE / 2)
+    known: list[_Point] = []
     noise = _to_float32(guess)
-    for _ in range(200):
+    for attempt in range(200):
         value = epsilon(noise)
         if (1 - _TOLERANCE) * target <= value <= target:
             return noise
-        if value > target:
-            low, low_epsilon = noise, value
-        else:
-            high, high_epsilon = noise, value
-        following = _to_float32(_next_noise(low, low_epsilon, high, high_epsilon, target))
-        if not low < following < high:
+        low, high = (noise, high) if value > target else (low, noise)
+        if 0 < value < math.inf:
+            known.append(_Point(math.log(noise), math.log(value / aim)))
+        following = _extrapolated(known)
+        is_bracketed = low > _LEAST_NOISE and high < _MOST_NOISE
+        # Every fourth time the bracket is halved, for epsilon may jump.
+        if not low < following < high or (attempt % 4 == 3 and is_bracketed):
+            following = math.sqrt(low * high)
+        noise = _to_float32(following)
+        if not low < noise < high:
             break
-        noise = following
     return _to_float32(high)
 
 
-def _next_noise(
-    low: float, low_epsilon: float, high: float, high_epsilon: float, target: float
-) -> float:
-    """Where epsilon should fall into the middle of the tolerance, between the two ends."""
-    aim = target * (1 - _TOLERANCE / 2)
-    low_known, high_known = math.isfinite(low_epsilon), high_epsilon > 0
-    if low_known and high_known:
-        slope = math.log(high / low) / math.log(high_epsilon / low_epsilon)
-        guess = low * math.exp(slope * math.log(aim / low_epsilon))
-        # A guess that hardly leaves an end makes no headway where epsilon jumps: halve instead.
-        margin = math.log(high / low) * 0.01
-        if margin < math.log(guess / low) and margin < math.log(high / guess):
-            return guess
-        return math.sqrt(low * high) if margin > 1e-5 else guess
-    # With one end only, epsilon is taken to fall like 1 / noise, or somewhat faster.
-    if low_known:
-        return min(low * min(aim / low_epsilon, 1.0) ** -1.1 * 1.001, math.sqrt(low * high))
-    if high_known:
-        return max(high * min(high_epsilon / aim, 0.999) ** 1.1, math.sqrt(low * high) * 0)
-    return math.sqrt(low * high)
+class _Point(NamedTuple):
+    log_noise: float
+    log_excess: float  # logarithm of epsilon over what is aimed at
+
+
+def _extrapolated(known: list[_Point]) -> float:
+    """The noise at which epsilon should be what is aimed at; NaN if nothing tells."""
+    if not known:
+        return math.nan
+    nearest, *others = sorted(known, key=lambda point: abs(point.log_excess))
+    # With one point only, epsilon is taken to fall like 1 / noise, the slowest that it does.
+    slope = -1.0
+    if others:
+        run = nearest.log_noise - others[0].log_noise
+        slope = (nearest.log_excess - others[0].log_excess) / run if run else 0.0
+    if slope >= 0:
+        return math.nan
+    return math.exp(min(nearest.log_noise - nearest.log_excess / slope, 700.0))
 
 
 def _to_float32(noise_multiplier: float) -> float:

@@ -8,6 +8,7 @@ by `dp_accounting`, with privacy loss distributions ("pld", tight) or Rényi div
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def compute_epsilon(
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is out of range, or `epochs` and `steps` are both given or both not.
+        ValueError: If an argument is out of range, or not one of `epochs` and `steps` is given.
 
     Example:
 
@@ -143,6 +144,14 @@ class PrivacySpent:
             first step.
         neighboring_relation: `"add_or_remove_one"`, or `"zero_out"`.
         accountant: The accountant that did the work, `"pld"` or `"rdp"`.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> print(PrivacySpent.from_ledger([row.advance(3515)], delta=1e-5))
+    (epsilon = 1.3513, delta = 1e-05)-differential privacy after 3515 steps, by the PLD
+    accountant. Neighbouring data sets: one unit is added or removed. Sampling: Poisson sampling:
+    every unit is drawn independently at each step.
     """
 
     epsilon: float
@@ -151,6 +160,33 @@ class PrivacySpent:
     sampling: str
     neighboring_relation: str
     accountant: str
+
+    @classmethod
+    def from_ledger(cls, rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> Self:
+        """What a ledger's rows have spent.
+
+        Args:
+            rows: A `Ledger`, or rows of one.
+            delta: Delta, between 0 and 1.
+            accountant: `"pld"` or `"rdp"`.
+
+        Returns:
+            The statement.
+
+        Raises:
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range.
+        """
+        rows = tuple(rows)
+        ran = sorted({row.sampling for row in rows if row.steps > 0})
+        return cls(
+            epsilon=ledger_epsilon(rows, delta, accountant),
+            delta=float(delta),
+            steps=sum(row.steps for row in rows),
+            sampling=" + ".join(sampling.label for sampling in ran) or "none",
+            neighboring_relation=events.neighboring_relation(rows),
+            accountant=accountant,
+        )
 
     def __str__(self) -> str:
         if self.steps == 0:
@@ -172,41 +208,6 @@ class PrivacySpent:
             f"{guarantee}, by the {self.accountant.upper()} accountant. "
             f"Neighbouring data sets: {relation}. Sampling: {kinds}."
         )
-
-
-def ledger_spent(rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> PrivacySpent:
-    """What has been spent, and the epsilon of what it is.
-
-    Args:
-        rows: A `Ledger`, or rows of one.
-        delta: Delta, between 0 and 1.
-        accountant: `"pld"` or `"rdp"`.
-
-    Returns:
-        The statement.
-
-    Raises:
-        TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is out of range.
-
-    Example:
-
-    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
-    >>> print(ledger_spent([row.advance(3515)], delta=1e-5))
-    (epsilon = 1.3513, delta = 1e-05)-differential privacy after 3515 steps, by the PLD
-    accountant. Neighbouring data sets: one unit is added or removed. Sampling: Poisson sampling:
-    every unit is drawn independently at each step.
-    """
-    rows = tuple(rows)
-    ran = sorted({row.sampling for row in rows if row.steps > 0})
-    return PrivacySpent(
-        epsilon=ledger_epsilon(rows, delta, accountant),
-        delta=float(delta),
-        steps=sum(row.steps for row in rows),
-        sampling=" + ".join(sampling.label for sampling in ran) or "none",
-        neighboring_relation=events.neighboring_relation(rows),
-        accountant=accountant,
-    )
 
 
 def _round_up(epsilon: float, digits: int = 5) -> str:

@@ -72,12 +72,12 @@ class Ledger:
         return self.rows[-1] if self.rows else None
 
     @property
-    def num_steps(self) -> int:
+    def steps(self) -> int:
         """Steps in all rows."""
         return sum(row.steps for row in self.rows)
 
     @property
-    def num_releases(self) -> int:
+    def releases(self) -> int:
         """Releases in all rows."""
         return sum(row.releases for row in self.rows)
 
@@ -147,21 +147,21 @@ class Ledger:
             for mechanism, (steps, releases) in _totals(self.rows).items()
         )
 
-    def union_upward(self, other: "Ledger", *, same_run: bool = True) -> Self:
+    def union_upward(self, other: "Ledger", *, same_run: bool = False) -> Self:
         """This process's ledger joined with one that was loaded from a checkpoint.
 
-        If one ledger covers the other, that one is the result: a rewound checkpoint holds a past
-        state of the run, whose releases are all among those that the run has made by now, and
-        joining a ledger with itself changes nothing. If neither does, they went separate ways,
-        perhaps from the start, and all steps of both are added up.
+        Counts cannot tell a past state of the same run, whose releases are all among those that
+        the run has made by now, from another run with the same settings, whose releases come on
+        top: 50 steps are covered by 100 steps in both cases. So the two are *added up*, which
+        holds always, unless the caller knows that they are states of one run and one covers the
+        other: then the later one is the result, and a rewound checkpoint changes nothing. Where
+        neither covers the other they went separate ways, and are added up all the same.
 
         Args:
             other: The ledger that was loaded.
-            same_run: Whether a ledger that is covered may be taken for a past state of the one
-                that covers it. Counts alone cannot tell: 50 steps of *another* run with the same
-                settings, on the same data, are covered by 100 steps of this one too. Its weights
-                by themselves are accounted for in full even so, what is made of both runs together
-                is not. With `False` the two are always added up.
+            same_run: Whether both are states of one run. The caller must know this, such as by an
+                identity that is drawn when a run begins, saved with it, and drawn anew by a
+                process that goes on from a checkpoint of another.
 
         Returns:
             A ledger whose epsilon is not below that of either. Its running row is of the

@@ -331,7 +331,7 @@ class PrivateTraining:
     def _sampling_seed(self) -> int | None:
         """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""
         seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
-        return None if seed is None else seed + (self.privacy_ledger.num_steps << 32)
+        return None if seed is None else seed + (self.privacy_ledger.steps << 32)
 
     def _ordered_callbacks(self, callbacks: Any, with_passes: bool, data: TrainingData) -> Any:
         """Our callbacks first, since what a callback writes into the logs reaches later ones."""

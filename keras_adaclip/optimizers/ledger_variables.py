@@ -34,9 +34,9 @@ class Run:
 
     def union_upward(self, other: "Run") -> "Run":
         """The ledger that covers both; two states of one run are not counted twice."""
-        if other.ledger.num_steps == 0:
+        if other.ledger.steps == 0:
             return self
-        if self.ledger.num_steps == 0:
+        if self.ledger.steps == 0:
             return other
         same_run = self.identity == other.identity
         return Run(self.ledger.union_upward(other.ledger, same_run=same_run), self.identity)
@@ -114,7 +114,7 @@ class LedgerVariables:
 
     def include(self, other: Run) -> None:
         """Raises the ledger to at least that of `other`, never lowering it."""
-        if other.ledger.num_steps == 0:
+        if other.ledger.steps == 0:
             return
         union = self.run.union_upward(other)
         self._write_closed(union.ledger)
