@@ -15,18 +15,24 @@ from keras import ops
 from keras_adaclip import backend
 
 Tensor = Any
+_NOISE_STREAM = 1
 
 
-def fresh_key(seed: int | None = None) -> np.ndarray:
+def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray:
     """64 random bits as an int32 array of shape (2,).
 
     Args:
         seed: None takes the bits from the operating system; an integer derives them from it,
             and whoever knows it can subtract the noise.
+        num_earlier_steps: with a seed, the steps that were trained before: a second optimizer
+            with the same seed, which goes on where the first one stopped, must not repeat its
+            noise.
     """
     if seed is None:
         return np.frombuffer(os.urandom(8), np.int32).copy()
-    return np.random.SeedSequence(seed).generate_state(2, np.uint32).view(np.int32).copy()
+    # A spawn key keeps this stream apart from every other use of the seed.
+    sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE_STREAM, num_earlier_steps))
+    return sequence.generate_state(2, np.uint32).view(np.int32).copy()
 
 
 def add_noise(

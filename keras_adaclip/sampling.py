@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+_SAMPLING_STREAM = 2
+
 
 class PoissonDataset(keras.utils.PyDataset):
     """Arrays as Poisson-sampled batches, for `PrivateModel.fit`.
@@ -61,7 +63,7 @@ class PoissonDataset(keras.utils.PyDataset):
         }
         self.num_examples = common_length(self._parts)
         self.expected_batch_size = checked_batch_size(expected_batch_size, self.num_examples)
-        self.seed = seed
+        self.seed = _checked_seed(seed)
         self._num_draws = 0
 
     @property
@@ -85,7 +87,9 @@ class PoissonDataset(keras.utils.PyDataset):
         if self.seed is None:
             generator = np.random.default_rng()
         else:
-            generator = np.random.default_rng([self.seed, self._num_draws])
+            # A spawn key: an appended number would be lost where it is 0.
+            key = (_SAMPLING_STREAM, self._num_draws)
+            generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
         self._num_draws += 1
         size = generator.binomial(self.num_examples, self.sampling_probability)
         rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
@@ -111,9 +115,7 @@ class PoissonDataset(keras.utils.PyDataset):
                 return taken
             return np.concatenate([taken, np.zeros((missing, *array.shape[1:]), array.dtype)])
 
-        batch = {
-            name: keras.tree.map_structure(gather, part) for name, part in self._parts.items()
-        }
+        batch = {name: keras.tree.map_structure(gather, part) for name, part in self._parts.items()}
         batch["mask"] = np.arange(size) < len(rows)
         return batch
 
@@ -136,9 +138,7 @@ class FixedShapeBatches(keras.utils.PyDataset):
             leaves the draws as large as they are.
     """
 
-    def __init__(
-        self, dataset: PoissonDataset, num_batches: int, chunk_size: int | None
-    ) -> None:
+    def __init__(self, dataset: PoissonDataset, num_batches: int, chunk_size: int | None) -> None:
         super().__init__()
         self.dataset = dataset
         self._num_batches = num_batches
@@ -207,6 +207,16 @@ def checked_batch_size(batch_size: Any, num_examples: int) -> int:
             f"{num_examples}. Received: batch_size={batch_size}"
         )
     return int(batch_size)
+
+
+def _checked_seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={seed!r}")
+    if seed < 0:
+        raise ValueError(f"Argument `seed` must not be negative. Received: seed={seed}")
+    return int(seed)
 
 
 def _as_array(value: Any) -> np.ndarray:

@@ -11,7 +11,9 @@ Guarantees:
 
     - PLD uses their interval of 1e-4, made *coarser* by powers of two where the distribution
       would have millions of buckets (from an epsilon of some tens on). Coarser grids that lie in
-      the finer one only enlarge epsilon, by less than 1e-4 of it while it is below 100.
+      the finer one only enlarge epsilon, by less than 1e-4 of it while it is below 100. Where no
+      grid will do, RDP's bound is taken: for epsilons of ten thousands, or a delta so small that
+      rounding alone exceeds it.
     - RDP adds the rounding error of a release's divergence back. `dp_accounting` takes a
       divergence that came out as zero or below for a proof of epsilon = 0, however many releases
       there are.
@@ -37,11 +39,15 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from keras_adaclip.accounting.events import CountedEvents
 
 _INTERVAL = 1e-4
+_COARSEST_INTERVAL = 0.1
 _MAX_BUCKETS = 400_000
+_MAX_BUCKETS_OF_RELEASE = 200_000  # those of a sampled release are computed one by one
+_MOST_COMPOSED_AT_ONCE = 100_000
 # Above this loss exp(-loss) is lost to float64 and `dp_accounting` returns a point of the grid.
 _UNDERFLOWING_LOSS = 700.0
 _LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that dp_accounting cuts off
 _RDP_ROUNDING = 1e-15
+_ALL_ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 # Whole orders: few, quick, and they converge for any noise.
 _ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 
@@ -63,14 +69,8 @@ def composed_epsilon(events: CountedEvents, delta: float, accountant: str) -> fl
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return math.inf
     if accountant == "rdp":
-        orders = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-        return _rdp_epsilon(events, delta, orders)
-    interval = _discretization_interval(events)
-    epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
-    if epsilon > _UNDERFLOWING_LOSS:
-        # One bucket more, so that the answer of a coarser grid stays above that of a finer one.
-        epsilon += interval
-    return epsilon
+        return _rdp_epsilon(events, delta, _ALL_ORDERS)
+    return _pld_epsilon(events, delta)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
@@ -78,6 +78,19 @@ def rough_epsilon(events: CountedEvents, delta: float) -> float:
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return math.inf
     return _rdp_epsilon(events, delta, _ROUGH_ORDERS) if events else 0.0
+
+
+def _pld_epsilon(events: CountedEvents, delta: float) -> float:
+    interval = _discretization_interval(events)
+    epsilon = math.inf
+    if interval <= _COARSEST_INTERVAL:
+        epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
+    if math.isinf(epsilon):
+        return _rdp_epsilon(events, delta, _ALL_ORDERS)
+    if epsilon > _UNDERFLOWING_LOSS:
+        # One bucket more, so that the answer of a coarser grid stays above that of a finer one.
+        epsilon += interval
+    return epsilon
 
 
 def _rdp_epsilon(events: CountedEvents, delta: float, orders: tuple[float, ...]) -> float:
@@ -112,8 +125,21 @@ def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribu
             GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval
         )
     else:
-        composed = _release_pld(event, interval).self_compose(count)
+        composed = _self_composed(_release_pld(event, interval), count)
     return _composed_pld(events[:-1], interval).compose(composed)
+
+
+def _self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
+    """The distribution of `count` releases, in portions where there are very many of them.
+
+    `dp_accounting` raises the number of buckets to the power `count`, in whole numbers of any
+    length, which takes forever from some millions on.
+    """
+    portions, rest = divmod(count, _MOST_COMPOSED_AT_ONCE)
+    if portions == 0:
+        return pld.self_compose(count)
+    composed = pld.self_compose(_MOST_COMPOSED_AT_ONCE).self_compose(portions)
+    return composed.compose(pld.self_compose(rest)) if rest else composed
 
 
 @functools.lru_cache(maxsize=8)
@@ -135,9 +161,11 @@ def _discretization_interval(events: CountedEvents) -> float:
     tails = _LOG_MASS_OF_TAILS / (np.array(_ROUGH_ORDERS) - 1)
     # The losses of the composition reach from about minus to plus this bound.
     loss_range = 2 * float(np.min(divergence + tails))
-    loss_range = max([loss_range, *(_release_loss_range(event) for event, _ in events)])
-    doublings = math.ceil(math.log2(max(1.0, loss_range / (_INTERVAL * _MAX_BUCKETS))))
-    return math.ldexp(_INTERVAL, doublings)
+    release_range = max(_release_loss_range(event) for event, _ in events)
+    needed = max(loss_range / _MAX_BUCKETS, release_range / _MAX_BUCKETS_OF_RELEASE, _INTERVAL)
+    if not math.isfinite(needed):
+        return math.inf
+    return math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
 
 
 def _release_loss_range(event: DpEvent) -> float:

@@ -123,8 +123,8 @@ def _least_noise(epsilon: Callable[[float], float], target: float, guess: float)
             known.append(_Point(math.log(noise), math.log(value / aim)))
         following = _extrapolated(known)
         is_bracketed = low > _LEAST_NOISE and high < _MOST_NOISE
-        # Every fourth time the bracket is halved, for epsilon may jump.
-        if not low < following < high or (attempt % 4 == 3 and is_bracketed):
+        # Every sixth time the bracket is halved, for epsilon may jump.
+        if not low < following < high or (attempt % 6 == 5 and is_bracketed):
             following = math.sqrt(low * high)
         noise = _to_float32(following)
         if not low < noise < high:
@@ -142,8 +142,8 @@ def _extrapolated(known: list[_Point]) -> float:
     if not known:
         return math.nan
     nearest, *others = sorted(known, key=lambda point: abs(point.log_excess))
-    # With one point only, epsilon is taken to fall like 1 / noise, the slowest that it does.
-    slope = -1.0
+    # With one point only: epsilon falls like 1 / noise at the slowest, faster where it is large.
+    slope = -2.0
     if others:
         run = nearest.log_noise - others[0].log_noise
         slope = (nearest.log_excess - others[0].log_excess) / run if run else 0.0

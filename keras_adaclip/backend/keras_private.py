@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src.backend import get_keras_mask, set_keras_mask
 
 Tensor = Any
 
@@ -43,13 +44,31 @@ def delete_attribute(layer: keras.layers.Layer, name: str) -> None:
 
 def mask_of(value: Tensor) -> Tensor | None:
     """The mask that Keras attached to a tensor, None where there is none."""
-    return getattr(value, "_keras_mask", None)
+    return get_keras_mask(value)
 
 
 def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
     """Attaches a mask to a tensor as Keras's layers do, and returns the tensor."""
     if mask is not None:
-        value._keras_mask = mask
+        set_keras_mask(value, mask)
+    return value
+
+
+def logits_of(value: Tensor) -> Tensor | None:
+    """What softmax or sigmoid made `value` from, where TensorFlow's losses want it, else None.
+
+    Only there do Keras's cross-entropies look for it: they are exact on logits, while on
+    probabilities they clip at 1e-7, beyond which the gradient is zero.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return None
+    return getattr(value, "_keras_logits", None)
+
+
+def attach_logits(value: Tensor, logits: Tensor | None) -> Tensor:
+    """Attaches logits to a tensor as Keras's activations do, and returns the tensor."""
+    if logits is not None:
+        value._keras_logits = logits
     return value
 
 
@@ -98,9 +117,11 @@ def update_masked_metrics(
     targets = compiled._flatten_y(y)
     predictions = compiled._flatten_y(y_pred)
     present = keras.ops.cast(mask, "float32")
-    for metrics, target, prediction in zip(compiled._flat_metrics, targets, predictions):
+    for metrics, target, prediction in zip(
+        compiled._flat_metrics, targets, predictions, strict=False
+    ):
         if metrics:
-            metrics.update_state(target, prediction, present)
+            metrics.update_state(target, prediction, _with_rank_of_mask(present, prediction))
     if sample_weight is None:
         weights = [present] * len(targets)
     else:
@@ -108,10 +129,10 @@ def update_masked_metrics(
         flat = flat if len(flat) == len(targets) else [flat[0]] * len(targets)
         weights = [masked_weight(weight, present) for weight in flat]
     for metrics, target, prediction, weight in zip(
-        compiled._flat_weighted_metrics, targets, predictions, weights
+        compiled._flat_weighted_metrics, targets, predictions, weights, strict=False
     ):
         if metrics:
-            metrics.update_state(target, prediction, weight)
+            metrics.update_state(target, prediction, _with_rank_of_mask(weight, prediction))
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
@@ -143,8 +164,17 @@ def without_regularizers(model: keras.Model) -> Iterator[None]:
             variable.regularizer = regularizer
 
 
-def masked_weight(weight: Tensor, present: Tensor) -> Tensor:
-    """Sample weights with zeros where `present` (of shape `(batch_size,)`) is zero."""
+def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:
+    """Sample weights (None: ones) with zeros where `present`, of shape `(batch_size,)`, is zero."""
+    if weight is None:
+        return present
     weight = keras.ops.cast(weight, "float32")
     trailing = (1,) * (len(weight.shape) - 1)
     return weight * keras.ops.reshape(present, (-1, *trailing))
+
+
+def _with_rank_of_mask(weight: Tensor, prediction: Tensor) -> Tensor:
+    """The weight with as many axes as the mask of the prediction, with which Keras multiplies it."""
+    mask = mask_of(prediction)
+    missing = 0 if mask is None else len(mask.shape) - len(weight.shape)
+    return keras.ops.reshape(weight, (*weight.shape, *(1,) * missing)) if missing > 0 else weight

@@ -44,7 +44,9 @@ def differentiate_at_taps(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
 
         def tap(value: Tensor) -> Tensor:
-            value = tf.convert_to_tensor(value)
+            # A new tensor: one that Keras's softmax made carries its logits along, and a loss
+            # that starts from them would bypass the tap.
+            value = tf.identity(value)
             tape.watch(value)
             taps.append(value)
             return value
@@ -165,7 +167,8 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     """Standard normal float32 noise, a function of `(key, step, stream)` alone.
 
     Philox is keyed with the 64 bits of `key`; `step` and `stream` are the upper half of its
-    128-bit counter, so that no two of them ever share a block.
+    128-bit counter, so that no two of them ever share a block. XLA arranges the same bits in
+    another order, so that its noise differs from that of a graph.
 
     Args:
         shape: shape of the noise.

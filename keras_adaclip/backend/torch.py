@@ -53,7 +53,9 @@ def differentiate_at_taps(
     if taps and loss.requires_grad:
         gradients = torch.autograd.grad(loss, taps, allow_unused=True)
     further = keras.tree.map_structure(_detach, further)
-    return further, [_or_zeros(gradient, tap) for gradient, tap in zip(gradients, taps, strict=True)]
+    return further, [
+        _or_zeros(gradient, tap) for gradient, tap in zip(gradients, taps, strict=True)
+    ]
 
 
 def per_example_layer_gradients(
@@ -73,11 +75,19 @@ def per_example_layer_gradients(
             for output, weight in zip(outputs, cotangent, strict=True)
         )
 
-    gradient = torch.func.vmap(torch.func.grad(inner_product), in_dims=(None, 0, 0))
+    gradient = torch.func.grad(inner_product)
+    values = [value.detach() for value in values]
     with torch.enable_grad():
-        gradients = gradient(
-            [value.detach() for value in values], list(arguments), list(cotangents)
-        )
+        try:
+            gradients = torch.func.vmap(gradient, in_dims=(None, 0, 0))(
+                values, list(arguments), list(cotangents)
+            )
+        except RuntimeError:  # Not every operation has a `vmap`, convolutions of Keras among them.
+            singles = [
+                gradient(values, [value[row] for value in arguments], [g[row] for g in cotangents])
+                for row in range(len(arguments[0]))
+            ]
+            gradients = [torch.stack(parts) for parts in zip(*singles, strict=True)]
     return list(gradients)
 
 
@@ -113,8 +123,16 @@ def loop_over_chunks(
 
 
 def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
-    """Runs `function` outside training, discards its updates, returns NumPy arrays."""
-    with torch.no_grad(), keras.StatelessScope([(variable, variable.value) for variable in variables]):
+    """Runs `function` outside training, discards its updates, returns NumPy arrays.
+
+    PyTorch's own generator, from which unseeded dropout draws, starts from the same state each time.
+    """
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        keras.StatelessScope([(variable, variable.value) for variable in variables]),
+    ):
+        torch.manual_seed(0)
         result = function()
     return keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result)
 

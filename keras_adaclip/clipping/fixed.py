@@ -1,5 +1,7 @@
-"""A clipping norm that stays what it is (Abadi et al. 2016, "Deep learning with differential
-privacy", section 3.1)."""
+"""A clipping norm that stays what it is.
+
+Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1.
+"""
 
 from typing import Any
 
@@ -10,7 +12,7 @@ from keras_adaclip.clipping.strategy import (
     State,
     Tensor,
     factors_down_to,
-    require_positive,
+    require_clip_norm,
 )
 
 
@@ -26,7 +28,7 @@ class FixedClipping(ClippingStrategy):
 
     Raises:
         TypeError: where `clip_norm` is not a number.
-        ValueError: where it is not positive and finite.
+        ValueError: where it is not positive, or out of the range of float32 norms.
 
     Example:
 
@@ -38,7 +40,7 @@ class FixedClipping(ClippingStrategy):
     """
 
     def __init__(self, clip_norm: float) -> None:
-        self.clip_norm = require_positive("clip_norm", clip_norm)
+        self.clip_norm = require_clip_norm("clip_norm", clip_norm)
 
     def initial_state(self) -> dict[str, float]:
         """The clipping norm alone."""

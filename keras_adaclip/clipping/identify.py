@@ -1,5 +1,6 @@
 """From what a user writes for `clipping=` to a strategy."""
 
+import numbers
 from typing import Any
 
 import keras
@@ -32,8 +33,8 @@ def get(identifier: Any) -> ClippingStrategy:
             "Argument `clipping` must name a known strategy ('quantile'). "
             f"Received: clipping={identifier!r}"
         )
-    if isinstance(identifier, (int, float)) and not isinstance(identifier, bool):
-        return FixedClipping(identifier)
+    if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
+        return FixedClipping(float(identifier))
     raise TypeError(
         "Argument `clipping` must be a clipping strategy from `keras_adaclip.clipping`, a positive "
         f"number or the name of a strategy. Received: clipping={identifier!r}"

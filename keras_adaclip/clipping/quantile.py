@@ -9,7 +9,7 @@ Sources: Andrew et al. 2021, "Differentially private learning with adaptive clip
 2.1; Thakkar et al. 2019, "Differentially private learning with adaptive clipping" (version 1).
 """
 
-import math
+import numbers
 import warnings
 from typing import Any
 
@@ -17,10 +17,13 @@ import keras
 from keras import ops
 
 from keras_adaclip.clipping.strategy import (
+    LARGEST_CLIP_NORM,
+    SMALLEST_CLIP_NORM,
     ClippingStrategy,
     State,
     Tensor,
     factors_down_to,
+    require_clip_norm,
     require_positive,
 )
 
@@ -40,9 +43,10 @@ class QuantileClipping(ClippingStrategy):
         count_noise_stddev: positive float, the standard deviation of the noise on the sum of the
             bits, in units; None means the expected number of units divided by 20.
         update: `"geometric"` or `"linear"`.
-        min_clip_norm: positive float, the norm never falls below it; None means no bound for
-            the geometric update and 1e-6 for the linear one.
-        max_clip_norm: positive float, the norm never rises above it; None means no bound.
+        min_clip_norm: positive float, the norm never falls below it; None means 1e-10, the
+            smallest norm that float32 can clip to, for the geometric update and 1e-6 for the
+            linear one.
+        max_clip_norm: positive float, the norm never rises above it; None means 1e15.
 
     Raises:
         TypeError: where an argument is not a number.
@@ -59,7 +63,7 @@ class QuantileClipping(ClippingStrategy):
     >>> clipping = QuantileClipping(target_quantile=0.7)
     >>> sum_noise_multiplier, count_noise = clipping.noise_split(1.0, expected_units=256)
     >>> round(sum_noise_multiplier, 6), count_noise
-    (1.000763, 12.8)
+    (1.000764, 12.8)
 
     Reference:
         Andrew et al. 2021, section 2.1 and algorithm 1.
@@ -77,7 +81,7 @@ class QuantileClipping(ClippingStrategy):
         min_clip_norm: float | None = None,
         max_clip_norm: float | None = None,
     ) -> None:
-        if isinstance(target_quantile, bool) or not isinstance(target_quantile, (int, float)):
+        if isinstance(target_quantile, bool) or not isinstance(target_quantile, numbers.Real):
             raise TypeError(
                 "Argument `target_quantile` must be a number. "
                 f"Received: target_quantile={target_quantile!r}"
@@ -92,20 +96,32 @@ class QuantileClipping(ClippingStrategy):
                 f"Argument `update` must be 'geometric' or 'linear'. Received: update={update!r}"
             )
         self.target_quantile = float(target_quantile)
-        self.initial_clip_norm = require_positive("initial_clip_norm", initial_clip_norm)
+        self.initial_clip_norm = require_clip_norm("initial_clip_norm", initial_clip_norm)
         self.learning_rate = require_positive("learning_rate", learning_rate)
-        self.count_noise_stddev = _optional("count_noise_stddev", count_noise_stddev)
+        self.count_noise_stddev = (
+            None
+            if count_noise_stddev is None
+            else require_positive("count_noise_stddev", count_noise_stddev)
+        )
         self.update_rule = update
-        self.min_clip_norm = _optional("min_clip_norm", min_clip_norm)
-        self.max_clip_norm = _optional("max_clip_norm", max_clip_norm)
-        lowest = self.min_clip_norm or 0.0
-        highest = self.max_clip_norm or math.inf
-        if not lowest <= self.initial_clip_norm <= highest:
+        self.min_clip_norm = _optional_norm("min_clip_norm", min_clip_norm)
+        self.max_clip_norm = _optional_norm("max_clip_norm", max_clip_norm)
+        if not self._lowest <= self.initial_clip_norm <= self._highest:
             raise ValueError(
                 "Argument `initial_clip_norm` must lie between `min_clip_norm` and "
                 f"`max_clip_norm`. Received: initial_clip_norm={initial_clip_norm}, "
                 f"min_clip_norm={min_clip_norm}, max_clip_norm={max_clip_norm}"
             )
+
+    @property
+    def _lowest(self) -> float:
+        """Float32 must not reach zero, from which no factor leads back."""
+        default = SMALLEST_CLIP_NORM if self.update_rule == "geometric" else 1e-6
+        return self.min_clip_norm or min(default, self.initial_clip_norm)
+
+    @property
+    def _highest(self) -> float:
+        return self.max_clip_norm or LARGEST_CLIP_NORM
 
     def initial_state(self) -> dict[str, float]:
         """The norm, and the noised share of unclipped units in the latest step."""
@@ -152,13 +168,10 @@ class QuantileClipping(ClippingStrategy):
         excess = self.learning_rate * (unclipped_fraction - self.target_quantile)
         if self.update_rule == "geometric":
             clip_norm = state["clip_norm"] * ops.exp(-excess)
-            # Float32 must neither reach zero nor infinity, from which no factor leads back.
-            lowest, highest = self.min_clip_norm or 1e-30, self.max_clip_norm or 1e30
         else:
             clip_norm = state["clip_norm"] - excess
-            lowest, highest = self.min_clip_norm or 1e-6, self.max_clip_norm or 1e30
         return {
-            "clip_norm": ops.clip(clip_norm, lowest, highest),
+            "clip_norm": ops.clip(clip_norm, self._lowest, self._highest),
             "unclipped_fraction": unclipped_fraction,
         }
 
@@ -175,5 +188,5 @@ class QuantileClipping(ClippingStrategy):
         }
 
 
-def _optional(name: str, value: float | None) -> float | None:
-    return None if value is None else require_positive(name, value)
+def _optional_norm(name: str, value: float | None) -> float | None:
+    return None if value is None else require_clip_norm(name, value)

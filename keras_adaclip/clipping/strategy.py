@@ -7,9 +7,14 @@ units and noised, and the state of the next step.
 
 import abc
 import math
+import numbers
 from typing import Any, ClassVar, Self
 
 from keras import ops
+
+# Squares of what is smaller vanish in float32, and a norm that reads 0 is never clipped; what is
+# larger has a square that is not finite. Between the two, norms and noise can be trusted.
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
 
 Tensor = Any
 State = dict[str, Tensor]
@@ -101,10 +106,22 @@ def factors_down_to(clip_norm: Tensor, norms: Tensor) -> Tensor:
 
 def require_positive(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises where it is not a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"Argument `{name}` must be a number. Received: {name}={value!r}")
     if not (math.isfinite(value) and value > 0.0):
         raise ValueError(
             f"Argument `{name}` must be positive and finite. Received: {name}={value!r}"
         )
     return float(value)
+
+
+def require_clip_norm(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises where float32 cannot clip to it."""
+    norm = require_positive(name, value)
+    if not SMALLEST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM:
+        raise ValueError(
+            f"Argument `{name}` must lie between {SMALLEST_CLIP_NORM:g} and "
+            f"{LARGEST_CLIP_NORM:g}, where float32 norms can be trusted; scale the loss instead. "
+            f"Received: {name}={value!r}"
+        )
+    return norm

@@ -59,7 +59,11 @@ class Batch:
         """The batch with rows of zeros, masked out, up to a multiple of `size`."""
         missing = -self.num_rows % size
         if isinstance(missing, int) and missing == 0:
-            return self if self.mask is not None else Batch(self.x, self.y, self.sample_weight, self.present)
+            return (
+                self
+                if self.mask is not None
+                else Batch(self.x, self.y, self.sample_weight, self.present)
+            )
 
         def pad(value: Tensor) -> Tensor:
             filler = ops.zeros((missing, *value.shape[1:]), value.dtype)

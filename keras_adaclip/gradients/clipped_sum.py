@@ -22,6 +22,9 @@ from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
 
+# Squares of smaller gradients are zero in float32: their norm counts as this much.
+_SMALLEST_NORM = 1e-15
+
 
 @dataclass(frozen=True)
 class ClippedSum:
@@ -118,6 +121,7 @@ def _norms(squared_norms: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _factors(clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor) -> Tensor:
+    norms = ops.maximum(norms, _SMALLEST_NORM)
     return ops.where(finite, clipping.clip_factors(state, norms), 0.0)
 
 

@@ -14,6 +14,13 @@ from keras import ops
 
 Tensor = Any
 
+# Guards of norms that are known through products: a norm that rounding made too small would let
+# a contribution pass the clipping norm. Squares of numbers below 1e-19 are zero in float32 though
+# their product with another number need not be; this is added to squared norms before a product.
+_UNDERFLOW = 1e-28
+# The Gram form subtracts: its result is at least this part of what it would be without.
+_CANCELLATION = 2.0**-15
+
 
 class PerExampleGradient(abc.ABC):
     """The gradients of one variable, one an example."""
@@ -92,14 +99,13 @@ class OuterProduct(PerExampleGradient):
     def squared_norms(self) -> Tensor:
         """Squared norms by the cheapest exact formula."""
         if self.inputs.shape[1] == 1:
-            return ops.sum(ops.square(self.inputs), axis=(1, 2)) * ops.sum(
-                ops.square(self.cotangents), axis=(1, 2)
-            )
+            return ops.square(_sum_of_sizes(self.inputs, self.cotangents))
         if self.uses_gram:
             of_inputs = ops.matmul(self.inputs, ops.transpose(self.inputs, (0, 2, 1)))
             of_cotangents = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
-            # Rounding can push a sum of products below zero, a squared norm never is.
-            return ops.maximum(ops.sum(of_inputs * of_cotangents, axis=(1, 2)), 0.0)
+            gram = ops.sum(of_inputs * of_cotangents, axis=(1, 2))
+            largest = ops.square(_sum_of_sizes(self.inputs, self.cotangents))
+            return ops.maximum(gram, _CANCELLATION * largest)
         return ops.sum(ops.square(self._written_out()), axis=(1, 2))
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
@@ -142,13 +148,13 @@ class Lookup(PerExampleGradient):
         """Gram form over the pairs of positions with equal ids."""
         equal = ops.cast(self.ids[:, :, None] == self.ids[:, None, :], "float32")
         gram = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
-        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), 0.0)
+        sizes = ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
+        largest = ops.sum(equal * sizes[:, :, None] * sizes[:, None, :], axis=(1, 2))
+        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), _CANCELLATION * largest)
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One segment sum over all positions of all examples."""
-        weighted = ops.where(
-            finite[:, None, None], factors[:, None, None] * self.cotangents, 0.0
-        )
+        weighted = ops.where(finite[:, None, None], factors[:, None, None] * self.cotangents, 0.0)
         return ops.segment_sum(
             ops.reshape(weighted, (-1, self.shape[1])),
             ops.reshape(self.ids, (-1,)),
@@ -182,3 +188,9 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
             parts[0].shape,
         )
     return Materialized(sum(part.materialize() for part in parts))
+
+
+def _sum_of_sizes(inputs: Tensor, cotangents: Tensor) -> Tensor:
+    """`sum_t |a_t| |g_t|` of shape `(batch_size,)`, no smaller for underflow."""
+    squares = [ops.sum(ops.square(value), axis=2) + _UNDERFLOW for value in (inputs, cotangents)]
+    return ops.sum(ops.sqrt(squares[0]) * ops.sqrt(squares[1]), axis=1)

@@ -102,6 +102,7 @@ def per_example_gradients(
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:
     """Calls the model, in training mode where its `call` knows of one."""
-    if "training" in inspect.signature(model.call).parameters:
+    # The class's `call`: that of the instance may be tapped, and takes anything.
+    if "training" in inspect.signature(type(model).call).parameters:
         return model(x, training=training)
     return model(x)

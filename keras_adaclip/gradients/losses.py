@@ -40,22 +40,34 @@ def per_example_losses(
     custom = type(model).compute_loss is not keras.Model.compute_loss
     named = {"x": x if custom else None, "y": y, "sample_weight": sample_weight}
     named = {name: value for name, value in named.items() if value is not None}
-    masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
-    structure = {"named": named, "y_pred": y_pred, "masks": [m for m in masks if m is not None]}
+    outputs = keras.tree.flatten(y_pred)
+    structure = {
+        "named": named,
+        "y_pred": y_pred,
+        "masks": [keras_private.mask_of(value) for value in outputs],
+        "logits": [keras_private.logits_of(value) for value in outputs],
+    }
+    # Targets and weights of single outputs may be None.
+    flat = keras.tree.flatten(structure)
+    numbers = [number for number, value in enumerate(flat) if value is not None]
 
-    def one_example(flat: list[Tensor]) -> list[Tensor]:
-        alone = [ops.expand_dims(value, 0) for value in flat]
+    def one_example(values: list[Tensor]) -> list[Tensor]:
+        alone: list[Tensor | None] = [None] * len(flat)
+        for number, value in zip(numbers, values, strict=True):
+            alone[number] = ops.expand_dims(value, 0)
         example = keras.tree.pack_sequence_as(structure, alone)
-        remaining = iter(example["masks"])
-        for value, mask in zip(keras.tree.flatten(example["y_pred"]), masks, strict=True):
-            if mask is not None:
-                keras_private.attach_mask(value, next(remaining))
+        attributes = zip(example["masks"], example["logits"], strict=True)
+        for value, (mask, logits) in zip(
+            keras.tree.flatten(example["y_pred"]), attributes, strict=True
+        ):
+            keras_private.attach_mask(value, mask)
+            keras_private.attach_logits(value, logits)
         with keras.StatelessScope([*outside, *zeros]) as scope:
             loss = compute_loss(model, y_pred=example["y_pred"], **example["named"])
         increments = [scope.get_current_value(variable) for variable in trackers]
         return [ops.cast(loss, "float32"), *increments]
 
-    losses, *increments = ops.vectorized_map(one_example, keras.tree.flatten(structure))
+    losses, *increments = ops.vectorized_map(one_example, [flat[number] for number in numbers])
     return losses, increments
 
 

@@ -56,9 +56,13 @@ class TapRecorder:
                 )
             flat = keras.tree.flatten((args, kwargs))
             is_tensor = [bool(keras.ops.is_tensor(value)) for value in flat]
-            statics = [None if tensor else value for value, tensor in zip(flat, is_tensor, strict=True)]
+            statics = [
+                None if tensor else value for value, tensor in zip(flat, is_tensor, strict=True)
+            ]
             self._skeletons.append((layer, is_tensor, ((args, kwargs), statics), numbers))
-            self._tensors.append([value for value, tensor in zip(flat, is_tensor, strict=True) if tensor])
+            self._tensors.append(
+                [value for value, tensor in zip(flat, is_tensor, strict=True) if tensor]
+            )
             return outputs
 
         return call

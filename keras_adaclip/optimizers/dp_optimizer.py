@@ -14,22 +14,25 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import clipping as clipping_strategies
-from keras_adaclip import noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.clipping import ClippingStrategy
 from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
+from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
 from keras_adaclip.optimizers.validation import (
     checked_inner_optimizer,
     checked_microbatch_size,
     checked_noise_multiplier,
     checked_seed,
 )
+from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class DPOptimizer(keras.optimizers.Optimizer):
+class DPOptimizer(WrappingOptimizer):
     """Wraps a Keras optimizer so that what it applies is differentially private.
 
     Use it with `PrivateModel`, whose training step clips and sums the gradients of single
@@ -46,7 +49,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
         microbatch_size: number of examples that are processed at a time; None lets the step
             decide. Changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
-            whoever knows it can subtract the noise.
+            whoever knows it can subtract the noise: it stands in the config and so in every
+            saved model.
         name: name of the optimizer.
 
     Raises:
@@ -57,8 +61,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
     Guarantees:
         Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
         or removing one unit. The noise is drawn once a step, after all microbatches, from 64
-        random bits and a counter, and never repeats. After `load_own_variables` the bits are
-        drawn anew, and the ledger is never lowered.
+        random bits and a counter, and never repeats; the bits are drawn anew for each run of
+        steps and after loading, and are not saved. Loading never lowers the ledger.
 
     Example:
 
@@ -81,18 +85,15 @@ class DPOptimizer(keras.optimizers.Optimizer):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        inner_optimizer = checked_inner_optimizer(optimizer)
-        super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = inner_optimizer
-        self.clipping = clipping_strategies.get(clipping)
-        self.noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        super().__init__(checked_inner_optimizer(optimizer), name)
+        self._clipping = clipping_strategies.get(clipping)
+        self.noise_multiplier = noise_multiplier
         self.microbatch_size = checked_microbatch_size(microbatch_size)
         self.seed = checked_seed(seed)
         self._is_for_private_model = False
         self._is_configured = False
         self._past_run = Run()
         self._built_for: list[int] = []
-        self._own_variables: list[keras.Variable] = []
         self._clip_state: dict[str, keras.Variable] = {}
 
     # Keras's optimizer protocol
@@ -120,20 +121,12 @@ class DPOptimizer(keras.optimizers.Optimizer):
         add = self._add_own_variable
         for name, value in self.clipping.initial_state().items():
             self._clip_state[name] = add(name, np.asarray(value, np.float32))
-        self._key = add("noise_key", noise.fresh_key(self.seed))
-        self._num_draws = add("num_noise_draws", np.zeros((), np.int32))
-        self._sum_noise_multiplier = add("sum_noise_multiplier", np.zeros((), np.float32))
-        self._statistics_stddev = add("statistics_stddev", np.zeros((), np.float32))
-        self._expected_units = add("expected_units", np.ones((), np.float32))
+        earlier_steps = self._past_run.ledger.steps
+        self._noise = NoiseVariables(add, self.seed, earlier_steps)
         self._ledger = LedgerVariables(add, np.float32(self.noise_multiplier))
         self._ledger.include(self._past_run)
         self._built_for = [id(variable) for variable in variables]
         super().build(variables)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """Threshold, noise state and ledger, then the inner optimizer's variables."""
-        return [*self._own_variables, *self.inner_optimizer.variables]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Noises a clipped sum, applies it, moves the threshold and counts the step.
@@ -158,45 +151,34 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
                 "expected batch size is known. Train with `PrivateModel.fit`."
             )
-        state = {name: ops.cast(v.value, "float32") for name, v in self._clip_state.items()}
-        key, step = self._key.value, self._num_draws.value
-        expected_units = self._expected_units.value
-        stddev = self._sum_noise_multiplier.value * state["clip_norm"]
-        sums = noise.add_noise(grads.gradients, stddev, key, step, first_stream=1)
+        state = self.clip_state
+        means = self._noise.noised_means(grads.gradients, state["clip_norm"])
         statistics = grads.statistics
         if self.clipping.num_statistics > 0:
-            statistics_stddev = self._statistics_stddev.value
-            (statistics,) = noise.add_noise([statistics], statistics_stddev, key, step)
-        means = [total / expected_units for total in sums]
+            statistics = self._noise.noised_statistics(statistics)
         if grads.public_gradients is not None:
             means = [m + p for m, p in zip(means, grads.public_gradients, strict=True)]
         self.inner_optimizer.apply(means, trainable_variables)
-        for name, value in self.clipping.update(state, statistics, expected_units).items():
+        # Last: this step was clipped, and noised, with the threshold as it was.
+        updated = self.clipping.update(state, statistics, self._noise.expected_units)
+        for name, value in updated.items():
             self._clip_state[name].assign(value)
-        self._num_draws.assign(step + 1)
+        self._noise.count_draw()
         self._ledger.count_step()
 
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Delegates to the inner optimizer (moving averages of weights)."""
-        self.inner_optimizer.finalize_variable_values(var_list)
-
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """Returns the loss: scaling it would scale what is clipped."""
-        return loss
+    @property
+    def clipping(self) -> ClippingStrategy:
+        """The clipping strategy. It stays what it is: a compiled step would not see another."""
+        return self._clipping
 
     @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
+    def noise_multiplier(self) -> float:
+        """The total noise multiplier; a new one takes effect, and is accounted, at the next run."""
+        return self._noise_multiplier
 
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
-
-    @property
-    def iterations(self) -> Any:
-        """The number of steps, counted by the inner optimizer."""
-        return self.inner_optimizer.iterations
+    @noise_multiplier.setter
+    def noise_multiplier(self, noise_multiplier: float) -> None:
+        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
 
     # What is read out
 
@@ -274,9 +256,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
             noise_multiplier=total,
             steps_per_release=steps_per_release,
         )
-        self._sum_noise_multiplier.assign(_rounded_up(of_sum))
-        self._statistics_stddev.assign(_rounded_up(of_statistics))
-        self._expected_units.assign(np.float32(expected_batch_size))
+        checked_inner_optimizer(self.inner_optimizer)
+        self._noise.configure(of_sum, of_statistics, expected_batch_size)
         self._is_configured = True
         return self._ledger.open(row)
 
@@ -295,32 +276,27 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
     # Saving
 
+    def save_own_variables(self, store: Any) -> None:
+        """Stores all variables but the noise key, which would lay the noise bare."""
+        secret = [self._noise.key] if self.built else []
+        save_arrays(store, self.variables, secret)
+
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` stored; never lowers the ledger.
+        """Loads threshold, ledger and the inner optimizer's state; never lowers the ledger.
+
+        The noise, the divisor and the row in which steps are counted belong to the run that is
+        under way and stay what they are; the noise key is drawn anew.
 
         Raises:
             ValueError: where the stored variables are not those of this optimizer.
         """
-        variables = self.variables
-        if len(store.keys()) != len(variables):
-            raise ValueError(
-                f"The saved state of {self.name!r} holds {len(store.keys())} variables, this "
-                f"optimizer has {len(variables)}. Threshold and privacy ledger cannot be restored "
-                "from it: build the model and compile it as it was when it was saved."
-            )
-        values = [np.asarray(store[str(number)]) for number in range(len(variables))]
-        for variable, value in zip(variables, values, strict=True):
-            if tuple(variable.shape) != value.shape:
-                raise ValueError(
-                    f"The saved state of {self.name!r} does not fit: variable {variable.path!r} "
-                    f"has shape {tuple(variable.shape)}, the saved one {value.shape}."
-                )
-        before = self.run
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        self._ledger.include(before)
-        # A restored counter would draw noise again that was already used, with other data.
-        self._key.assign(noise.fresh_key())
+        values = saved_arrays(store, self.variables, self.name)
+        if self.built:
+            loaded = self._ledger.run_from(values)
+            self._ledger.include(loaded)
+            self._noise.renew_key()
+        for variable in [*self._clip_state.values(), *self.inner_optimizer.variables]:
+            variable.assign(values[id(variable)])
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument under its own name."""
@@ -345,21 +321,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 )
         return cls(**config)
 
-    def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
-        variable = self.add_variable(
-            value.shape, initializer="zeros", dtype=str(value.dtype), name=name
-        )
-        variable.assign(value)
-        self._own_variables.append(variable)
-        return variable
-
     def _read(self, name: str) -> float:
         if not self.built:
             return float(self.clipping.initial_state()[name])
         return float(ops.convert_to_numpy(self._clip_state[name].value))
-
-
-def _rounded_up(value: float) -> np.float32:
-    """The smallest float32 that is at least `value`: noise is never rounded down."""
-    rounded = np.float32(value)
-    return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))

@@ -5,7 +5,7 @@ only the host writes. Both are saved with the optimizer.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -16,30 +16,53 @@ from keras_adaclip import noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 
 MAX_ROWS = 64
-_NUM_COLUMNS = 7
 _STEPS_PER_RELEASE, _STEPS, _RELEASES, _STEPS_IN_RELEASE = 3, 4, 5, 6
+
+Identity = tuple[int, int]
+_NOBODY: Identity = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A ledger and the identity, drawn at random, of the run that it is a state of.
+    """A ledger, and the identity of the one optimizer that adds steps to it.
+
+    Two states with one identity are an earlier and a later state of the same ledger, so the later
+    one holds the earlier one. What other optimizers did comes on top, once: `included` remembers
+    which states of theirs are in the ledger already. It is not saved, and where it does not know,
+    steps are counted twice rather than not at all.
 
     Args:
         ledger: what ran.
-        identity: two random 32-bit integers.
+        identity: two random 32-bit integers; zeros for a ledger that no optimizer owns.
+        included: by identity, the latest state of other optimizers' ledgers that this one holds.
     """
 
-    ledger: Ledger = Ledger()
-    identity: tuple[int, int] = (0, 0)
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+    identity: Identity = _NOBODY
+    included: Mapping[Identity, Ledger] = dataclasses.field(default_factory=dict, hash=False)
 
     def union_upward(self, other: "Run") -> "Run":
-        """The ledger that covers both; two states of one run are not counted twice."""
+        """The ledger that covers both; what one holds of the other is not counted twice."""
         if other.ledger.steps == 0:
             return self
-        if self.ledger.steps == 0:
+        if self.ledger.steps == 0 and self.identity == _NOBODY:
             return other
-        same_run = self.identity == other.identity
-        return Run(self.ledger.union_upward(other.ledger, same_run=same_run), self.identity)
+        included = {**other.included, **self.included}
+        if self.identity == other.identity:
+            ledger = self.ledger.union_upward(other.ledger, same_run=True)
+        elif _covers(self.included.get(other.identity), other.ledger):
+            return self
+        elif _covers(other.included.get(self.identity), self.ledger):
+            ledger = other.ledger
+            included[other.identity] = other.ledger
+        else:
+            ledger = self.ledger.union_upward(other.ledger)
+            included[other.identity] = other.ledger
+        return Run(ledger, self.identity, included)
+
+
+def _covers(ledger: Ledger | None, earlier: Ledger) -> bool:
+    return ledger is not None and earlier.is_covered_by(ledger)
 
 
 class LedgerVariables:
@@ -63,6 +86,7 @@ class LedgerVariables:
         self._closed = add_variable("ledger_closed_rows", closed)
         self._closed_noise = add_variable("ledger_closed_noise", closed_noise)
         self._identity = add_variable("ledger_identity", noise.fresh_key())
+        self._included: Mapping[Identity, Ledger] = {}
 
     def count_step(self) -> None:
         """Advances the current row by one step, inside the compiled step."""
@@ -109,31 +133,53 @@ class LedgerVariables:
 
     @property
     def run(self) -> Run:
-        """The ledger with the identity of the run that it belongs to."""
-        return Run(self.read(), _identity(self._identity))
+        """The ledger, whose it is, and what of others it holds."""
+        first, second = _numpy(self._identity).tolist()
+        return Run(self.read(), (first, second), self._included)
+
+    @property
+    def variables(self) -> tuple[keras.Variable, ...]:
+        """All variables of the ledger, none of which may be set from outside."""
+        return (
+            self._current,
+            self._current_noise,
+            self._closed,
+            self._closed_noise,
+            self._identity,
+        )
+
+    def run_from(self, values: Mapping[int, Any]) -> Run:
+        """The run that saved arrays describe.
+
+        Args:
+            values: the saved array of each of `variables`, by the variable's `id`.
+
+        Raises:
+            ValueError: where the arrays make no ledger.
+        """
+        current, current_noise, closed, closed_noise, identity = (
+            np.asarray(values[id(variable)]) for variable in self.variables
+        )
+        row = LedgerRow.from_integers(current, noise_multiplier=float(current_noise))
+        first, second = identity.tolist()
+        return Run(Ledger.from_arrays(closed, closed_noise).append(row), (first, second))
 
     def include(self, other: Run) -> None:
         """Raises the ledger to at least that of `other`, never lowering it."""
-        if other.ledger.steps == 0:
-            return
         union = self.run.union_upward(other)
+        if union.ledger.steps == 0:
+            return
+        self._included = union.included
         self._write_closed(union.ledger)
         current = self.current_row()
-        emptied = dataclasses.replace(
-            current, steps=0, releases=0, steps_in_release=current.steps_per_release
-        )
+        emptied = dataclasses.replace(current, steps=0, releases=0).begin_segment()
         self._current.assign(emptied.to_integers())
-        self._identity.assign(np.asarray(union.identity, np.int32))
 
     def _write_closed(self, ledger: Ledger) -> None:
-        rows, noise_multipliers = ledger.to_arrays(MAX_ROWS)
+        # One row fewer than the table has, so that the ledger with the current row still fits one.
+        rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)
         self._closed.assign(rows)
         self._closed_noise.assign(noise_multipliers)
-
-
-def _identity(variable: keras.Variable) -> tuple[int, int]:
-    first, second = _numpy(variable).tolist()
-    return first, second
 
 
 def _numpy(variable: keras.Variable) -> Any:

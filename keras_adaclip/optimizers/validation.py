@@ -1,10 +1,13 @@
 """Checks of the arguments of `DPOptimizer`."""
 
 import math
+import numbers
 from typing import Any
 
 import keras
+import numpy as np
 
+_LARGEST_NOISE_MULTIPLIER = 1e15
 _FORBIDDEN = {
     "clipnorm": "would clip the noised mean a second time, variable by variable",
     "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
@@ -39,13 +42,14 @@ def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
 
 def checked_noise_multiplier(value: Any) -> float:
     """Returns the noise multiplier as a float >= 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"Argument `noise_multiplier` must be a number. Received: noise_multiplier={value!r}"
         )
-    if not (math.isfinite(value) and value >= 0.0):
+    if not (math.isfinite(value) and 0.0 <= value <= _LARGEST_NOISE_MULTIPLIER):
         raise ValueError(
-            "Argument `noise_multiplier` must be finite and at least 0. "
+            "Argument `noise_multiplier` must be finite and at least 0 (and at most "
+            f"{_LARGEST_NOISE_MULTIPLIER:g}: steps are float32). "
             f"Received: noise_multiplier={value!r}"
         )
     return float(value)
@@ -55,7 +59,7 @@ def checked_microbatch_size(value: Any) -> int | None:
     """Returns the microbatch size as a positive int, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
             "Argument `microbatch_size` must be an integer or None. "
             f"Received: microbatch_size={value!r}"
@@ -64,15 +68,15 @@ def checked_microbatch_size(value: Any) -> int | None:
         raise ValueError(
             f"Argument `microbatch_size` must be positive. Received: microbatch_size={value}"
         )
-    return value
+    return int(value)
 
 
 def checked_seed(value: Any) -> int | None:
     """Returns the seed as a non-negative int, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={value!r}")
     if value < 0:
         raise ValueError(f"Argument `seed` must not be negative. Received: seed={value}")
-    return value
+    return int(value)

@@ -22,6 +22,10 @@ class Conv2DRule(LayerRule):
 
     taps_activation = True
 
+    def covers(self, layer: keras.layers.Layer) -> bool:
+        """A subclass may put its own operation (with other weights) in the convolution's place."""
+        return type(layer).convolution_op is keras.layers.Conv2D.convolution_op
+
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
     ) -> list[PerExampleGradient]:
@@ -79,9 +83,7 @@ def _patches(layer: keras.layers.Layer, inputs: Tensor, output_size: Any) -> Ten
         strict=True,
     )
     if any(before) or any(after):
-        inputs = ops.pad(
-            inputs, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0))
-        )
+        inputs = ops.pad(inputs, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0)))
     (row_stride, column_stride), (row_step, column_step) = layer.strides, layer.dilation_rate
     slices = [
         inputs[

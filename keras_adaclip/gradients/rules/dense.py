@@ -1,5 +1,8 @@
-"""`Dense`: `y = activation(x W + b)`, so the gradient of W is a sum of outer products
-(Goodfellow 2015, "Efficient per-example gradient computations")."""
+"""`Dense`: `y = activation(x W + b)`.
+
+The gradient of W is a sum of outer products (Goodfellow 2015, "Efficient per-example gradient
+computations").
+"""
 
 from typing import Any
 

@@ -1,0 +1,103 @@
+"""The state of the noise as Keras variables: key, counter, standard deviations and divisor.
+
+    means = (sums + N(0, (sum_noise_multiplier * clip_norm)^2)) / expected_units
+
+The step reads all of it from variables, so that nothing is fixed when a step is compiled.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip import noise
+
+Tensor = Any
+
+# Norms and products are float32, right to about five digits: the noise is drawn that much wider.
+_ROUNDING_MARGIN = 1.0 + 2.0**-16
+_STREAM_OF_STATISTICS, _FIRST_STREAM_OF_SUMS = 0, 1
+
+
+class NoiseVariables:
+    """The noise of one optimizer.
+
+    Args:
+        add_variable: makes a variable from a name and an initial array.
+        seed: None, or the integer that the key is derived from.
+        num_earlier_steps: steps that the ledger held before these variables.
+    """
+
+    def __init__(
+        self,
+        add_variable: Callable[[str, np.ndarray], keras.Variable],
+        seed: int | None,
+        num_earlier_steps: int,
+    ) -> None:
+        self._seed = seed
+        self.key = add_variable("noise_key", noise.fresh_key(seed, num_earlier_steps))
+        self._num_draws = add_variable("num_noise_draws", np.zeros((), np.int32))
+        self._sum_noise_multiplier = add_variable("sum_noise_multiplier", np.zeros((), np.float32))
+        self._statistics_stddev = add_variable("statistics_stddev", np.zeros((), np.float32))
+        self._expected_units = add_variable("expected_units", np.ones((), np.float32))
+
+    def configure(
+        self, sum_noise_multiplier: float, statistics_stddev: float, expected_units: int
+    ) -> None:
+        """Sets the noise of the steps to come; without a seed, under a new key.
+
+        Args:
+            sum_noise_multiplier: standard deviation of the noise on the sums, in clipping norms.
+            statistics_stddev: standard deviation of the noise on the statistics.
+            expected_units: expected number of units in a step.
+        """
+        if self._seed is None:
+            self.key.assign(noise.fresh_key())
+        margin = sum_noise_multiplier * _ROUNDING_MARGIN
+        self._sum_noise_multiplier.assign(_rounded_up(margin))
+        self._statistics_stddev.assign(_rounded_up(statistics_stddev))
+        self._expected_units.assign(np.float32(expected_units))
+
+    def renew_key(self) -> None:
+        """Draws a new key from the operating system, with a seed too."""
+        self.key.assign(noise.fresh_key())
+
+    @property
+    def expected_units(self) -> Tensor:
+        """Expected number of units in a step, what every sum is divided by."""
+        return self._expected_units.value
+
+    def noised_means(self, sums: Sequence[Tensor], clip_norm: Tensor) -> list[Tensor]:
+        """The noised sums over the expected number of units, float32.
+
+        Args:
+            sums: sums of contributions.
+            clip_norm: what the contributions of this step were clipped to.
+        """
+        stddev = self._sum_noise_multiplier.value * clip_norm
+        noised = noise.add_noise(
+            sums, stddev, self.key.value, self._num_draws.value, _FIRST_STREAM_OF_SUMS
+        )
+        return [total / self.expected_units for total in noised]
+
+    def noised_statistics(self, statistics: Tensor) -> Tensor:
+        """The noised sums of the strategy's statistics, of shape `(num_statistics,)`."""
+        (noised,) = noise.add_noise(
+            [statistics],
+            self._statistics_stddev.value,
+            self.key.value,
+            self._num_draws.value,
+            _STREAM_OF_STATISTICS,
+        )
+        return noised
+
+    def count_draw(self) -> None:
+        """Makes sure that the next step draws other noise."""
+        self._num_draws.assign(self._num_draws.value + 1)
+
+
+def _rounded_up(value: float) -> np.float32:
+    """The smallest float32 that is at least `value`: noise is never rounded down."""
+    rounded = np.float32(value)
+    return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))

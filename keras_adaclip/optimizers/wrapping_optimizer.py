@@ -1,0 +1,68 @@
+"""A Keras optimizer around another one, which keeps learning rate, counter and slots."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+Tensor = Any
+
+
+class WrappingOptimizer(keras.optimizers.Optimizer):
+    """Delegates to an inner optimizer what belongs to it, and keeps variables of its own.
+
+    Args:
+        inner_optimizer: the optimizer that applies the updates.
+        name: name of the optimizer.
+    """
+
+    def __init__(self, inner_optimizer: keras.optimizers.Optimizer, name: str | None) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self._own_variables: list[keras.Variable] = []
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Threshold, noise state and ledger, then the inner optimizer's variables."""
+        return [*self._own_variables, *self.inner_optimizer.variables]
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Delegates to the inner optimizer (moving averages of weights)."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Returns the loss: scaling it would scale what is clipped."""
+        return loss
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps, counted by the inner optimizer."""
+        return self.inner_optimizer.iterations
+
+    def set_weights(self, weights: Any) -> None:
+        """Refuses: the ledger is among the variables, and must not be set back.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "The weights of a `DPOptimizer` hold its privacy ledger and cannot be set. Use "
+            "`model.save` and `keras.models.load_model`, or `model.load_weights`."
+        )
+
+    def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
+        variable = self.add_variable(
+            value.shape, initializer="zeros", dtype=str(value.dtype), name=name
+        )
+        variable.assign(value)
+        self._own_variables.append(variable)
+        return variable

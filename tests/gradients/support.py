@@ -1,0 +1,130 @@
+"""Runs the gradient code on a small compiled Keras model, outside of any training loop."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import FixedClipping
+from keras_adaclip.gradients import Batch, clipped_sum, make_plan
+from keras_adaclip.gradients.layerwise import call_model
+from keras_adaclip.gradients.plan import whole_model_plan
+
+WHOLE_MODEL = whole_model_plan("asked for by a test")
+
+
+def compiled(function):
+    """`function` of tensors as the backend's compiler makes it; PyTorch runs it as it is."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function)
+    import torch
+
+    return torch.no_grad()(function)
+
+
+def tensors(structure):
+    return keras.tree.map_structure(
+        lambda value: None if value is None else ops.convert_to_tensor(value), structure
+    )
+
+
+def numpy(structure):
+    return keras.tree.map_structure(ops.convert_to_numpy, structure)
+
+
+def built(model, x, y=None, sample_weight=None, loss="mse", **arguments):
+    """The model, compiled and built, weights included."""
+    model.compile(optimizer="sgd", loss=loss, **arguments)
+    keras_private.build_for_training(model, x, y, sample_weight)
+    return model
+
+
+def plan_for(model, x, y=None, sample_weight=None):
+    rows = keras.tree.map_structure(
+        lambda value: None if value is None else value[:3], [x, y, sample_weight]
+    )
+    return make_plan(model, Batch(*rows))
+
+
+def ways(plan):
+    """The way of each layer in order: a rule's name or "general"; or the word "whole"."""
+    if not plan.is_layerwise:
+        return "whole"
+    return [way.split(" ")[0].removesuffix("Rule") for way in plan.describe().values()]
+
+
+def held(model):
+    """The variables with their values: what happens to them in a scope is dropped after it."""
+    return [(variable, variable.value) for variable in [*model.variables, *model.metrics_variables]]
+
+
+def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
+    """A function `(x, y, sample_weight, mask)` that returns sums and observations as NumPy."""
+    clipping = clipping or FixedClipping(clip_norm)
+
+    def step(x, y, sample_weight, mask):
+        state = {
+            name: ops.convert_to_tensor(value, "float32")
+            for name, value in clipping.initial_state().items()
+        }
+        with keras.StatelessScope(held(model)):
+            batch = Batch(x, y, sample_weight, mask)
+            total, observed = clipped_sum(model, batch, clipping, state, plan)
+        return {
+            "gradients": total.gradients,
+            "statistics": total.statistics,
+            "norms": observed.norms,
+            "finite": observed.finite,
+            "factors": observed.factors,
+            "losses": observed.losses,
+        }
+
+    step = compiled(step) if compile_step else step
+
+    def call(x, y=None, sample_weight=None, mask=None):
+        return SimpleNamespace(
+            **numpy(step(*(tensors(part) for part in (x, y, sample_weight, mask))))
+        )
+
+    return call
+
+
+def row_gradients(model, x, y=None, sample_weight=None):
+    """Plain gradients of each row alone: one array of shape `(rows, ...)` for each weight."""
+
+    def one(x, y, sample_weight):
+        def loss():
+            y_pred = call_model(model, x, training=True)
+            return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight), ()
+
+        with keras.StatelessScope(held(model)):
+            _, gradients = backend.gradients_of(loss, model.trainable_variables, model.variables)
+        return gradients
+
+    step = compiled(one)
+    rows = []
+    for index in range(len(keras.tree.flatten(x)[0])):
+        row = keras.tree.map_structure(
+            lambda value, index=index: None if value is None else value[index : index + 1],
+            [x, y, sample_weight],
+        )
+        rows.append(numpy(step(*(tensors(part) for part in row))))
+    return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    """Lists of arrays that differ by at most `tolerance` of the largest norm among them."""
+    assert len(found) == len(expected)
+    scale = max(np.linalg.norm(array) for array in expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert np.linalg.norm(one.astype(np.float64) - other) <= tolerance * scale

@@ -1,0 +1,130 @@
+"""The forms in which per-example gradients are kept: norms and sums without writing them out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_adaclip.gradients.factored import Lookup, Materialized, OuterProduct, combined
+
+
+def array(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def forms():
+    ids = np.array([[1, 1, 4, 0], [2, 3, 2, 2], [0, -1, 4, 4]])
+    return {
+        "written out": Materialized(array(3, 2, 5)),
+        "one position": OuterProduct(array(3, 1, 4), array(3, 1, 2, seed=1), (4, 2)),
+        "few positions": OuterProduct(array(3, 2, 8), array(3, 2, 9, seed=1), (8, 9)),
+        "many positions": OuterProduct(array(3, 7, 2), array(3, 7, 3, seed=1), (2, 3)),
+        "lookups": Lookup(ops.convert_to_tensor(ids), array(3, 4, 2), (5, 2)),
+    }
+
+
+@pytest.mark.parametrize("name", forms())
+def test_norms_and_sums_are_those_of_the_gradients_themselves(name):
+    form = forms()[name]
+    values = ops.convert_to_numpy(forms()[name].materialize()).astype(np.float64)
+    norms = ops.convert_to_numpy(form.squared_norms())
+    np.testing.assert_allclose(norms, np.sum(values.reshape(3, -1) ** 2, axis=1), rtol=1e-5)
+    factors = np.array([0.5, 0.0, 2.0], np.float32)
+    expected = np.tensordot(factors, values, axes=1)
+    # Once as it was used for the norm, once fresh: a form may keep what the norm needed.
+    for used in (form, forms()[name]):
+        found = used.weighted_sum(ops.convert_to_tensor(factors), ops.ones((3,), "bool"))
+        np.testing.assert_allclose(ops.convert_to_numpy(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_few_positions_take_the_gram_form_and_many_do_not():
+    assert forms()["few positions"].uses_gram
+    assert not forms()["many positions"].uses_gram
+
+
+def test_negative_ids_count_from_the_end_of_the_table():
+    lookup = Lookup(ops.convert_to_tensor([[-1, 4]]), np.ones((1, 2, 1), "float32"), (5, 1))
+    assert float(lookup.squared_norms()[0]) == 4.0
+
+
+@pytest.mark.parametrize("name", forms())
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_out_of_the_sum(name, value):
+    form = forms()[name]
+    bad = np.array([1.0, value, 1.0], np.float32)
+    for attribute in ("values", "inputs", "cotangents"):
+        if hasattr(form, attribute):
+            held = getattr(form, attribute)
+            shape = (3,) + (1,) * (len(held.shape) - 1)
+            setattr(form, attribute, held * ops.convert_to_tensor(bad.reshape(shape)))
+    norms = ops.convert_to_numpy(form.squared_norms())
+    assert not np.isfinite(norms[1])
+    clean = forms()[name].materialize()
+    found = form.weighted_sum(
+        ops.convert_to_tensor([1.0, 0.0, 1.0]), ops.convert_to_tensor([True, False, True])
+    )
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(found), ops.convert_to_numpy(clean[0] + clean[2]), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["one position", "few positions", "many positions", "lookups"])
+def test_several_uses_add_up_before_the_norm(name):
+    one, other = forms()[name], forms()[name]
+    other.cotangents = other.cotangents[::1] * ops.convert_to_tensor(
+        np.array([-1.0, 0.5, 3.0], np.float32).reshape(3, 1, 1)
+    )
+    both = combined([one, other])
+    assert type(both) is type(one)
+    values = ops.convert_to_numpy(forms()[name].materialize()).astype(np.float64)
+    values *= np.array([0.0, 1.5, 4.0]).reshape(3, 1, 1)
+    expected = np.sum(values.reshape(3, -1) ** 2, axis=1)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(both.squared_norms())[1:], expected[1:], rtol=1e-5
+    )
+    np.testing.assert_allclose(ops.convert_to_numpy(both.materialize()), values, atol=1e-5)
+
+
+def test_unlike_uses_are_written_out():
+    both = combined([Materialized(array(3, 4, 2)), OuterProduct(array(3, 2, 4), array(3, 2, 2), (4, 2))])
+    assert isinstance(both, Materialized)
+    assert tuple(both.values.shape) == (3, 4, 2)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    cancellation=st.sampled_from([0.0, 1e-7, 1e-4, 1e-2]),
+    size=st.sampled_from([1e-3, 1.0, 1e4]),
+)
+def test_rounding_never_makes_a_norm_much_too_small(seed, cancellation, size):
+    # Positions with nearly equal inputs and nearly opposite cotangents: the Gram form subtracts
+    # large numbers, and a norm of zero would let the example through unclipped.
+    rng = np.random.default_rng(seed)
+    inputs = np.repeat(rng.normal(size=(1, 1, 64)) * size, 4, axis=1)
+    inputs = (inputs * (1.0 + cancellation * rng.normal(size=inputs.shape))).astype("float32")
+    cotangents = rng.normal(size=(1, 1, 64)) * np.array([1.0, -1.0, 2.0, -2.0]).reshape(1, 4, 1)
+    cotangents = cotangents.astype("float32")
+    form = OuterProduct(inputs, cotangents, (64, 64))
+    assert form.uses_gram
+    found = np.sqrt(ops.convert_to_numpy(form.squared_norms())[0])
+    factors, finite = ops.ones((1,)), ops.ones((1,), "bool")
+    summed = ops.convert_to_numpy(form.weighted_sum(factors, finite)).astype(np.float64)
+    assert np.linalg.norm(summed) <= 1.01 * found
+
+    table = Lookup(np.zeros((1, 4), "int32"), cotangents * (1.0 + inputs / 1e4), (3, 64))
+    found = np.sqrt(ops.convert_to_numpy(table.squared_norms())[0])
+    summed = ops.convert_to_numpy(table.weighted_sum(factors, finite)).astype(np.float64)
+    assert np.linalg.norm(summed) <= 1.01 * found
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+@pytest.mark.parametrize(("of_inputs", "of_cotangents"), [(1e-23, 1e18), (1e18, 1e-23)])
+def test_underflow_never_makes_a_norm_too_small(positions, of_inputs, of_cotangents):
+    # The square of 1e-23 is zero in float32, its product with 1e18 is not.
+    inputs = np.full((1, positions, 16), of_inputs, np.float32)
+    cotangents = np.full((1, positions, 16), of_cotangents, np.float32)
+    form = OuterProduct(inputs, cotangents, (16, 16))
+    found = np.sqrt(ops.convert_to_numpy(form.squared_norms())[0])
+    summed = form.weighted_sum(ops.ones((1,)), ops.ones((1,), "bool"))
+    assert 0 < np.linalg.norm(ops.convert_to_numpy(summed)) <= found

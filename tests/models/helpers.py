@@ -1,0 +1,88 @@
+"""Small data, small models and a short way to compile them, for the tests of models."""
+
+import keras
+import numpy as np
+
+import keras_adaclip as ka
+
+NUM_EXAMPLES, NUM_FEATURES, NUM_CLASSES = 24, 4, 3
+
+
+def features(num_examples=NUM_EXAMPLES, shape=(NUM_FEATURES,), seed=0):
+    """Normal numbers, float32 of shape `(num_examples, *shape)`."""
+    return np.random.default_rng(seed).normal(size=(num_examples, *shape)).astype("float32")
+
+
+def labels(num_examples=NUM_EXAMPLES, num_classes=NUM_CLASSES, seed=1):
+    """Class numbers, int32 of shape `(num_examples,)`."""
+    return np.random.default_rng(seed).integers(0, num_classes, num_examples).astype("int32")
+
+
+def dense_layers():
+    return [
+        keras.layers.Dense(5, activation="tanh", name="hidden"),
+        keras.layers.Dense(NUM_CLASSES, name="logits"),
+    ]
+
+
+def dense_model(cls=ka.PrivateModel):
+    """A functional classifier."""
+    inputs = keras.Input((NUM_FEATURES,))
+    hidden, logits = dense_layers()
+    return cls(inputs, logits(hidden(inputs)))
+
+
+def sparse_crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="crossentropy")
+
+
+def dp_optimizer(noise_multiplier=1.0, clipping=1.0, optimizer=None, **options):
+    """A `DPOptimizer` around SGD with momentum."""
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9) if optimizer is None else optimizer
+    return ka.optimizers.DPOptimizer(
+        optimizer, clipping=clipping, noise_multiplier=noise_multiplier, **options
+    )
+
+
+def compiled(model=None, noise_multiplier=1.0, clipping=1.0, optimizer=None, **options):
+    """`model` (a dense classifier where None), compiled; `options` go to `compile`."""
+    model = dense_model() if model is None else model
+    dp_options = {
+        name: options.pop(name) for name in ("seed", "microbatch_size") if name in options
+    }
+    options.setdefault("loss", sparse_crossentropy())
+    model.compile(
+        optimizer=dp_optimizer(noise_multiplier, clipping, optimizer, **dp_options), **options
+    )
+    return model
+
+
+def quiet_fit(model, x=None, y=None, **options):
+    """`fit` without a progress bar; returns the dict of the history."""
+    return model.fit(x, y, verbose=0, **options).history
+
+
+def weights_of(model):
+    return [np.array(weight) for weight in model.get_weights()]
+
+
+def assert_same_weights(model, before):
+    after = weights_of(model)
+    assert len(after) == len(before)
+    for now, then in zip(after, before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+class StepCounter(keras.callbacks.Callback):
+    """Counts what Keras reports as steps: the end of every execution."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+        self.epochs = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs += 1

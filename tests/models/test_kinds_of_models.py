@@ -1,0 +1,274 @@
+"""Every kind of Keras model trains privately, and counts its steps."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+
+
+class WithTraining(ka.PrivateModel):
+    """Subclassed, with dropout that only training sees."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.logits = helpers.dense_layers()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, x, training=None):
+        return self.logits(self.dropout(self.hidden(x), training=training))
+
+
+class WithoutTraining(ka.PrivateModel):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.logits = helpers.dense_layers()
+
+    def call(self, x):
+        return self.logits(self.hidden(x))
+
+
+class WithOwnWeightsAndNoise(ka.PrivateModel):
+    """Owns a weight itself and draws its own random numbers in training."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(7)
+        self.logits = keras.layers.Dense(helpers.NUM_CLASSES)
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="scale")
+        self.logits.build(input_shape)
+        self.built = True
+
+    def call(self, x, training=False):
+        if training:
+            x = x + 0.1 * keras.random.normal(ops.shape(x), seed=self.seeds)
+        return self.logits(x * self.scale)
+
+
+def masked():
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(7, 3, mask_zero=True)(inputs)
+    return ka.PrivateModel(inputs, keras.layers.Dense(3)(keras.layers.SimpleRNN(4)(x)))
+
+
+def unbuilt_sequential():
+    return ka.PrivateSequential(helpers.dense_layers())
+
+
+def per_token():
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(7, 3, mask_zero=True)(inputs)
+    return ka.PrivateModel(inputs, keras.layers.Dense(3)(x))
+
+
+IDS = np.random.default_rng(8).integers(1, 7, (helpers.NUM_EXAMPLES, 5)).astype("int32")
+IDS[::2, 3:] = 0
+KINDS = {
+    "functional": (helpers.dense_model, X, Y),
+    "unbuilt sequential": (unbuilt_sequential, X, Y),
+    "subclassed, training": (WithTraining, X, Y),
+    "subclassed, no training": (WithoutTraining, X, Y),
+    "subclassed, own weights and noise": (WithOwnWeightsAndNoise, X, Y),
+    "masked recurrent": (masked, IDS, Y),
+    "masked, one loss a token": (per_token, IDS, np.repeat(Y[:, None], 5, axis=1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_and_counts(kind):
+    build, x, y = KINDS[kind]
+    model = helpers.compiled(build(), metrics=["accuracy"])
+    assert isinstance(model, ka.PrivateModel)
+    history = helpers.quiet_fit(model, x, y, batch_size=6, epochs=2, validation_data=(x, y))
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert all(np.isfinite(values).all() for values in history.values())
+    spent = model.privacy_spent(1e-3)
+    assert (spent.steps, spent.sampling) == (8, "poisson")
+    assert int(model.optimizer.iterations) == 8
+    assert spent.epsilon == pytest.approx(
+        ka.accounting.compute_epsilon(1.0, len(x), 6, steps=8, delta=1e-3), rel=1e-6
+    )
+
+
+def test_own_randomness_differs_from_step_to_step():
+    model = helpers.compiled(WithOwnWeightsAndNoise(), noise_multiplier=0.0)
+    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
+    first = ops.convert_to_numpy(model.seeds.state.value).copy()
+    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
+    assert not np.array_equal(first, ops.convert_to_numpy(model.seeds.state.value))
+
+
+def test_class_weights_are_sample_weights():
+    class_weight = {0: 3.0, 2: 0.5}
+    by_hand = np.array([class_weight.get(int(label), 1.0) for label in Y], "float32")
+    one, other = (helpers.compiled(noise_multiplier=0.0, seed=3) for _ in range(2))
+    other.set_weights(one.get_weights())
+    first = helpers.quiet_fit(one, X, Y, batch_size=6, class_weight=class_weight)
+    second = helpers.quiet_fit(other, X, Y, batch_size=6, sample_weight=by_hand)
+    for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+    assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_class_weights_with_one_hot_targets(sampling):
+    one, other = (helpers.compiled(noise_multiplier=0.0, seed=3, loss="mse") for _ in range(2))
+    other.set_weights(one.get_weights())
+    targets = np.eye(3, dtype="float32")[Y]
+    options = {"batch_size": 6, "sampling": sampling, "shuffle": False}
+    helpers.quiet_fit(one, X, targets, class_weight={1: 4.0}, **options)
+    by_hand = np.where(Y == 1, 4.0, 1.0).astype("float32")
+    helpers.quiet_fit(other, X, targets, sample_weight=by_hand, **options)
+    for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+def test_microbatches_change_nothing():
+    models = [
+        helpers.compiled(noise_multiplier=1.0, clipping=0.1, seed=5, microbatch_size=size)
+        for size in (None, 1, 4, 100)
+    ]
+    initial = models[0].get_weights()
+    losses = []
+    for model in models:
+        model.set_weights(initial)
+        losses += helpers.quiet_fit(model, X, Y, batch_size=6)["loss"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-4)
+    for model in models[1:]:
+        for weight, other in zip(model.get_weights(), models[0].get_weights(), strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+
+
+def test_run_eagerly_is_the_same():
+    compiled, eager = (
+        helpers.compiled(clipping=0.1, seed=5, run_eagerly=eagerly) for eagerly in (False, True)
+    )
+    eager.set_weights(compiled.get_weights())
+    for model in (compiled, eager):
+        helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=2)
+    for weight, other in zip(compiled.get_weights(), eager.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
+def test_steps_per_execution_is_the_same():
+    one, several = (
+        helpers.compiled(clipping=0.1, seed=5, steps_per_execution=size) for size in (1, 3)
+    )
+    several.set_weights(one.get_weights())
+    counter = helpers.StepCounter()
+    helpers.quiet_fit(one, X, Y, batch_size=6, epochs=2)
+    helpers.quiet_fit(several, X, Y, batch_size=6, epochs=2, callbacks=[counter])
+    for weight, other in zip(one.get_weights(), several.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+    assert len(counter.batches) == 4
+    assert one.privacy_ledger == several.privacy_ledger
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="XLA is an option there only")
+def test_jit_compile_is_the_same():
+    # XLA makes other normal numbers of the same bits, so the noise is left out.
+    plain, jitted = (
+        helpers.compiled(None, 0.0, clipping=0.1, seed=5, jit_compile=jit) for jit in (False, True)
+    )
+    jitted.set_weights(plain.get_weights())
+    for model in (plain, jitted):
+        helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=2)
+    for weight, other in zip(plain.get_weights(), jitted.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+
+
+def test_epochs_and_validation_split():
+    model = helpers.compiled()
+    counter = helpers.StepCounter()
+    history = helpers.quiet_fit(
+        model,
+        X,
+        Y,
+        batch_size=6,
+        validation_split=0.25,
+        initial_epoch=2,
+        epochs=4,
+        steps_per_epoch=2,
+        callbacks=[counter],
+    )
+    assert len(history["val_loss"]) == counter.epochs == 2
+    (row,) = model.privacy_ledger.rows
+    assert (row.num_examples, row.expected_batch_size, row.steps) == (18, 6, 4)
+    # The validation rows are the last ones, as in Keras.
+    expected = model.evaluate(X[18:], Y[18:], verbose=0)
+    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_epoch_trains_nothing():
+    model = helpers.compiled()
+    before = helpers.weights_of(model)
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=0)
+    helpers.assert_same_weights(model, before)
+    assert model.privacy_spent(1e-3).steps == 0
+
+
+def test_a_deeper_subclass_chain_and_its_order(tmp_path):
+    """Subclassed models defined before and after a functional one, saved and loaded."""
+    early = WithoutTraining()
+    functional = helpers.dense_model()
+
+    @keras.saving.register_keras_serializable(package="tests")
+    class Late(ka.PrivateModel):
+        def __init__(self, units=3, **kwargs):
+            super().__init__(**kwargs)
+            self.units = units
+            self.logits = keras.layers.Dense(units)
+
+        def call(self, x):
+            return self.logits(x)
+
+        def get_config(self):
+            return {**super().get_config(), "units": self.units}
+
+    @keras.saving.register_keras_serializable(package="tests")
+    class Wrapped(ka.PrivateModel):
+        """A functional model made inside its own constructor."""
+
+        def __init__(self, width=5, **kwargs):
+            inputs = keras.Input((helpers.NUM_FEATURES,))
+            hidden = keras.layers.Dense(width, "relu")(inputs)
+            super().__init__(inputs, keras.layers.Dense(3)(hidden), **kwargs)
+            self.width = width
+
+        def get_config(self):
+            return {"width": self.width, "name": self.name}
+
+    class Again(ka.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.logits = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.logits(x)
+
+    models = [early, functional, Late(), Wrapped(), Again(), helpers.dense_model()]
+    for model in models:
+        assert isinstance(model, ka.PrivateModel)
+        helpers.compiled(model)
+        helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
+    assert not isinstance(helpers.dense_model(keras.Model), ka.PrivateModel)
+    assert not isinstance(functional, WithoutTraining)
+
+    for number in (1, 2, 3):
+        path = tmp_path / f"{number}.keras"
+        models[number].save(path)
+        loaded = keras.models.load_model(path)
+        assert type(loaded) is type(models[number])
+        np.testing.assert_allclose(
+            loaded.predict(X, verbose=0), models[number].predict(X, verbose=0), rtol=1e-5
+        )
+        assert loaded.privacy_spent(1e-3).steps == 1
+        helpers.quiet_fit(loaded, X, Y, batch_size=6, steps_per_epoch=1)
+        assert loaded.privacy_spent(1e-3).steps == 2

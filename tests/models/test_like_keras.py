@@ -1,0 +1,199 @@
+"""With no noise, no clipping and Keras's own batches, private training is Keras's training."""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+
+class Case(NamedTuple):
+    """What `build(cls)` needs for `compile` and `fit`."""
+
+    build: Any
+    x: Any
+    y: Any
+    compile: dict = {}  # noqa: RUF012
+    fit: dict = {}  # noqa: RUF012
+
+
+def sequential(cls):
+    return keras.Sequential([keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()])
+
+
+def regularized(cls):
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    hidden = keras.layers.Dense(
+        5, "relu", kernel_regularizer=keras.regularizers.L1L2(0.01, 0.05), name="hidden"
+    )(inputs)
+    return cls(inputs, keras.layers.Dense(3, bias_regularizer="l2", name="logits")(hidden))
+
+
+def convolutional(cls):
+    inputs = keras.Input((6, 6, 2))
+    x = keras.layers.Conv2D(3, 3, activation="relu", name="conv")(inputs)
+    x = keras.layers.GroupNormalization(1, name="norm")(x)
+    x = keras.layers.MaxPooling2D(name="pool")(x)
+    return cls(inputs, keras.layers.Dense(3, name="logits")(keras.layers.Flatten(name="flat")(x)))
+
+
+def nested(cls):
+    inner_inputs = keras.Input((helpers.NUM_FEATURES,))
+    inner = keras.Model(
+        inner_inputs, keras.layers.Dense(5, "tanh", name="inner_dense")(inner_inputs), name="inner"
+    )
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    # Called twice: the two calls' gradients of one example add up before the norm.
+    twice = keras.layers.Add(name="add")([inner(inputs), inner(-inputs)])
+    return cls(inputs, keras.layers.Dense(3, name="logits")(twice))
+
+
+def dict_to_dict(cls):
+    inputs = {
+        "ids": keras.Input((2,), dtype="int32", name="ids"),
+        "values": keras.Input((helpers.NUM_FEATURES,), name="values"),
+    }
+    embedded = keras.layers.Embedding(7, 3, name="table")(inputs["ids"])
+    joined = keras.layers.Concatenate(name="join")(
+        [keras.layers.Flatten(name="flat")(embedded), inputs["values"]]
+    )
+    hidden = keras.layers.Dense(5, "tanh", name="hidden")(joined)
+    return cls(
+        inputs,
+        {
+            "kind": keras.layers.Dense(3, name="kind")(hidden),
+            "size": keras.layers.Dense(1, name="size")(hidden),
+        },
+    )
+
+
+def list_to_list(cls):
+    inputs = [keras.Input((2,), name="left"), keras.Input((3,), name="right")]
+    joined = keras.layers.Concatenate(name="join")(inputs)
+    hidden = keras.layers.LayerNormalization(name="norm")(joined)
+    return cls(
+        inputs,
+        [
+            keras.layers.Dense(3, name="kind")(hidden),
+            keras.layers.Dense(2, name="size")(hidden),
+        ],
+    )
+
+
+X, Y = helpers.features(), helpers.labels()
+WEIGHTS = np.linspace(0.0, 2.0, helpers.NUM_EXAMPLES).astype("float32")
+DICTS = {
+    "x": {"ids": helpers.labels(seed=3)[:, None].repeat(2, 1), "values": X},
+    "y": {"kind": Y, "size": helpers.features(shape=(1,), seed=4)},
+}
+LISTS = {
+    "x": [helpers.features(shape=(2,), seed=5), helpers.features(shape=(3,), seed=6)],
+    "y": [Y, helpers.features(shape=(2,), seed=7)],
+}
+TWO_LOSSES = {"kind": helpers.sparse_crossentropy(), "size": "mse"}
+
+CASES = {
+    "functional": Case(helpers.dense_model, X, Y, {"metrics": ["accuracy"]}),
+    "sequential": Case(sequential, X, Y),
+    "regularized": Case(regularized, X, Y, {"metrics": ["accuracy"]}),
+    "convolutional": Case(convolutional, helpers.features(shape=(6, 6, 2)), Y),
+    "nested": Case(nested, X, Y),
+    "dict to dict": Case(
+        dict_to_dict,
+        DICTS["x"],
+        DICTS["y"],
+        {
+            "loss": TWO_LOSSES,
+            "loss_weights": {"kind": 0.5, "size": 2.0},
+            "metrics": {"kind": ["accuracy"], "size": ["mae"]},
+            "weighted_metrics": {"size": ["mse"]},
+        },
+        {"sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()}},
+    ),
+    "list to list": Case(
+        list_to_list,
+        LISTS["x"],
+        LISTS["y"],
+        {
+            "loss": [helpers.sparse_crossentropy(), "mae"],
+            "loss_weights": [1.0, 3.0],
+            "metrics": [["accuracy"], ["mse"]],
+        },
+    ),
+    "sum reduction": Case(
+        helpers.dense_model,
+        X,
+        Y,
+        # Keras's gradient is a sum there: the mean of ours times the batch size.
+        {"loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
+    ),
+    "sample weights": Case(
+        helpers.dense_model,
+        X,
+        Y,
+        {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]},
+        {"sample_weight": WEIGHTS},
+    ),
+    "class weights": Case(helpers.dense_model, X, Y, {}, {"class_weight": {0: 2.0, 2: 0.25}}),
+    "last batch of another size": Case(helpers.dense_model, X[:18], Y[:18], {}, {}),
+}
+BATCH_SIZE, EPOCHS = 6, 2
+
+
+def train(case, model, optimizer):
+    options = {"loss": helpers.sparse_crossentropy(), **case.compile}
+    model.compile(optimizer=optimizer, **options)
+    fit = dict(case.fit)
+    if isinstance(model, (ka.PrivateModel, ka.PrivateSequential)):
+        fit["sampling"] = "shuffle"
+    return helpers.quiet_fit(
+        model, case.x, case.y, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, **fit
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_private_training_without_noise_is_keras_training(name):
+    case = CASES[name]
+    plain = case.build(keras.Model)
+    private = ka.privatize(keras.models.clone_model(plain))
+    private.set_weights(plain.get_weights())
+    rate = 0.1 / BATCH_SIZE if name == "sum reduction" else 0.1
+    inner = keras.optimizers.SGD(0.1, momentum=0.9)
+    expected = train(case, plain, keras.optimizers.SGD(rate, momentum=0.9))
+    found = train(case, private, helpers.dp_optimizer(0.0, 1e6, inner))
+
+    for weight, other in zip(private.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+    assert set(found) == set(expected)
+    for key, values in expected.items():
+        scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0
+        np.testing.assert_allclose(found[key], np.array(values) * scale, rtol=1e-4, err_msg=key)
+
+
+def test_adam_sees_the_same_gradients():
+    plain = helpers.dense_model(keras.Model)
+    private = helpers.dense_model()
+    private.set_weights(plain.get_weights())
+    case = CASES["functional"]
+    train(case, plain, keras.optimizers.Adam(0.01))
+    train(case, private, helpers.dp_optimizer(0.0, 1e6, keras.optimizers.Adam(0.01)))
+    for weight, other in zip(private.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_short_last_batch_is_divided_by_the_expected_size():
+    # 4 rows in batches of 3: the second batch has one row and its gradient counts a third.
+    x, y = X[:4], Y[:4]
+    private = helpers.compiled(noise_multiplier=0.0, clipping=1e6, optimizer="sgd")
+    expected = helpers.dense_model(keras.Model)
+    expected.set_weights(private.get_weights())
+    helpers.quiet_fit(private, x, y, batch_size=3, sampling="shuffle", shuffle=False)
+    expected.compile("sgd", loss=helpers.sparse_crossentropy())
+    helpers.quiet_fit(expected, x[:3], y[:3], batch_size=3, shuffle=False)
+    expected.optimizer.learning_rate = 0.01 / 3
+    helpers.quiet_fit(expected, x[3:], y[3:], batch_size=3)
+    for weight, other in zip(private.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,147 @@
+"""Models whose private step can be computed by hand, and ways to watch their steps.
+
+*Pure noise*: zero inputs, zero kernels, no bias. Every gradient is zero, so with plain SGD at
+learning rate 1 a step changes the weights by minus the noise over the expected batch size.
+
+*Line*: one kernel, no bias, the loss is minus the output: the gradient of an example is minus its
+inputs times its sample weight, whatever the weights are.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+
+import keras_adaclip as ka
+
+SIDE = 100
+NUM_DRAWS = 2 * SIDE * SIDE
+
+_MODES = {
+    "tensorflow": {
+        "graph": {"jit_compile": False},
+        "xla": {"jit_compile": True},
+        "eager": {"run_eagerly": True},
+        "several": {"jit_compile": False, "steps_per_execution": 2},
+    },
+    "jax": {
+        "jit": {},
+        "eager": {"run_eagerly": True},
+        "several": {"steps_per_execution": 2},
+    },
+    "torch": {"eager": {}},
+}
+MODES = _MODES[keras.backend.backend()]
+
+
+def dp_sgd(clipping=1.0, noise_multiplier=1.0, learning_rate=1.0, **options):
+    return ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(learning_rate),
+        clipping=clipping,
+        noise_multiplier=noise_multiplier,
+        **options,
+    )
+
+
+def minus_output(y_true, y_pred):
+    return -keras.ops.sum(y_pred, axis=-1)
+
+
+def pure_noise_layers():
+    return [
+        keras.layers.Dense(SIDE, use_bias=False, kernel_initializer="zeros") for _ in range(2)
+    ]
+
+
+def pure_noise_model(optimizer, **compile_options):
+    """A compiled model whose clipped sums are zero; two kernels of `SIDE` times `SIDE`."""
+    model = ka.PrivateSequential([keras.Input((SIDE,)), *pure_noise_layers()])
+    model.compile(optimizer=optimizer, loss="mse", **compile_options)
+    return model
+
+
+def pure_noise_data(num_examples=12):
+    zeros = np.zeros((num_examples, SIDE), np.float32)
+    return zeros, zeros
+
+
+def line_model(optimizer, num_inputs=1, layers=(), start=0.0, **compile_options):
+    """A compiled model whose example gradients are minus the inputs."""
+    dense = keras.layers.Dense(
+        1, use_bias=False, kernel_initializer=keras.initializers.Constant(start)
+    )
+    model = ka.PrivateSequential([keras.Input((num_inputs,)), *layers, dense])
+    model.compile(optimizer=optimizer, loss=minus_output, **compile_options)
+    return model
+
+
+def line_data(values):
+    """Inputs of shape `(num_examples, 1)` and targets that play no part."""
+    x = np.asarray(values, np.float32).reshape(len(values), -1)
+    return x, np.zeros((len(x), 1), np.float32)
+
+
+class Recorder(keras.callbacks.Callback):
+    """The weights, flat, and the clip norm, before training and after every epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, self.clip_norms, self.fractions = [], [], []
+
+    def on_train_begin(self, logs=None):
+        self.record()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.record()
+
+    def record(self):
+        self.weights.append(flat_weights(self.model))
+        self.clip_norms.append(self.model.optimizer.clip_norm)
+        self.fractions.append(self.model.optimizer.unclipped_fraction)
+
+    @property
+    def updates(self):
+        """What each epoch added to the weights, an array of shape `(epochs, num_weights)`."""
+        return np.diff(np.stack(self.weights), axis=0)
+
+
+def flat_weights(model):
+    values = [np.ravel(keras.ops.convert_to_numpy(v.value)) for v in model.trainable_variables]
+    return np.concatenate(values).astype(np.float64)
+
+
+def recorded_fit(model, x, y, batch_size, num_epochs=1, steps_per_epoch=1, **options):
+    """Fits quietly, one step an epoch unless told otherwise; returns the `Recorder`."""
+    recorder = Recorder()
+    options.setdefault("callbacks", []).append(recorder)
+    recorder.history = model.fit(
+        x,
+        y,
+        batch_size=batch_size,
+        epochs=num_epochs,
+        steps_per_epoch=steps_per_epoch,
+        verbose=0,
+        **options,
+    ).history
+    return recorder
+
+
+def fix_draws(monkeypatch, draws):
+    """Makes every `PoissonDataset` draw these rows, over and over."""
+    remaining = itertools.cycle([np.asarray(rows, np.int64) for rows in draws])
+    monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", lambda dataset: next(remaining))
+
+
+def spread(values, expected, false_alarm=1e-6):
+    """Asserts that centred Gaussian `values` have the standard deviation `expected`.
+
+    Raises no more often than `false_alarm` where they have it.
+    """
+    from scipy import stats
+
+    values = np.ravel(values)
+    ratio = np.sum((values / expected) ** 2)
+    low, high = stats.chi2.ppf([false_alarm / 2, 1 - false_alarm / 2], values.size)
+    assert low < ratio < high, (
+        f"standard deviation {np.sqrt(np.mean(values**2)):.6g} instead of {expected:.6g}"
+    )

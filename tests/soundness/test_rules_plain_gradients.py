@@ -1,0 +1,110 @@
+"""Rule 1: gradients that nobody clipped are refused. Rule 11: so are options that break noise."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.gradients import ClippedSum
+from tests.soundness.setups import dp_sgd, flat_weights, line_data, line_model
+
+
+@pytest.fixture
+def variable():
+    return keras.Variable(np.ones((3,), np.float32))
+
+
+@pytest.fixture
+def optimizer(variable):
+    optimizer = dp_sgd()
+    optimizer.mark_for_private_model()
+    optimizer.build([variable])
+    return optimizer
+
+
+def test_apply_refuses_plain_gradients(optimizer, variable):
+    with pytest.raises(ValueError, match="plain gradients carry no bound"):
+        optimizer.apply([ops.ones((3,))], [variable])
+    np.testing.assert_array_equal(variable, np.ones(3))
+    assert optimizer.ledger.steps == 0
+
+
+def test_apply_gradients_refuses_plain_gradients(optimizer, variable):
+    with pytest.raises(ValueError, match="plain gradients carry no bound"):
+        optimizer.apply_gradients([(ops.ones((3,)), variable)])
+    np.testing.assert_array_equal(variable, np.ones(3))
+
+
+def test_stateless_apply_refuses_plain_gradients(optimizer, variable):
+    with pytest.raises(ValueError, match="plain gradients carry no bound"):
+        optimizer.stateless_apply(
+            [v.value for v in optimizer.variables], [ops.ones((3,))], [variable.value]
+        )
+
+
+def test_a_clipped_sum_before_the_noise_is_known_is_refused(optimizer, variable):
+    total = ClippedSum([ops.ones((3,))], ops.zeros((0,)))
+    with pytest.raises(ValueError, match="before `configure`"):
+        optimizer.apply(total, [variable])
+    np.testing.assert_array_equal(variable, np.ones(3))
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_a_plain_model_is_refused_and_its_weights_stay(method):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer=dp_sgd(), loss="mse")
+    before = flat_weights(model)
+    options = {"verbose": 0} if method == "fit" else {}
+    with pytest.raises(ValueError, match="privatize"):
+        getattr(model, method)(np.ones((4, 2)), np.ones((4, 1)), **options)
+    np.testing.assert_array_equal(flat_weights(model), before)
+
+
+def test_a_private_model_refuses_a_plain_optimizer():
+    model = ka.PrivateSequential([keras.Input((2,)), keras.layers.Dense(1)])
+    before = flat_weights(model)
+    with pytest.raises(ValueError, match="must be compiled with a `DPOptimizer`"):
+        model.compile(optimizer="sgd", loss="mse")
+    np.testing.assert_array_equal(flat_weights(model), before)
+
+
+FORBIDDEN = {
+    "clipnorm": 1.0,
+    "clipvalue": 0.5,
+    "global_clipnorm": 2.0,
+    "gradient_accumulation_steps": 2,
+    "loss_scale_factor": 8.0,
+}
+
+
+@pytest.mark.parametrize("option", FORBIDDEN)
+def test_an_inner_option_that_breaks_clipping_or_noise_is_refused(option):
+    inner = keras.optimizers.SGD(0.1, **{option: FORBIDDEN[option]})
+    for given in (inner, keras.optimizers.serialize(inner)):
+        with pytest.raises(ValueError, match=f"must not have `{option}`"):
+            ka.optimizers.DPOptimizer(given, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("option", FORBIDDEN)
+def test_an_inner_option_that_is_set_later_is_refused_by_fit(option):
+    model = line_model(dp_sgd())
+    setattr(model.optimizer.inner_optimizer, option, FORBIDDEN[option])
+    before = flat_weights(model)
+    with pytest.raises(ValueError, match=option):
+        model.fit(*line_data([1.0] * 4), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(flat_weights(model), before)
+    assert model.optimizer.ledger.steps == 0
+
+
+def test_a_loss_scaling_or_private_inner_optimizer_is_refused():
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    for inner in (scaled, dp_sgd()):
+        with pytest.raises(ValueError, match="must be a plain Keras optimizer"):
+            ka.optimizers.DPOptimizer(inner, noise_multiplier=1.0)
+
+
+def test_a_loss_scaling_optimizer_around_ours_is_refused():
+    model = ka.PrivateSequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="must be compiled with a `DPOptimizer`"):
+        model.compile(optimizer=keras.optimizers.LossScaleOptimizer(dp_sgd()), loss="mse")
