@@ -29,6 +29,7 @@ def history(history: Any, path: str | Path | None = None, title: str | None = No
             "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
         ) from error
     values: dict[str, list[float]] = getattr(history, "history", history)
+    values = {name: list(curve) for name, curve in values.items() if len(curve) > 0}
     panels = _panels(values)
     if not panels:
         raise ValueError("The history holds no epoch to plot.")
@@ -37,7 +38,7 @@ def history(history: Any, path: str | Path | None = None, title: str | None = No
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
         for name, (key, colour) in curves.items():
-            epochs = range(1, len(values[key]) + 1)
+            epochs = _epochs_of(len(values[key]), _num_epochs(values))
             axes.plot(epochs, values[key], label=name, color=_COLOURS[colour], linewidth=2)
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
@@ -60,10 +61,20 @@ def _panels(values: dict[str, list[float]]) -> list[tuple[str, dict[str, tuple[s
     if score is not None:
         curves = {"training (not private)": (score, "training")}
         if f"val_{score}" in values:
-            curves["test"] = (f"val_{score}", "validation")
+            curves["validation"] = (f"val_{score}", "validation")
         panels.append((score.replace("_", " "), curves))
     if "epsilon" in values:
         panels.append(("epsilon spent", {"epsilon": ("epsilon", "single")}))
     if "clip_norm" in values:
         panels.append(("clipping norm", {"clip norm": ("clip_norm", "single")}))
     return panels
+
+
+def _num_epochs(values: dict[str, list[float]]) -> int:
+    return max(len(curve) for curve in values.values())
+
+
+def _epochs_of(num_values: int, num_epochs: int) -> list[int]:
+    """The epochs of a curve; fewer values than epochs come from `validation_freq`."""
+    spacing = num_epochs // num_values
+    return [spacing * (number + 1) for number in range(num_values)]

@@ -17,7 +17,9 @@ evaluate = _module.evaluate
 gaussian = _module.gaussian
 gradients_of = _module.gradients_of
 loop_over_chunks = _module.loop_over_chunks
+map_examples = _module.map_examples
 needs_fixed_shapes = _module.needs_fixed_shapes
+outside_random_state = _module.outside_random_state
 per_example_layer_gradients = _module.per_example_layer_gradients
 trace = _module.trace
 train_step = _module.train_step
@@ -30,7 +32,9 @@ __all__ = [
     "gaussian",
     "gradients_of",
     "loop_over_chunks",
+    "map_examples",
     "needs_fixed_shapes",
+    "outside_random_state",
     "per_example_layer_gradients",
     "trace",
     "train_step",

@@ -60,6 +60,18 @@ def differentiate_at_taps(
     return further, gradients
 
 
+def map_examples(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to the rows of `values` and stacks what it returns."""
+    return jax.vmap(function)(values)
+
+
+def outside_random_state() -> bytes:
+    """Keras draws from its seed generators alone."""
+    return b""
+
+
 def per_example_layer_gradients(
     function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
     values: Sequence[Tensor],

@@ -174,7 +174,10 @@ def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:
 
 
 def _with_rank_of_mask(weight: Tensor, prediction: Tensor) -> Tensor:
-    """The weight with as many axes as the mask of the prediction, with which Keras multiplies it."""
+    """The weight in the shape of the mask of the prediction, with which Keras multiplies it."""
     mask = mask_of(prediction)
-    missing = 0 if mask is None else len(mask.shape) - len(weight.shape)
-    return keras.ops.reshape(weight, (*weight.shape, *(1,) * missing)) if missing > 0 else weight
+    if mask is None or len(mask.shape) <= len(weight.shape):
+        return weight
+    for _ in range(len(mask.shape) - len(weight.shape)):
+        weight = keras.ops.expand_dims(weight, -1)
+    return weight * keras.ops.ones_like(mask, dtype="float32")

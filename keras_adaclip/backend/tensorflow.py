@@ -56,6 +56,27 @@ def differentiate_at_taps(
     return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
+def map_examples(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to the rows of `values` and stacks what it returns.
+
+    Args:
+        function: takes and returns lists of tensors without a batch axis.
+        values: tensors of shape `(batch_size, ...)`.
+    """
+    try:
+        return list(tf.vectorized_map(function, values))
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+        # Not every loop inside a loss can be vectorized (that of CTC cannot).
+        return list(keras.ops.map(function, values))
+
+
+def outside_random_state() -> bytes:
+    """The state of random generators besides Keras's own: it changes when something draws."""
+    return b""
+
+
 def per_example_layer_gradients(
     function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
     values: Sequence[Tensor],

@@ -58,6 +58,22 @@ def differentiate_at_taps(
     ]
 
 
+def map_examples(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to the rows of `values` and stacks what it returns."""
+    try:
+        return list(torch.vmap(function)(values))
+    except RuntimeError:  # Some losses decide by values (hinge), which `vmap` cannot.
+        rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def outside_random_state() -> bytes:
+    """The state of PyTorch's own generator, from which Keras's dropout draws."""
+    return torch.get_rng_state().numpy().tobytes()
+
+
 def per_example_layer_gradients(
     function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
     values: Sequence[Tensor],

@@ -39,9 +39,8 @@ class ClippingMonitor(keras.callbacks.Callback):
         warnings.warn(
             "`ClippingMonitor(private_diagnostics=True)` logs raw gradient norms and true clip "
             "fractions. They are not covered by epsilon: do not publish them.",
-            stacklevel=3,
+            stacklevel=4,
         )
-        model.track_diagnostics()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the entries to the logs."""

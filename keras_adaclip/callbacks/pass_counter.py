@@ -1,17 +1,34 @@
-"""Tells the ledger that a new pass over the data begins."""
+"""Keeps the ledger's view of a `fit`: what runs, and where a pass over the data begins."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 
 class PassCounter(keras.callbacks.Callback):
-    """Starts a new release at the beginning of every epoch.
+    """Opens the ledger when the first epoch begins, and a new release at each later one.
 
-    `fit` adds it where an epoch is a pass over the data, so that a pass that was cut short never
-    lends its remaining steps to the next one.
+    `fit` adds it. A callback such as `BackupAndRestore` loads a checkpoint when training begins,
+    and with it the noise, divisor and ledger row of the run that saved it; they are set anew for
+    the run at hand. Where an epoch is a pass over the data, a pass that was cut short never lends
+    its remaining steps to the next one.
+
+    Args:
+        open_ledger: prepares optimizer and ledger for the run.
+        every_epoch: whether every epoch begins a new pass.
     """
 
+    def __init__(self, open_ledger: Callable[[], None], every_epoch: bool) -> None:
+        super().__init__()
+        self._open_ledger = open_ledger
+        self._every_epoch = every_epoch
+        self._is_open = False
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Closes the pass that the ledger has open."""
-        self.model.optimizer.begin_pass()
+        """Opens the ledger, or closes the pass that it has open."""
+        if not self._is_open:
+            self._is_open = True
+            self._open_ledger()
+        elif self._every_epoch:
+            self.model.optimizer.begin_pass()

@@ -5,12 +5,14 @@ from typing import Any
 import keras
 
 from keras_adaclip.accounting import (
-    default_delta,
-    max_steps_within,
-    warn_of_large_delta,
+    Ledger,
     check_accountant,
     check_delta,
     check_target_epsilon,
+    default_delta,
+    ledger_epsilon,
+    max_steps_within,
+    warn_of_large_delta,
 )
 
 
@@ -56,6 +58,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._epoch_ends_executions = False
         self._allowed_steps: int | None = None
         self._steps_done = 0
+        self._counted_ledger = Ledger()
 
     def prepare(self, model: Any, data: Any) -> None:
         """Called by `fit` before training starts.
@@ -80,7 +83,16 @@ class PrivacyCallback(keras.callbacks.Callback):
         elif data.num_examples > 0:
             warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
         self._steps_done = 0
+        self._counted_ledger = model.privacy_ledger
         self._allowed_steps = self._find_allowed_steps(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the allowed steps again where a callback has restored an earlier run."""
+        if self._steps_done > 0 or self._allowed_steps is None:
+            return
+        if self.model.privacy_ledger != self._counted_ledger:
+            self._counted_ledger = self.model.privacy_ledger
+            self._allowed_steps = self._find_allowed_steps(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stops where the next execution could pass the target."""
@@ -112,13 +124,17 @@ class PrivacyCallback(keras.callbacks.Callback):
         )
         first = self._execution_size(0)
         if allowed < first:
-            spent = model.privacy_spent(self._effective_delta, self.accountant).epsilon
+            spent, after = (
+                ledger_epsilon([*past, row.advance(steps)], self._effective_delta, self.accountant)
+                for steps in (0, first)
+            )
+            steps_in_words = "One more step" if first == 1 else f"One execution of {first} steps"
             raise ValueError(
-                f"The target epsilon {self.target_epsilon:g} allows {allowed} further steps, fewer "
-                f"than the {first} of one execution; {spent:.4g} is spent already. Raise "
-                "`target_epsilon` or the noise multiplier, or lower the batch size. Received: "
-                f"target_epsilon={self.target_epsilon}, delta={self._effective_delta:g}, "
-                f"noise_multiplier={row.noise_multiplier:g}"
+                f"{steps_in_words} would bring epsilon from {spent:.4g} to {after:.4g}, past the "
+                f"target of {self.target_epsilon:g}, so nothing was trained. Raise "
+                "`target_epsilon`, `delta` or the noise multiplier, or lower the batch size. "
+                f"Received: target_epsilon={self.target_epsilon}, "
+                f"delta={self._effective_delta:g}, noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed
 

@@ -2,6 +2,7 @@
 
 import gzip
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,12 +55,12 @@ def load_fashion_mnist(debian_folder: Path = _DEBIAN_FOLDER) -> ImageData:
     try:
         with _time_limit(seconds=20.0):
             (x_train, y_train), (x_test, y_test) = keras.datasets.fashion_mnist.load_data()
-        source = "Fashion-MNIST, 60,000 + 10,000 images (Keras's copy)"
+        origin = "Keras's copy"
     # Keras raises a bare `Exception` where a download fails.
     except Exception:
         if all((debian_folder / name).exists() for name in _FILES):
             x_train, y_train, x_test, y_test = (read_idx(debian_folder / n) for n in _FILES)
-            source = f"Fashion-MNIST, 60,000 + 10,000 images (Debian's files in {debian_folder})"
+            origin = f"Debian's files in {debian_folder}"
         else:
             return _scikit_learn_digits()
     return ImageData(
@@ -67,7 +68,7 @@ def load_fashion_mnist(debian_folder: Path = _DEBIAN_FOLDER) -> ImageData:
         y_train.astype(np.int32),
         _scaled(x_test, 255.0),
         y_test.astype(np.int32),
-        source,
+        f"Fashion-MNIST, {len(x_train):,} + {len(x_test):,} images ({origin})",
     )
 
 
@@ -80,11 +81,18 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         ValueError: where the file is not such an array, or is truncated.
     """
-    with gzip.open(path, "rb") as file:
-        content = file.read()
+    try:
+        with gzip.open(path, "rb") as file:
+            content = file.read()
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{path} is truncated, or no gzip file: {error}") from error
     if len(content) < 4 or content[2] != _IDX_UNSIGNED_BYTE:
         raise ValueError(f"{path} is not an IDX file of unsigned bytes.")
     rank = content[3]
+    if len(content) < 4 + 4 * rank:
+        raise ValueError(f"{path} ends within its header.")
     shape = tuple(np.frombuffer(content, ">u4", rank, offset=4).tolist())
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
     if values.size != np.prod(shape):

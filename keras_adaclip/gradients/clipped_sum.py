@@ -4,7 +4,8 @@
 
 Guarantees:
     The contribution of a unit depends on that unit and on the model, never on another unit. Its
-    norm is at most the strategy's bound. Padding, and units whose norm is not finite, add zero.
+    norm is at most the strategy's bound. Padding, and units whose loss or norm is not finite, add
+    zero.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,6 @@ from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
-
-# Squares of smaller gradients are zero in float32: their norm counts as this much.
-_SMALLEST_NORM = 1e-15
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,9 @@ def clipped_sum(
     """
     if plan.is_layerwise:
         gradients, forward = layerwise.per_example_gradients(model, batch, plan)
-        norms, finite = _norms(gradients.squared_norms(), batch)
+        squared_norms = gradients.squared_norms()
+        squared_norms = ops.where(ops.isfinite(forward.losses), squared_norms, float("nan"))
+        norms, finite = _norms(squared_norms, batch)
         factors = _factors(clipping, state, norms, finite)
         sums = gradients.weighted_sums(factors, finite)
     else:
@@ -121,7 +121,6 @@ def _norms(squared_norms: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _factors(clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor) -> Tensor:
-    norms = ops.maximum(norms, _SMALLEST_NORM)
     return ops.where(finite, clipping.clip_factors(state, norms), 0.0)
 
 

@@ -4,11 +4,13 @@ Evaluating the compiled loss on single-example batches makes every reduction, ma
 custom loss exact, and no example's loss can depend on another example.
 """
 
+import functools
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
 Tensor = Any
@@ -65,22 +67,45 @@ def per_example_losses(
         with keras.StatelessScope([*outside, *zeros]) as scope:
             loss = compute_loss(model, y_pred=example["y_pred"], **example["named"])
         increments = [scope.get_current_value(variable) for variable in trackers]
-        return [ops.cast(loss, "float32"), *increments]
+        return [loss, *increments]
 
-    losses, *increments = ops.vectorized_map(one_example, [flat[number] for number in numbers])
+    losses, *increments = backend.map_examples(one_example, [flat[number] for number in numbers])
     return losses, increments
 
 
-def compute_loss(model: keras.Model, **arguments: Any) -> Tensor:
-    """The scalar loss of `model.compute_loss`, without weight regularization.
+def compute_loss(model: keras.Model, y_pred: Any, **arguments: Any) -> Tensor:
+    """The scalar loss of `model.compute_loss` for one example, without weight regularization.
+
+    Predictions that are not finite give the loss NaN; the model's loss function never sees them,
+    since some stop the program instead (binary cross-entropy on PyTorch).
 
     Args:
         model: a compiled model.
-        **arguments: `y_pred` and those of `x`, `y` and `sample_weight` that there are.
+        y_pred: predictions of shape `(1, ...)`.
+        **arguments: those of `x`, `y` and `sample_weight` that there are.
     """
     arguments = {"x": None, "y": None, "sample_weight": None, **arguments}
+    finite = functools.reduce(
+        ops.logical_and,
+        [ops.all(ops.isfinite(value)) for value in keras.tree.flatten(y_pred)],
+    )
+
+    def cleaned(value: Tensor) -> Tensor:
+        clean = ops.where(finite, value, ops.zeros_like(value))
+        keras_private.attach_mask(clean, keras_private.mask_of(value))
+        logits = keras_private.logits_of(value)
+        if logits is not None:
+            logits = ops.where(finite, logits, ops.zeros_like(logits))
+        return keras_private.attach_logits(clean, logits)
+
+    y_pred = keras.tree.map_structure(cleaned, y_pred)
+    # On PyTorch Keras multiplies a mask into the weights it is given, in place.
+    arguments["sample_weight"] = keras.tree.map_structure(
+        lambda weight: None if weight is None else ops.copy(weight), arguments["sample_weight"]
+    )
     with keras_private.without_regularizers(model):
-        return ops.sum(model.compute_loss(**arguments, training=True))
+        loss = ops.sum(model.compute_loss(y_pred=y_pred, **arguments, training=True))
+    return ops.where(finite, ops.cast(loss, "float32"), float("nan"))
 
 
 def add_to_output_loss_trackers(

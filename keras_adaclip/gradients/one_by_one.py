@@ -34,8 +34,8 @@ def weighted_sums(
         training: the mode of the forward pass.
 
     Returns:
-        One sum for each trainable variable, the squared norms of shape `(batch_size,)`, and what
-        a forward pass over the batch showed.
+        One sum for each trainable variable, the squared norms of shape `(batch_size,)` (NaN where
+        the loss is not finite), and what a forward pass over the batch showed.
     """
     trainable = model.trainable_variables
     changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -44,9 +44,9 @@ def weighted_sums(
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         *sums, squared_norms = carry
         alone = batch.rows(index, 1)
-        gradients = single_gradient(model, alone, training)
+        gradients, loss = single_gradient(model, alone, training)
         squared = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
-        squared = ops.reshape(squared, (1,))
+        squared = ops.reshape(ops.where(ops.isfinite(loss), squared, float("nan")), (1,))
         factors, finite = factors_of(squared, alone)
         sums = [
             total + ops.where(finite[0], factors[0] * gradient, 0.0)
@@ -62,8 +62,10 @@ def weighted_sums(
     return sums, squared_norms, forward
 
 
-def single_gradient(model: keras.Model, alone: Batch, training: bool = True) -> list[Tensor]:
-    """The gradient of the loss of one example, float32, one tensor a trainable variable.
+def single_gradient(
+    model: keras.Model, alone: Batch, training: bool = True
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of the loss of one example, float32, one tensor a trainable variable; the loss.
 
     Args:
         model: a built model with a compiled loss.
@@ -74,16 +76,17 @@ def single_gradient(model: keras.Model, alone: Batch, training: bool = True) -> 
     def loss() -> tuple[Tensor, Any]:
         arguments = {"x": alone.x, "y": alone.y, "sample_weight": alone.sample_weight}
         y_pred = call_model(model, alone.x, training)
-        return ops.cast(compute_loss(model, y_pred=y_pred, **arguments), "float32"), ()
+        value = compute_loss(model, y_pred, **arguments)
+        return value, value
 
     # The loss updates the trackers of single outputs' losses; only seeds and the like may stay.
     variables = [*model.variables, *model.metrics_variables]
     with keras.StatelessScope([(variable, variable.value) for variable in variables]) as scope:
-        _, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
+        loss_value, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
         updated = [scope.get_current_value(v) for v in model.non_trainable_variables]
-    for variable, value in zip(model.non_trainable_variables, updated, strict=True):
-        variable.assign(value)
-    return [ops.cast(gradient, "float32") for gradient in gradients]
+    for variable, new_value in zip(model.non_trainable_variables, updated, strict=True):
+        variable.assign(new_value)
+    return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
 
 
 def _forward(model: keras.Model, batch: Batch, training: bool) -> Forward:

@@ -154,7 +154,7 @@ def _agrees_with_plain_gradients(
 
     def plain() -> list[Tensor]:
         singles = [
-            one_by_one.single_gradient(model, batch.rows(index, 1), training=training)
+            one_by_one.single_gradient(model, batch.rows(index, 1), training=training)[0]
             for index in range(2)
         ]
         norms = [sum(ops.sum(ops.square(part)) for part in single) for single in singles]

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
+from keras_adaclip.models.loss_probe import probe_loss
 from keras_adaclip.models.probe import probe
 from keras_adaclip.optimizers import DPOptimizer
 
@@ -58,20 +58,22 @@ def check(model: keras.Model) -> list[PrivacyIssue]:
     >>> [issue.layer for issue in check(model)] == [model.layers[0].name]
     True
     """
-    issues = _layer_issues(model) + _compile_issues(model)
-    if not issues:
-        rows = _made_up_rows(model)
-        if rows is not None:
-            issues = [PrivacyIssue(*found) for found in probe(model, rows)]
-    return issues
+    issues = _layer_issues(model) + _compile_issues(model) + _metric_issues(model)
+    rows = None if issues else _made_up_rows(model)
+    if rows is None:
+        return issues
+    try:
+        return [PrivacyIssue(*found) for found in probe(model, rows)]
+    # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
+    except Exception:
+        return []
 
 
-def refuse_unsound(model: keras.Model, data: Any) -> None:
-    """Raises where training `model` on `data` would not be private.
+def refuse_unsound_parts(model: keras.Model) -> None:
+    """Raises where what `model` consists of shows that training it would not be private.
 
     Args:
-        model: a compiled and built private model.
-        data: the training data.
+        model: a compiled private model, built or not.
 
     Raises:
         ValueError: with every issue, one a line.
@@ -85,6 +87,19 @@ def refuse_unsound(model: keras.Model, data: Any) -> None:
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)
+    _refuse(model, _layer_issues(model) + _compile_issues(model) + _metric_issues(model))
+
+
+def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> None:
+    """Raises where what `model` does with `rows` shows that training it would not be private.
+
+    Args:
+        model: a compiled and built private model.
+        rows: a few training examples to run the model on; None leaves that out.
+
+    Raises:
+        ValueError: with every issue, one a line.
+    """
     if not model.trainable_variables:
         raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
     if not model.optimizer.is_built_for(model.trainable_variables):
@@ -93,10 +108,14 @@ def refuse_unsound(model: keras.Model, data: Any) -> None:
             "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
             "with a new `DPOptimizer`; the privacy spent so far is carried over."
         )
-    issues = _layer_issues(model) + _compile_issues(model)
-    if data.sampling == Sampling.POISSON:
-        issues += _metric_issues(model)
-    issues = issues or [PrivacyIssue(*found) for found in probe(model, data.rows)]
+    # Building may have made further layers.
+    _refuse(model, _layer_issues(model))
+    if rows is not None:
+        found = [*probe(model, rows), *probe_loss(model, rows)]
+        _refuse(model, [PrivacyIssue(*parts) for parts in found])
+
+
+def _refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
     if issues:
         listed = "\n".join(f"- {issue}" for issue in issues)
         raise ValueError(f"Model {model.name!r} cannot be trained privately:\n{listed}")
@@ -143,9 +162,10 @@ def _compile_issues(model: keras.Model) -> list[PrivacyIssue]:
 
 
 def _metric_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """Metrics that cannot be told to leave out padding."""
+    """Metrics that cannot be told to leave out padding, which Keras itself refuses too."""
     issues = []
-    for metric in keras_private.compiled_metrics(model):
+    metrics = keras_private.compiled_metrics(model) or getattr(model, "given_metrics", [])
+    for metric in metrics:
         parameters = inspect.signature(metric.update_state).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if "sample_weight" not in parameters and not takes_any:
@@ -154,8 +174,7 @@ def _metric_issues(model: keras.Model) -> list[PrivacyIssue]:
                     metric.name,
                     "The metric takes no `sample_weight`, so it would count the padding of "
                     "Poisson-sampled batches.",
-                    "Give its `update_state` a `sample_weight` argument, or train with "
-                    '`fit(..., sampling="shuffle")`.',
+                    "Give its `update_state` a `sample_weight` argument.",
                 )
             )
     return issues
@@ -175,4 +194,6 @@ def _made_up_rows(model: keras.Model) -> Batch | None:
         return generator.integers(0, 2, size=shape).astype(dtype)
 
     structure = getattr(model, "input", None)
-    return Batch(keras.tree.map_structure(rows, model.inputs[0] if structure is None else structure))
+    return Batch(
+        keras.tree.map_structure(rows, model.inputs[0] if structure is None else structure)
+    )

@@ -58,6 +58,7 @@ class PrivateModel(PrivateTraining, keras.Model, metaclass=_PrivateModelType):
     _stands_for_every_private_model = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A functional model where inputs and outputs are given, else one of this class."""
         if cls is PrivateModel and _is_functional(args, kwargs):
             return PrivateFunctional(*args, **kwargs)
         return super().__new__(cls)

@@ -1,4 +1,4 @@
-"""What makes a Keras model private: `compile`, `fit`, `train_step` and the ledger.
+"""What makes a Keras model private: `compile`, `fit` and `train_step`.
 
 A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 `PrivateSequential`.
@@ -7,31 +7,29 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Ledger, PrivacySpent, Sampling
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import ClippingMonitor, PassCounter, PrivacyCallback
+from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.gradients import GradientPlan, make_plan
-from keras_adaclip.models import training_data
-from keras_adaclip.models.preflight import refuse_unsound
+from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
+from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
+from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from keras_adaclip.sampling import PoissonDataset
 
-_LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
+_SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
 
-class PrivateTraining:
+class PrivateTraining(PrivacySpending):
     """Private `compile`, `fit` and `train_on_batch` for a Keras model class."""
 
     gradient_plan: GradientPlan | None = None
     chunk_size: int | None = None
     diagnostic_metrics: dict[str, Any] | None = None
-    _carried_run: Run = Run()
 
     def compile(
         self,
@@ -86,6 +84,9 @@ class PrivateTraining:
             auto_scale_loss=False,
         )
         self.gradient_plan = None
+        given = keras.tree.flatten([metrics or [], weighted_metrics or []])
+        objects = [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
+        keras_private.set_attribute(self, "given_metrics", objects)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model as it was compiled when it was saved."""
@@ -162,9 +163,9 @@ class PrivateTraining:
             "validation_batch_size": validation_batch_size,
             "validation_freq": validation_freq,
         }
-        if training_data.is_array_data(x):
+        if arrays.is_array_data(x):
             if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = training_data.split_off_validation(
+                (x, y, sample_weight), validation_data = arrays.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
             if validation_batch_size is None:
@@ -181,8 +182,12 @@ class PrivateTraining:
                 seed=self._sampling_seed(),
             )
         else:
+            streams.refuse_plain_numbers(x)
             _refuse_array_arguments(
-                x, y=y, sample_weight=sample_weight, batch_size=batch_size,
+                x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
                 validation_split=validation_split or None,
             )
             if isinstance(x, PoissonDataset):
@@ -197,16 +202,19 @@ class PrivateTraining:
                     shuffle=shuffle,
                 )
         self._prepare(data)
-        with_passes = steps_per_epoch is None and data.sampling in (
-            Sampling.PASS,
-            Sampling.SHUFFLE,
-        )
-        return super().fit(  # type: ignore[misc]
-            **data.with_layout(self._layout_chunk_size(data)),
-            **arguments,
-            validation_data=validation_data,
-            callbacks=self._ordered_callbacks(callbacks, with_passes, data),
-        )
+        epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        pass_counter = PassCounter(lambda: self._open_ledger(data), epochs_are_passes)
+        ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+        self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
+        try:
+            return super().fit(  # type: ignore[misc]
+                **data.with_layout(self._layout_chunk_size(data)),
+                **arguments,
+                validation_data=validation_data,
+                callbacks=ordered,
+            )
+        finally:
+            self._record_diagnostics(False)
 
     def train_on_batch(
         self,
@@ -218,13 +226,17 @@ class PrivateTraining:
     ) -> Any:
         """Trains on one batch, accounted as one full release of it; as Keras's otherwise."""
         self._require_compiled()
-        parts = {"x": x, "y": y, "sample_weight": sample_weight}
-        parts = {name: part for name, part in parts.items() if part is not None}
-        size = training_data.common_length(parts)
-        rows = training_data.first_rows(x, y, sample_weight)
-        self._prepare(TrainingData(Sampling.STREAM, size, size, rows))
+        size = arrays.number_of_rows(x, y, sample_weight)
+        rows = arrays.first_rows(x, y, sample_weight)
+        data = TrainingData(Sampling.STREAM, size, size, rows)
+        # Examining the model takes longer than a step: once after each `compile` is enough here.
+        self._prepare(data, examine=self.gradient_plan is None)
+        if class_weight is not None:
+            sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
+            # Keras for PyTorch hands weights on as NumPy arrays.
+            sample_weight = keras.ops.convert_to_tensor(sample_weight)
         return super().train_on_batch(  # type: ignore[misc]
-            x, y, sample_weight=sample_weight, class_weight=class_weight, return_dict=return_dict
+            x, y, sample_weight=sample_weight, return_dict=return_dict
         )
 
     def train_step(self, *args: Any) -> Any:
@@ -236,61 +248,10 @@ class PrivateTraining:
             )
         return backend.train_step(self, private_step, *args)
 
-    # The ledger
-
     @property
-    def privacy_ledger(self) -> Ledger:
-        """Everything that was spent on this model, under every optimizer it was compiled with."""
-        return self._run.ledger
-
-    @property
-    def _run(self) -> Run:
-        optimizer = getattr(self, "optimizer", None)
-        return self._carried_run if optimizer is None else optimizer.run
-
-    def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
-        """The privacy that training has spent so far.
-
-        Args:
-            delta: float in (0, 1), the probability with which the bound may fail; well below
-                one over the number of examples.
-            accountant: `"pld"` (tight) or `"rdp"`.
-
-        Returns:
-            Epsilon, and what it is the epsilon of.
-        """
-        return PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""
-        super().save_own_variables(store)  # type: ignore[misc]
-        run = self._run
-        rows, noise_multipliers = run.ledger.to_arrays(MAX_ROWS)
-        saved = (rows, noise_multipliers, np.asarray(run.identity, np.int32))
-        for key, value in zip(_LEDGER_KEYS, saved, strict=True):
-            store[key] = value
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads weights and ledger; the ledger of this process is never lowered."""
-        names = [name for name in store.keys() if name not in _LEDGER_KEYS]
-        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
-        if len(names) == len(store.keys()):
-            return
-        rows, noise_multipliers, identity = (np.asarray(store[key]) for key in _LEDGER_KEYS)
-        loaded = Run(Ledger.from_arrays(rows, noise_multipliers), (int(identity[0]), int(identity[1])))
-        if getattr(self, "optimizer", None) is None:
-            self._carried_run = self._carried_run.union_upward(loaded)
-        else:
-            self.optimizer.include_run(loaded)
-
-    def track_diagnostics(self) -> None:
-        """Makes the training step record raw norms and true clip fractions, which are not private."""
-        if self.diagnostic_metrics is None:
-            self.diagnostic_metrics = {
-                name: keras.metrics.Mean(name=name)
-                for name in ("gradient_norm", "clipped_fraction")
-            }
-            self.train_function = None
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
+        return [*super().metrics, *(self.diagnostic_metrics or {}).values()]  # type: ignore[misc]
 
     # Preparation
 
@@ -301,12 +262,11 @@ class PrivateTraining:
                 "training a private model."
             )
 
-    def _prepare(self, data: TrainingData) -> None:
+    def _prepare(self, data: TrainingData, examine: bool = True) -> None:
         """Builds, examines and plans the model, then opens the ledger; trains nothing."""
-        keras_private.build_for_training(
-            self, data.rows.x, data.rows.y, data.rows.sample_weight
-        )
-        refuse_unsound(self, data)
+        refuse_unsound_parts(self)
+        keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
+        refuse_unsound_training(self, data.rows if examine else None)
         if self.gradient_plan is None:
             self.gradient_plan = make_plan(self, data.rows)
             self.train_function = None
@@ -314,9 +274,16 @@ class PrivateTraining:
         if chunk_size != self.chunk_size:
             self.chunk_size = chunk_size
             self.train_function = None
+        self._open_ledger(data)
+
+    def _open_ledger(self, data: TrainingData) -> None:
+        """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""
         self.optimizer.configure(  # type: ignore[attr-defined]
             data.sampling, data.expected_batch_size, data.num_examples, data.steps_per_release
         )
+        if data.poisson is not None and data.is_sampled_by_fit:
+            # A checkpoint that was loaded meanwhile has moved the number of steps.
+            data.poisson.seed = self._sampling_seed()
 
     def _layout_chunk_size(self, data: TrainingData) -> int | None:
         """Rows that are processed at a time where all batches must have one shape."""
@@ -333,22 +300,15 @@ class PrivateTraining:
         seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
         return None if seed is None else seed + (self.privacy_ledger.steps << 32)
 
-    def _ordered_callbacks(self, callbacks: Any, with_passes: bool, data: TrainingData) -> Any:
-        """Our callbacks first, since what a callback writes into the logs reaches later ones."""
-        is_list = isinstance(callbacks, keras.callbacks.CallbackList)
-        given = list(callbacks.callbacks if is_list else keras.tree.flatten(callbacks or []))
-        ours = [c for c in given if isinstance(c, (PrivacyCallback, ClippingMonitor))]
-        for callback in ours:
-            callback.prepare(self, data)
-        if with_passes:
-            ours.insert(0, PassCounter())
-        ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
-        if not is_list:
-            return ordered
-        callbacks.callbacks[:] = ordered
-        for callback in ours:
-            callback.set_model(self)
-        return callbacks
+    def _record_diagnostics(self, record: bool) -> None:
+        """Makes the step record raw norms and true clip fractions, which are not private."""
+        if record == (self.diagnostic_metrics is not None):
+            return
+        names = ("gradient_norm", "clipped_fraction") if record else ()
+        metrics = {name: keras.metrics.Mean(name=name) for name in names}
+        # Untracked by Keras, so that they can be taken away again.
+        keras_private.set_attribute(self, "diagnostic_metrics", metrics or None)
+        self.train_function = self.test_function = None
 
 
 def _refuse_array_arguments(x: Any, **arguments: Any) -> None:

@@ -47,9 +47,7 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
             f"Received: model={model.name!r} of type {type(model).__name__}"
         )
     if replace_batch_normalization:
-        model = keras.models.clone_model(
-            model, clone_function=_without_batch_normalization, recursive=_is_nested(model)
-        )
+        model = _without_batch_normalization(model, {})
     if is_sequential:
         layers = list(model.layers)
         if model.built:
@@ -59,10 +57,38 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
     return PrivateModel(model.input, model.output, name=model.name)
 
 
-def _without_batch_normalization(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """The layer itself, or a group normalization in the place of a batch normalization."""
-    if not isinstance(layer, keras.layers.BatchNormalization):
-        return layer
+def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -> keras.Model:
+    """The model with every batch normalization replaced, all other layers being the same objects.
+
+    Args:
+        model: a Functional or Sequential model.
+        replaced: what has taken the place of which layer so far, by the layer's `id`.
+    """
+
+    def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if id(layer) not in replaced:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                replaced[id(layer)] = _group_normalization(layer)
+            elif _holds_batch_normalization(layer):
+                replaced[id(layer)] = _without_batch_normalization(layer, replaced)
+            else:
+                replaced[id(layer)] = layer
+        return replaced[id(layer)]
+
+    if isinstance(model, keras.Sequential):
+        return keras.models.clone_model(model, clone_function=replace)
+    return keras.models.clone_model(model, clone_function=replace, call_function=_call)
+
+
+def _call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer; batch normalization was called with a mask, group normalization has none."""
+    if isinstance(layer, keras.layers.GroupNormalization):
+        kwargs.pop("mask", None)
+    return layer(*args, **kwargs)
+
+
+def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.layers.Layer:
+    """A group normalization with the options of a batch normalization, and new weights."""
     groups: int = 1
     if layer.built:
         groups = math.gcd(32, int(layer.moving_mean.shape[0]))
@@ -76,5 +102,11 @@ def _without_batch_normalization(layer: keras.layers.Layer) -> keras.layers.Laye
     )
 
 
-def _is_nested(model: keras.Model) -> bool:
-    return any(isinstance(layer, keras.Model) for layer in model.layers)
+def _holds_batch_normalization(layer: keras.layers.Layer) -> bool:
+    """Whether `layer` is a Functional or Sequential model with a batch normalization inside."""
+    if not isinstance(layer, keras.Sequential) and not hasattr(layer, "operations"):
+        return False
+    return any(
+        isinstance(inner, keras.layers.BatchNormalization) or _holds_batch_normalization(inner)
+        for inner in layer.layers
+    )

@@ -55,27 +55,36 @@ def probe(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
         )
         for name in added
     ]
-    if len(first) != len(second):
-        return issues
-    for (name, value), (_, changed) in zip(first, second, strict=True):
-        if not np.allclose(value, changed, rtol=1e-4, atol=1e-5, equal_nan=True):
-            issues.append(
-                (
-                    name,
-                    "It mixes examples: its output for one row changes when only other rows "
-                    "change.",
-                    "Replace it with a layer that treats each example alone (for normalization: "
-                    "LayerNormalization or GroupNormalization).",
-                )
+    mixing = _first_difference(first, second)
+    # Random numbers without a Keras seed differ from run to run and tell nothing.
+    if mixing is not None and _first_difference(first, _first_row_outputs(model, rows)[0]) is None:
+        issues.append(
+            (
+                mixing,
+                "It mixes examples: its output for one row changes when only other rows change.",
+                "Replace it with a layer that treats each example alone (for normalization: "
+                "LayerNormalization or GroupNormalization).",
             )
-            break
+        )
     return issues
+
+
+def _first_difference(
+    one: list[tuple[str, np.ndarray]], other: list[tuple[str, np.ndarray]]
+) -> str | None:
+    """The name of the first layer whose outputs differ, None where all are alike."""
+    if len(one) != len(other):
+        return None
+    for (name, value), (_, changed) in zip(one, other, strict=True):
+        if not np.allclose(value, changed, rtol=1e-4, atol=1e-5, equal_nan=True):
+            return name
+    return None
 
 
 def _first_row_outputs(
     model: keras.Model, batch: Batch
 ) -> tuple[list[tuple[str, np.ndarray]], list[str], list[str]]:
-    """The outputs of each layer call for row 0; layers that assign state; layers that add losses."""
+    """Each layer call's output for row 0; the layers that assign state, and that add losses."""
     names: list[str] = []
     updated: list[str] = []
     added: list[str] = []
@@ -90,9 +99,12 @@ def _first_row_outputs(
         mapping = [(variable, variable.value) for variable in held]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             before = [scope.get_current_value(variable) for variable in state]
+            num_attributed = [0]
 
             def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> None:
-                if len(scope.losses) > num_losses and layer.name not in added:
+                # Inner layers come first: a loss of theirs is not one of the layers around them.
+                if len(scope.losses) > max(num_losses, num_attributed[0]):
+                    num_attributed[0] = len(scope.losses)
                     added.append(layer.name)
                 for value in keras.tree.flatten(result):
                     if ops.is_tensor(value) and value.shape and value.shape[0] == _NUM_ROWS:

@@ -84,9 +84,7 @@ def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, 
     for metric, values in _diagnostics(model, observed):
         metric.update_state(values, ops.cast(batch.present, "float32"))
     if batch.mask is None:
-        return dict(
-            model.compute_metrics(batch.x, batch.y, observed.y_pred, batch.sample_weight)
-        )
+        return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, batch.sample_weight))
     if type(model).compute_metrics is keras.Model.compute_metrics:
         keras_private.update_masked_metrics(
             model, batch.y, observed.y_pred, batch.sample_weight, batch.mask

@@ -1,21 +1,17 @@
 """What `fit` was given, how it is sampled, and what the accountant must know of it."""
 
-import itertools
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import (
-    FixedShapeBatches,
-    PoissonDataset,
-    checked_batch_size,
-    common_length,
-)
+from keras_adaclip.models.arrays import first_rows, number_of_rows, weights_of_classes
+from keras_adaclip.models.streams import known_length, known_num_examples, peek
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, checked_batch_size
 
 _SAMPLING_NAMES = ("poisson", "shuffle")
 
@@ -33,6 +29,7 @@ class TrainingData:
         steps_per_release: steps in one pass over the data, where passes are what is released.
         steps_per_epoch: steps in an epoch, None where Keras finds out.
         poisson: the Poisson-sampled data set, where that is the sampling.
+        is_sampled_by_fit: whether `fit` made that data set, from arrays.
     """
 
     sampling: Sampling
@@ -43,6 +40,7 @@ class TrainingData:
     steps_per_release: int | None = None
     steps_per_epoch: int | None = None
     poisson: PoissonDataset | None = None
+    is_sampled_by_fit: bool = False
 
     @property
     def epoch_ends_executions(self) -> bool:
@@ -56,19 +54,11 @@ class TrainingData:
         )
 
     def with_layout(self, chunk_size: int | None) -> dict[str, Any]:
-        """The arguments for Keras's `fit`, batches padded to one shape where `chunk_size` is set."""
+        """The arguments for Keras's `fit`, batches of one shape where `chunk_size` is set."""
         if self.poisson is None:
             return self.fit_arguments
         batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, chunk_size)
         return {**self.fit_arguments, "x": batches}
-
-
-def is_array_data(x: Any) -> bool:
-    """Whether `x` is an array or a structure of arrays, and not a data set."""
-    if isinstance(x, (dict, list, tuple)):
-        leaves = keras.tree.flatten(x)
-        return bool(leaves) and all(_is_array(leaf) for leaf in leaves)
-    return _is_array(x)
 
 
 def from_arrays(
@@ -92,8 +82,7 @@ def from_arrays(
         raise ValueError(
             f"Argument `sampling` must be one of {_SAMPLING_NAMES}. Received: sampling={sampling!r}"
         )
-    parts = {"x": x, "y": y, "sample_weight": sample_weight}
-    num_examples = common_length({name: part for name, part in parts.items() if part is not None})
+    num_examples = number_of_rows(x, y, sample_weight)
     batch_size = checked_batch_size(32 if batch_size is None else batch_size, num_examples)
     if sampling == "shuffle":
         return TrainingData(
@@ -115,7 +104,7 @@ def from_arrays(
     if class_weight is not None:
         sample_weight = weights_of_classes(y, class_weight, sample_weight)
     dataset = PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
-    return from_poisson(dataset, steps_per_epoch)
+    return dataclasses.replace(from_poisson(dataset, steps_per_epoch), is_sampled_by_fit=True)
 
 
 def from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
@@ -154,13 +143,12 @@ def from_foreign(
     Raises:
         ValueError: where the number of examples cannot be known, or no batch comes out.
     """
-    first, data = _peek(data)
+    first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
-    parts = {"x": x, "y": y, "sample_weight": sample_weight}
-    batch_size = common_length({name: part for name, part in parts.items() if part is not None})
-    num_batches = _known_length(data)
+    batch_size = number_of_rows(x, y, sample_weight)
+    num_batches = known_length(data)
     if num_examples is None:
-        num_examples = _known_num_examples(data, num_batches, batch_size)
+        num_examples = known_num_examples(data, num_batches, batch_size)
     if num_examples is None:
         raise ValueError(
             "The number of training examples cannot be known from an object of type "
@@ -188,127 +176,3 @@ def from_foreign(
         steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
     )
-
-
-def weights_of_classes(
-    y: Any, class_weight: dict[int, float], sample_weight: Any
-) -> np.ndarray:
-    """Sample weights of shape `(num_examples,)` from class weights, as Keras makes them.
-
-    Args:
-        y: class numbers of shape `(num_examples,)` or `(num_examples, 1)`, or one-hot rows.
-        class_weight: weight by class number; classes that are left out weigh 1.
-        sample_weight: must be None.
-
-    Raises:
-        ValueError: where both kinds of weights are given, or `y` is not one array.
-    """
-    if sample_weight is not None:
-        raise ValueError("Arguments `class_weight` and `sample_weight` exclude each other.")
-    if y is None or isinstance(y, (dict, list, tuple)):
-        raise ValueError(
-            "Argument `class_weight` needs one array of targets; use `sample_weight` for models "
-            "with several outputs."
-        )
-    labels = np.asarray(y)
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    labels = np.round(labels).astype(np.int64)
-    weights = np.ones(labels.shape, np.float32)
-    for number, weight in class_weight.items():
-        weights[labels == int(number)] = weight
-    return weights
-
-
-def split_off_validation(
-    x: Any, y: Any, sample_weight: Any, fraction: float
-) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
-    """Splits off the last rows for validation, as Keras does.
-
-    Args:
-        x: inputs; arrays of shape `(num_examples, ...)`.
-        y: targets or None.
-        sample_weight: weights or None.
-        fraction: share of the rows for validation, between 0 and 1.
-
-    Returns:
-        The training part `(x, y, sample_weight)` and the validation part.
-    """
-    parts = {"x": x, "y": y, "sample_weight": sample_weight}
-    length = common_length({name: part for name, part in parts.items() if part is not None})
-    start = math.floor(length * (1.0 - fraction))
-    if not 0 < start < length:
-        raise ValueError(
-            "Argument `validation_split` must leave at least one example on each side of "
-            f"{length}. Received: validation_split={fraction}"
-        )
-
-    def cut(part: Any, rows: slice) -> Any:
-        return None if part is None else keras.tree.map_structure(lambda v: v[rows], part)
-
-    head = tuple(cut(part, slice(0, start)) for part in (x, y, sample_weight))
-    tail = tuple(cut(part, slice(start, None)) for part in (x, y, sample_weight))
-    return (head[0], head[1], head[2]), tail
-
-
-def first_rows(x: Any, y: Any, sample_weight: Any) -> Batch:
-    """The first three rows of each part, as NumPy arrays."""
-
-    def take(part: Any) -> Any:
-        return None if part is None else keras.tree.map_structure(_head, part)
-
-    return Batch(take(x), take(y), take(sample_weight))
-
-
-def _head(value: Any) -> np.ndarray:
-    head = value[:3]
-    return np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not _is_dataset(value)
-
-
-def _is_dataset(value: Any) -> bool:
-    return hasattr(value, "element_spec")
-
-
-def _peek(data: Any) -> tuple[Any, Any]:
-    """The first batch, and the data with that batch still in it."""
-    try:
-        if isinstance(data, keras.utils.PyDataset):
-            return data[0], data
-        if hasattr(data, "__next__"):
-            first = next(data)
-            return first, itertools.chain([first], data)
-        return next(iter(data)), data
-    except StopIteration:
-        raise ValueError("The training data hold no batch.") from None
-    except TypeError:
-        raise TypeError(
-            "Training data must be arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a "
-            f"`torch.utils.data.DataLoader` or a generator. Received: {type(data).__name__}"
-        ) from None
-
-
-def _known_length(data: Any) -> int | None:
-    """Number of batches in a pass, None where it is unknown or infinite."""
-    if isinstance(data, keras.utils.PyDataset):
-        return None if data.num_batches is None else int(data.num_batches)
-    if hasattr(data, "cardinality"):
-        length = int(data.cardinality())
-        return length if length >= 0 else None
-    try:
-        return len(data)
-    except TypeError:
-        return None
-
-
-def _known_num_examples(data: Any, num_batches: int | None, batch_size: int) -> int | None:
-    """Number of examples, where the data set tells."""
-    if hasattr(data, "num_examples"):
-        return int(data.num_examples)
-    inner = getattr(data, "dataset", None)
-    if inner is not None and hasattr(inner, "__len__"):
-        return len(inner)
-    return None if num_batches is None else num_batches * batch_size

@@ -107,13 +107,7 @@ class DPOptimizer(WrappingOptimizer):
         Raises:
             ValueError: where no `PrivateModel` was compiled with this optimizer.
         """
-        if not self._is_for_private_model:
-            raise ValueError(
-                "A `DPOptimizer` was given to a model that does not clip the gradients of single "
-                "examples, so training would not be private. Wrap the model first: "
-                "`model = keras_adaclip.privatize(model)`, or build it as a "
-                "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
-            )
+        self._refuse_plain_model()
         if self.built:
             return
         if not self.inner_optimizer.built:
@@ -139,6 +133,7 @@ class DPOptimizer(WrappingOptimizer):
         Raises:
             ValueError: where `grads` are plain gradients.
         """
+        self._refuse_plain_model()
         if not isinstance(grads, ClippedSum):
             raise ValueError(
                 "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` makes; "
@@ -320,6 +315,15 @@ class DPOptimizer(WrappingOptimizer):
                     config[name], custom_objects=custom_objects
                 )
         return cls(**config)
+
+    def _refuse_plain_model(self) -> None:
+        if not self._is_for_private_model:
+            raise ValueError(
+                "A `DPOptimizer` was given to a model that does not clip the gradients of single "
+                "examples, so training would not be private. Wrap the model first: "
+                "`model = keras_adaclip.privatize(model)`, or build it as a "
+                "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
+            )
 
     def _read(self, name: str) -> float:
         if not self.built:

@@ -79,6 +79,7 @@ class LedgerVariables:
         noise_multiplier: np.float32,
     ) -> None:
         # Until a row is opened, every step counts as one full release: never as none.
+        self._is_open = False
         first = LedgerRow.open(Sampling.STREAM, 1, 0, noise_multiplier=float(noise_multiplier))
         self._current = add_variable("ledger_current_row", first.to_integers())
         self._current_noise = add_variable("ledger_current_noise", np.asarray(noise_multiplier))
@@ -112,9 +113,10 @@ class LedgerVariables:
         )
 
     def read(self) -> Ledger:
-        """All rows with at least one step."""
+        """All rows with at least one step, and the current one where it was opened."""
         closed = Ledger.from_arrays(_numpy(self._closed), _numpy(self._closed_noise))
-        return closed.append(self.current_row())
+        current = self.current_row()
+        return closed.append(current) if self._is_open or current.steps > 0 else closed
 
     def open(self, row: LedgerRow) -> LedgerRow:
         """Makes `row` the current one, or goes on with the current one if it is of the same kind.
@@ -129,6 +131,7 @@ class LedgerVariables:
             self._write_closed(self.read())
         self._current.assign(row.to_integers())
         self._current_noise.assign(np.float32(row.noise_multiplier))
+        self._is_open = True
         return row
 
     @property
@@ -162,14 +165,16 @@ class LedgerVariables:
         )
         row = LedgerRow.from_integers(current, noise_multiplier=float(current_noise))
         first, second = identity.tolist()
-        return Run(Ledger.from_arrays(closed, closed_noise).append(row), (first, second))
+        ledger = Ledger.from_arrays(closed, closed_noise)
+        return Run(ledger.append(row) if row.steps > 0 else ledger, (first, second))
 
     def include(self, other: Run) -> None:
         """Raises the ledger to at least that of `other`, never lowering it."""
-        union = self.run.union_upward(other)
-        if union.ledger.steps == 0:
-            return
+        run = self.run
+        union = run.union_upward(other)
         self._included = union.included
+        if union.ledger == run.ledger:
+            return
         self._write_closed(union.ledger)
         current = self.current_row()
         emptied = dataclasses.replace(current, steps=0, releases=0).begin_segment()

@@ -87,7 +87,9 @@ def test_several_uses_add_up_before_the_norm(name):
 
 
 def test_unlike_uses_are_written_out():
-    both = combined([Materialized(array(3, 4, 2)), OuterProduct(array(3, 2, 4), array(3, 2, 2), (4, 2))])
+    both = combined(
+        [Materialized(array(3, 4, 2)), OuterProduct(array(3, 2, 4), array(3, 2, 2), (4, 2))]
+    )
     assert isinstance(both, Materialized)
     assert tuple(both.values.shape) == (3, 4, 2)
 

@@ -1,7 +1,11 @@
 """Small data, small models and a short way to compile them, for the tests of models."""
 
+import warnings
+from contextlib import contextmanager
+
 import keras
 import numpy as np
+import pytest
 
 import keras_adaclip as ka
 
@@ -86,3 +90,11 @@ class StepCounter(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epochs += 1
+
+
+@contextmanager
+def warns(match):
+    """`pytest.warns(UserWarning)`, past which Keras's own `__array__` warnings do not get."""
+    with pytest.warns(UserWarning, match=match), warnings.catch_warnings():  # noqa: PT031
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+        yield

@@ -27,7 +27,9 @@ def frozen(model=None, **options):
 def test_values_are_those_of_the_rows_drawn(microbatch_size):
     model = frozen(
         metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")],
-        weighted_metrics=[keras.metrics.SparseCategoricalCrossentropy("weighted", from_logits=True)],
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalCrossentropy("weighted", from_logits=True)
+        ],
         microbatch_size=microbatch_size,
     )
     dataset = ka.sampling.PoissonDataset(X, Y, WEIGHTS, expected_batch_size=4)
@@ -89,9 +91,7 @@ def test_names_of_several_outputs():
 def test_sequences_with_masks():
     inputs = keras.Input((5,), dtype="int32")
     embedded = keras.layers.Embedding(7, 3, mask_zero=True)(inputs)
-    model = frozen(
-        ka.PrivateModel(inputs, keras.layers.Dense(3)(embedded)), metrics=["accuracy"]
-    )
+    model = frozen(ka.PrivateModel(inputs, keras.layers.Dense(3)(embedded)), metrics=["accuracy"])
     ids = np.random.default_rng(8).integers(1, 7, (helpers.NUM_EXAMPLES, 5)).astype("int32")
     ids[::2, 3:] = 0
     targets = np.repeat(Y[:, None], 5, axis=1)

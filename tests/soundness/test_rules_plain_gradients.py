@@ -37,7 +37,10 @@ def test_apply_gradients_refuses_plain_gradients(optimizer, variable):
 
 
 def test_stateless_apply_refuses_plain_gradients(optimizer, variable):
-    with pytest.raises(ValueError, match="plain gradients carry no bound"):
+    message = "plain gradients carry no bound"
+    if keras.backend.backend() == "tensorflow":
+        message = "not supported with the TensorFlow backend"
+    with pytest.raises(ValueError, match=message):
         optimizer.stateless_apply(
             [v.value for v in optimizer.variables], [ops.ones((3,))], [variable.value]
         )

@@ -1,0 +1,53 @@
+"""The callbacks of a private `fit`: ours prepared and put first."""
+
+from typing import Any
+
+import keras
+
+from keras_adaclip.callbacks import ClippingMonitor, PassCounter, PrivacyCallback
+
+
+def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """The single callbacks in what `fit(callbacks=...)` was given."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks or []))
+
+
+def wants_diagnostics(callbacks: Any) -> bool:
+    """Whether a callback asks for raw norms and true clip fractions."""
+    return any(
+        isinstance(callback, ClippingMonitor) and callback.private_diagnostics
+        for callback in flattened(callbacks)
+    )
+
+
+def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCounter) -> Any:
+    """The callbacks in the order in which Keras is to call them.
+
+    Ours come first, since what a callback writes into the logs reaches later ones only.
+
+    Args:
+        model: the private model, its ledger open.
+        callbacks: what `fit` was given.
+        data: the training data.
+        pass_counter: keeps the ledger; it comes before all others.
+
+    Returns:
+        What to hand to Keras's `fit`.
+
+    Raises:
+        ValueError: where a `PrivacyCallback` allows no step.
+    """
+    given = flattened(callbacks)
+    ours = [c for c in given if isinstance(c, (PrivacyCallback, ClippingMonitor))]
+    for callback in ours:
+        callback.prepare(model, data)
+    ours.insert(0, pass_counter)
+    ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return ordered
+    callbacks.callbacks[:] = ordered
+    for callback in ours:
+        callback.set_model(model)
+    return callbacks

@@ -1,0 +1,132 @@
+"""The steps that a budget allows: the last one within it, not one more, found quickly."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    Sampling,
+    budget,
+    ledger_epsilon,
+    max_steps_within,
+)
+
+DELTA = 1e-5
+INT32_MAX = 2**31 - 1
+
+
+def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=0):
+    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
+
+
+def assert_is_the_last_step(past, running, target, accountant):
+    allowed = max_steps_within(past, running, DELTA, target, accountant)
+
+    def after(steps):
+        return ledger_epsilon([*past, running.advance(steps)], DELTA, accountant)
+
+    assert after(allowed + 1) > target
+    if allowed > 0 or after(0) <= target:
+        assert after(allowed) <= target
+    return allowed
+
+
+PAST = Ledger((row(noise=2.0, steps=300), row(Sampling.SHUFFLE, noise=10.0, steps=100)))
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("past", [Ledger(), PAST], ids=["fresh", "resumed"])
+@pytest.mark.parametrize(
+    ("running", "target"),
+    [
+        (row(), 1.0),
+        (row(batch=1024, noise=1.1), 3.0),
+        (row(steps=100), 1.2),
+        (row(Sampling.SHUFFLE, noise=8.0), 4.0),
+        (row(Sampling.SHUFFLE, noise=8.0, steps=100), 4.0),
+        (row(Sampling.STREAM, noise=30.0), 2.0),
+    ],
+)
+def test_the_last_step_within_the_budget(past, running, target, accountant):
+    assert assert_is_the_last_step(past, running, target, accountant) > 0
+
+
+@given(
+    sampling=st.sampled_from([Sampling.POISSON, Sampling.SHUFFLE, Sampling.STREAM]),
+    noise=st.sampled_from([0.7, 1.0, 3.0, 20.0]),
+    steps=st.integers(0, 300),
+    target=st.floats(0.02, 20.0),
+)
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_the_last_step_within_any_budget(sampling, noise, steps, target):
+    assert_is_the_last_step([], row(sampling, 32, 2000, noise, steps), target, "rdp")
+
+
+def test_no_step_where_the_first_would_pass_the_budget():
+    assert max_steps_within([], row(noise=0.3), DELTA, 0.1) == 0
+    assert max_steps_within([], row(noise=0.0), DELTA, 100.0) == 0
+
+
+def test_no_step_where_the_budget_is_spent_already():
+    assert max_steps_within(PAST, row(), DELTA, 0.1) == 0
+    midway = row(Sampling.SHUFFLE, steps=1)
+    assert max_steps_within([], midway, DELTA, 1.0) == 0
+
+
+def test_an_open_release_is_free_to_its_end():
+    midway = row(Sampling.SHUFFLE, batch=4, examples=40, noise=1.0, steps=3)
+    spent = ledger_epsilon([midway], DELTA)
+    assert max_steps_within([], midway, DELTA, spent * 1.001) == 7
+    assert max_steps_within([], midway.begin_segment(), DELTA, spent * 1.001) == 0
+
+
+def test_past_steps_of_the_same_mechanism_count():
+    alone = max_steps_within([], row(), DELTA, 1.0)
+    assert max_steps_within([row(steps=100)], row(), DELTA, 1.0) == alone - 100
+    assert max_steps_within([], row(steps=100), DELTA, 1.0) == alone - 100
+
+
+def test_a_budget_that_outlasts_the_counter():
+    assert max_steps_within([], row(noise=1e6, steps=5), DELTA, 5.0, "rdp") == INT32_MAX - 5
+    unlimited = LedgerRow.open(Sampling.PASS, 256, 0, noise_multiplier=10.0)
+    assert max_steps_within([], unlimited, DELTA, 1.0) == INT32_MAX
+    assert max_steps_within([], unlimited.advance(9), DELTA, 1.0) == INT32_MAX - 9
+
+
+def test_epsilon_is_computed_few_times(monkeypatch):
+    calls = []
+
+    def counted(events, delta, accountant):
+        calls.append(events)
+        return composed_epsilon(events, delta, accountant)
+
+    composed_epsilon = budget.composed_epsilon
+    monkeypatch.setattr(budget, "composed_epsilon", counted)
+    for running, target in [
+        (row(), 0.5),
+        (row(batch=1024), 3.0),
+        (row(Sampling.SHUFFLE, noise=2.0), 30.0),
+        (row(Sampling.STREAM, noise=50.0), 1.0),
+    ]:
+        calls.clear()
+        max_steps_within([], running, DELTA, target)
+        assert len(calls) <= 15
+
+
+@pytest.mark.parametrize("guess", [0, 1, 30, 4000, 10**6])
+def test_a_bad_guess_costs_time_only(guess):
+    for limit in (0, 1, 2, 77, 1000, 10**6):
+        found = budget._largest_within(
+            lambda count, limit=limit: count**0.5, limit**0.5 + 1e-9, 10**6, guess
+        )
+        assert found == limit
+
+
+def test_steep_and_flat_stretches():
+    def staircase(count):
+        return 0.0 if count < 500 else 1.0 if count < 90_000 else float("inf")
+
+    assert budget._largest_within(staircase, 0.5, 10**9, 1) == 499
+    assert budget._largest_within(staircase, 2.0, 10**9, 1) == 89_999

@@ -1,0 +1,267 @@
+"""Epsilon: reference values, relations, and bounds that must hold for the recorded events."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    PrivacySpent,
+    Sampling,
+    accountants,
+    compute_epsilon,
+    events,
+    ledger_epsilon,
+)
+from tests.accounting.oracles import gaussian_epsilon
+
+MNIST = {"noise_multiplier": 1.0, "num_examples": 60_000, "batch_size": 256, "delta": 1e-5}
+DELTA = 1e-5
+
+
+def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=0):
+    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "accountant", "expected"),
+    [
+        ("poisson", "pld", 1.3512),
+        ("poisson", "rdp", 1.5597),
+        ("shuffle", "pld", 23.3463),
+        ("shuffle", "rdp", 24.8309),
+        ("fixed", "rdp", 17.1070),
+        ("fixed", "pld", 17.1070),
+    ],
+)
+def test_reference_values(sampling, accountant, expected):
+    """From dp_accounting 0.6.0; 0.4.3 gives the same digits."""
+    epsilon = compute_epsilon(**MNIST, steps=3515, sampling=sampling, accountant=accountant)
+    assert epsilon == pytest.approx(expected, abs=6e-5)
+
+
+def test_fixed_size_batches_do_not_take_the_noise_for_that_of_one_removal():
+    """Taking z in place of z / 2 gives 2.70: it forgets that replacing moves the sum by 2 C."""
+    assert compute_epsilon(**MNIST, steps=3515, sampling="fixed") > 17
+
+
+def test_epochs_are_of_the_steps_that_cover_the_data():
+    assert compute_epsilon(**MNIST, epochs=2) == compute_epsilon(**MNIST, steps=2 * 235)
+    first_of_third_pass = compute_epsilon(**MNIST, steps=471, sampling="shuffle")
+    assert first_of_third_pass == compute_epsilon(**MNIST, epochs=3, sampling="shuffle")
+    assert first_of_third_pass > compute_epsilon(**MNIST, epochs=2, sampling="shuffle")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize(
+    ("sampling", "batch"),
+    [
+        (Sampling.POISSON, 1000),
+        (Sampling.SHUFFLE, 1000),
+        (Sampling.STREAM, 10),
+        (Sampling.PASS, 10),
+    ],
+)
+def test_a_full_release_has_the_epsilon_of_sensitivity_one(sampling, batch, noise, accountant):
+    """Whatever the relation: at q = 1 each event is one Gaussian mechanism of sensitivity 1."""
+    exact = gaussian_epsilon(noise, DELTA)
+    epsilon = ledger_epsilon([row(sampling, batch, 1000, noise, steps=1)], DELTA, accountant)
+    assert epsilon >= exact
+    # A relation that doubles the sensitivity would more than double epsilon.
+    slack = 1e-4 if accountant == "pld" else 0.35
+    assert epsilon <= exact * (1 + slack) + 1e-4
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0, 20.0])
+def test_a_fixed_batch_of_all_data_has_the_epsilon_of_sensitivity_two(noise):
+    exact = gaussian_epsilon(noise, DELTA, sensitivity=2.0)
+    epsilon = compute_epsilon(noise, 1000, 1000, steps=1, delta=DELTA, sampling="fixed")
+    assert exact <= epsilon <= exact * 1.35
+
+
+@pytest.mark.parametrize(("noise", "releases"), [(1.0, 15), (30.0, 1000), (2.0, 3515)])
+def test_composed_full_releases(noise, releases):
+    """Coarser grids are used for the large ones; they must stay above the truth, and near it."""
+    exact = gaussian_epsilon(noise, DELTA, releases=releases)
+    epsilon = ledger_epsilon([row(Sampling.STREAM, noise=noise, steps=releases)], DELTA)
+    assert exact <= epsilon <= exact * (1 + 1e-4) + 1e-4
+
+
+MIXED = (
+    row(Sampling.POISSON, noise=1.0, steps=500),
+    row(Sampling.SHUFFLE, noise=6.0, steps=400),
+    row(Sampling.POISSON, batch=512, noise=1.5, steps=300),
+)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (row(steps=3515),),
+        (row(batch=1024, noise=0.5, steps=2340),),
+        MIXED,
+    ],
+)
+def test_never_below_what_dp_accounting_gives_for_the_recorded_events(rows):
+    event = events.dp_event(rows)
+    by_pld = PLDAccountant().compose(event).get_epsilon(DELTA)
+    assert by_pld <= ledger_epsilon(rows, DELTA, "pld") <= by_pld * (1 + 1e-4)
+    by_rdp = RdpAccountant().compose(event).get_epsilon(DELTA)
+    assert by_rdp <= ledger_epsilon(rows, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
+
+
+def test_events_are_sampled_once_a_step():
+    gaussian = dp_accounting.GaussianDpEvent
+    sampled = dp_accounting.PoissonSampledDpEvent(256 / 60_000, gaussian(1.0))
+    assert events.counted_events([row(steps=7)]) == ((sampled, 7),)
+    assert events.counted_events([row(Sampling.SHUFFLE, steps=236)]) == ((gaussian(1.0), 2),)
+    assert events.counted_events([row(Sampling.STREAM, steps=9)]) == ((gaussian(1.0), 9),)
+    assert events.counted_events([row(Sampling.PASS, steps=9)]) == ((gaussian(1.0), 1),)
+    assert events.counted_events([row(steps=0)]) == ()
+
+
+def test_equal_events_are_counted_together_with_the_latest_last():
+    counted = events.counted_events([row(steps=1), row(noise=2.0, steps=2), row(steps=3)])
+    assert [(event.event.noise_multiplier, count) for event, count in counted] == [
+        (2.0, 2),
+        (1.0, 4),
+    ]
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_mixed_ledger_costs_more_than_its_parts(accountant):
+    parts = [ledger_epsilon([each], DELTA, accountant) for each in MIXED]
+    assert max(parts) < ledger_epsilon(MIXED, DELTA, accountant) < sum(parts)
+
+
+def test_mixed_ledgers_are_stated_under_zero_out():
+    assert events.neighboring_relation([]) == "add_or_remove_one"
+    assert events.neighboring_relation(MIXED[:1]) == "add_or_remove_one"
+    assert events.neighboring_relation(MIXED) == "zero_out"
+    idle = row(Sampling.SHUFFLE)
+    assert events.neighboring_relation([*MIXED[:1], idle]) == "add_or_remove_one"
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "stream", "fixed"])
+def test_without_noise_epsilon_is_infinite_and_without_steps_zero(sampling, accountant):
+    keywords = {**MNIST, "sampling": sampling, "accountant": accountant}
+    assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=1) == math.inf
+    assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=0) == 0.0
+    assert compute_epsilon(**keywords, epochs=0) == 0.0
+
+
+def test_one_step_without_noise_spoils_the_whole_ledger():
+    assert ledger_epsilon([row(steps=5), row(noise=0.0, steps=1)], DELTA) == math.inf
+    assert ledger_epsilon([row(steps=5), row(noise=0.0, steps=0)], DELTA) < math.inf
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("noise", "examples", "batch", "steps", "sampling"),
+    [
+        (1e12, 2**31 - 1, 1, 2**31 - 1, "poisson"),
+        (100.0, 60_000, 256, 2**31 - 1, "poisson"),
+        (1e-3, 1000, 10, 10**6, "poisson"),
+        (1e-3, 1000, 10, 10**6, "stream"),
+        (1e30, 1000, 1000, 1, "poisson"),
+    ],
+)
+def test_extremes_have_a_finite_epsilon(noise, examples, batch, steps, sampling, accountant):
+    epsilon = compute_epsilon(
+        noise, examples, batch, steps=steps, delta=1e-10, sampling=sampling, accountant=accountant
+    )
+    assert 0 <= epsilon < math.inf
+
+
+def test_rounding_to_zero_is_no_proof_of_privacy():
+    """The divergence of such a release rounds to 0 or below, which dp_accounting takes for none."""
+    plan = {"noise_multiplier": 1e6, "num_examples": 16_982, "batch_size": 1, "steps": 2 * 10**9}
+    assert compute_epsilon(**plan, delta=1e-9, accountant="rdp") > 0
+
+
+def test_a_delta_below_rounding_still_has_an_epsilon():
+    epsilon = compute_epsilon(1.0, 1000, 10, steps=10, delta=1e-17)
+    assert 0 < epsilon < math.inf
+    assert epsilon >= compute_epsilon(1.0, 1000, 10, steps=10, delta=1e-14)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_epsilon_grows_with_steps_and_falls_with_noise(accountant):
+    def epsilon(noise, steps):
+        return compute_epsilon(noise, 2000, 32, steps=steps, delta=1e-5, accountant=accountant)
+
+    by_steps = [epsilon(1.0, steps) for steps in (1, 10, 100, 1000, 10_000)]
+    assert np.all(np.diff(by_steps) > 0)
+    by_noise = [epsilon(noise, 100) for noise in (0.3, 0.6, 1.2, 2.4)]
+    assert np.all(np.diff(by_noise) < 0)
+
+
+def test_a_plan_is_what_its_ledger_will_say():
+    """Training rounds 1.1 up to a float32; the plan takes the smaller of the two."""
+    ran = ledger_epsilon([row(noise=1.1, steps=235)], DELTA)
+    planned = compute_epsilon(**{**MNIST, "noise_multiplier": 1.1}, epochs=1)
+    assert ran < planned == pytest.approx(ran, rel=1e-6)
+    assert compute_epsilon(**MNIST, epochs=1) == ledger_epsilon([row(steps=235)], DELTA)
+
+
+def test_epsilon_is_computed_once_for_the_same_releases(monkeypatch):
+    rows = (row(noise=1.234, steps=20),)
+    first = ledger_epsilon(rows, DELTA)
+
+    def fail(*_):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(accountants, "_composed_pld", fail)
+    assert ledger_epsilon(rows, DELTA) == first
+    with pytest.raises(AssertionError, match="computed again"):
+        ledger_epsilon((rows[0].advance(1),), DELTA)
+
+
+def test_earlier_rows_are_composed_once(monkeypatch):
+    accountants._composed_pld.cache_clear()
+    accountants._release_pld.cache_clear()
+    past = (row(noise=1.3, steps=20), row(noise=1.4, steps=20))
+    running = row(noise=1.5)
+    for epoch in range(1, 4):
+        ledger_epsilon((*past, running.advance(epoch)), DELTA)
+    assert accountants._release_pld.cache_info().misses == 3
+    # Identity, two rows, and the running one three times.
+    assert accountants._composed_pld.cache_info().misses == 6
+
+
+def test_privacy_spent_states_what_ran():
+    spent = PrivacySpent.from_ledger(Ledger(MIXED), DELTA)
+    assert spent.steps == 1200
+    assert spent.sampling == "poisson + shuffle"
+    assert spent.neighboring_relation == "zero_out"
+    assert (spent.delta, spent.accountant) == (DELTA, "pld")
+    assert spent.epsilon == ledger_epsilon(MIXED, DELTA)
+    text = str(spent)
+    assert "delta = 1e-05" in text
+    assert "after 1200 steps" in text
+    assert "zeroed out" in text
+    assert "drawn independently" in text
+    assert "one full release a pass" in text
+
+
+def test_privacy_spent_in_words_never_understates():
+    words = str(PrivacySpent(1.35122, 1e-5, 1, "poisson", "add_or_remove_one", "rdp"))
+    assert words.startswith("(epsilon = 1.3513, delta = 1e-05)")
+    assert "after 1 step, by the RDP accountant" in words
+    assert "epsilon = 12346," in str(PrivacySpent(12345.1, 1e-5, 1, "poisson", "zero_out", "rdp"))
+    assert "epsilon = 0," in str(PrivacySpent(0.0, 1e-5, 1, "poisson", "zero_out", "rdp"))
+
+
+def test_privacy_spent_says_when_there_is_none():
+    without_noise = PrivacySpent.from_ledger([row(noise=0.0, steps=2)], DELTA)
+    assert str(without_noise).startswith("No differential privacy (epsilon = inf) after 2 steps")
+    nothing = PrivacySpent.from_ledger([], DELTA)
+    assert (nothing.epsilon, nothing.steps, nothing.sampling) == (0.0, 0, "none")
+    assert "Nothing has been released yet" in str(nothing)

@@ -1,0 +1,162 @@
+"""Ledger rows: what a step does to the counters, and what a row refuses."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_adaclip.accounting import LedgerRow, Sampling
+
+INT32_MAX = 2**31 - 1
+
+
+def open_row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, **keywords):
+    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise, **keywords)
+
+
+def one_step(row):
+    """What the compiled training step does to its variables, step by step."""
+    if row.steps_in_release >= row.steps_per_release:
+        return dataclasses.replace(
+            row, steps=row.steps + 1, releases=row.releases + 1, steps_in_release=1
+        )
+    return dataclasses.replace(row, steps=row.steps + 1, steps_in_release=row.steps_in_release + 1)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "steps_per_release"),
+    [
+        (Sampling.POISSON, 1),
+        (Sampling.SHUFFLE, 235),
+        (Sampling.STREAM, 1),
+        (Sampling.PASS, INT32_MAX),
+    ],
+)
+def test_open_chooses_how_long_a_release_lasts(sampling, steps_per_release):
+    row = open_row(sampling)
+    assert row.steps_per_release == steps_per_release
+    assert row.steps_in_release == steps_per_release
+    assert (row.steps, row.releases) == (0, 0)
+
+
+def test_sampling_values_leave_zero_for_empty_rows():
+    assert [int(kind) for kind in Sampling] == [1, 2, 3, 4]
+    assert [kind.label for kind in Sampling] == ["poisson", "shuffle", "stream", "pass"]
+    assert len({kind.describe() for kind in Sampling}) == 4
+
+
+@given(
+    steps_per_release=st.integers(1, 7),
+    chunks=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=6),
+)
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_advance_is_the_step_taken_many_times(steps_per_release, chunks):
+    fast = slow = open_row(Sampling.PASS, 8, 0, steps_per_release=steps_per_release)
+    for num_steps, new_segment in chunks:
+        if new_segment:
+            fast, slow = fast.begin_segment(), slow.begin_segment()
+        fast = fast.advance(num_steps)
+        for _ in range(num_steps):
+            slow = one_step(slow)
+        assert fast == slow
+
+
+def test_a_pass_is_one_release_and_a_segment_opens_another():
+    row = open_row(Sampling.SHUFFLE, 4, 10)
+    assert [row.advance(steps).releases for steps in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert row.advance(1).begin_segment().advance(1).releases == 2
+    assert row.advance(1).free_steps == 2
+    assert row.begin_segment().advance(0).releases == 0
+
+
+def test_poisson_and_stream_release_at_every_step():
+    for sampling in (Sampling.POISSON, Sampling.STREAM):
+        row = open_row(sampling).advance(5).begin_segment().advance(2)
+        assert (row.steps, row.releases) == (7, 7)
+
+
+def test_an_unlimited_pass_is_one_release_a_segment():
+    row = open_row(Sampling.PASS, examples=0).advance(10**9).begin_segment().advance(10**9)
+    assert (row.steps, row.releases) == (2 * 10**9, 2)
+
+
+def test_advance_refuses_to_pass_int32():
+    with pytest.raises(ValueError, match="Argument `steps` must lie between 0 and 2147483647"):
+        open_row().advance(INT32_MAX).advance(1)
+
+
+def test_sampling_probability_comes_from_the_integers():
+    assert open_row().sampling_probability == 256 / 60_000
+    assert open_row(Sampling.STREAM, 16, 0).sampling_probability == 1.0
+    assert open_row(Sampling.SHUFFLE, 16, 10).sampling_probability == 1.0
+
+
+def test_noise_is_kept_as_the_float32_that_runs():
+    row = open_row(noise=1.1)
+    assert row.noise_multiplier == float(np.float32(1.1)) != 1.1
+    assert row == open_row(noise=float(np.float32(1.1)))
+
+
+@given(
+    sampling=st.sampled_from(Sampling),
+    batch=st.integers(1, 100),
+    more=st.integers(0, INT32_MAX - 100),
+    noise=st.floats(0, 1e6, width=32),
+    steps=st.integers(0, 10_000),
+)
+@settings(max_examples=100, derandomize=True, deadline=None)
+def test_integers_round_trip(sampling, batch, more, noise, steps):
+    row = open_row(sampling, batch, batch + more, noise).advance(steps)
+    integers = row.to_integers()
+    assert integers.dtype == np.int32
+    assert integers.shape == (7,)
+    assert LedgerRow.from_integers(integers, noise_multiplier=noise) == row
+
+
+def test_integers_stand_in_the_order_that_the_training_step_relies_on():
+    integers = open_row(Sampling.SHUFFLE, 4, 10).advance(5).to_integers()
+    assert integers.tolist() == [2, 4, 10, 3, 5, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": 0}, "0 is not a valid Sampling"),
+        ({"expected_batch_size": 0}, "Argument `expected_batch_size` must lie between 1"),
+        ({"expected_batch_size": 60_001}, "`expected_batch_size` must not exceed `num_examples`"),
+        ({"num_examples": 0}, "Argument `num_examples` must be known for sampling='poisson'"),
+        ({"num_examples": 2**31}, "Argument `num_examples` must lie between 0 and 2147483647"),
+        ({"steps_per_release": 2}, "Argument `steps_per_release` must be 1"),
+        ({"steps": -1}, "Argument `steps` must lie between 0"),
+        ({"steps": 3, "releases": 4}, "Argument `releases` must lie between 1 and `steps`"),
+        ({"steps": 3, "releases": 0}, "Argument `releases` must lie between 1 and `steps`"),
+        ({"steps_in_release": 2}, "`steps_in_release` must not exceed `steps_per_release`"),
+        ({"steps_in_release": 0}, "Argument `steps_in_release` must lie between 1"),
+        ({"noise_multiplier": -1.0}, "Argument `noise_multiplier` must not be negative"),
+        ({"noise_multiplier": float("nan")}, "Argument `noise_multiplier` must be finite"),
+        ({"noise_multiplier": 1e39}, "Argument `noise_multiplier` must fit float32"),
+    ],
+)
+def test_impossible_rows_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(open_row(), **changes)
+
+
+@pytest.mark.parametrize("value", [True, 3.0, "3", None, np.float32(3)])
+def test_counts_must_be_integers(value):
+    with pytest.raises(TypeError, match="Argument `steps` must be an integer"):
+        dataclasses.replace(open_row(), steps=value)
+
+
+def test_only_a_pass_takes_its_length():
+    assert open_row(Sampling.PASS, steps_per_release=9).steps_per_release == 9
+    with pytest.raises(ValueError, match="`steps_per_release` is for sampling='pass' only"):
+        open_row(Sampling.SHUFFLE, steps_per_release=9)
+
+
+@pytest.mark.parametrize("integers", [np.zeros(6, np.int32), np.ones(7, np.float32)])
+def test_from_integers_refuses_what_is_no_row(integers):
+    with pytest.raises(ValueError, match="Argument `integers` must hold 7 integers"):
+        LedgerRow.from_integers(integers, noise_multiplier=1.0)

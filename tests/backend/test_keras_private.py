@@ -1,0 +1,172 @@
+"""Every private name of Keras that the package relies on is there and does what is relied on."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_adaclip.backend import keras_private
+
+
+def two_outputs():
+    inputs = keras.Input((3,))
+    hidden = layers.Dense(2, kernel_regularizer="l2", name="hidden")(layers.Dropout(0.5)(inputs))
+    outputs = {"a": layers.Dense(1, name="a")(hidden), "b": layers.Dense(2, name="b")(hidden)}
+    return keras.Model(inputs, outputs)
+
+
+def compiled(**arguments):
+    model = two_outputs()
+    model.compile(
+        optimizer="sgd",
+        loss={"a": "mse", "b": "mae"},
+        metrics={"a": ["mae"]},
+        weighted_metrics={"b": ["mse"]},
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 3)).astype("float32")
+    y = {
+        "a": rng.normal(size=(4, 1)).astype("float32"),
+        "b": rng.normal(size=(4, 2)).astype("float32"),
+    }
+    keras_private.build_for_training(model, x, y, None)
+    return model, x, y
+
+
+def test_flatten_layers_finds_inner_layers_once_and_outermost_first():
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, inner(inner(inputs)))
+    found = keras_private.flatten_layers(model)
+    assert found[0] is model
+    assert sum(layer is inner for layer in found) == 1
+    assert found.index(inner) < found.index(inner.layers[0])
+
+
+def test_own_variables_are_those_of_the_layer_and_not_of_its_inner_layers():
+    class Outer(layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight(shape=(1,), name="scale")
+            self.fixed = self.add_weight(shape=(1,), trainable=False)
+            self.inner = layers.Dense(1)
+            self.inner.build(input_shape)
+
+        def call(self, inputs):
+            return self.inner(inputs) * self.scale * self.fixed
+
+    layer = Outer()
+    layer.build((None, 2))
+    assert keras_private.own_trainable_variables(layer) == [layer.scale]
+    assert keras_private.own_trainable_variables(layer.inner) == layer.inner.trainable_variables
+    layer.trainable = False
+    assert keras_private.own_trainable_variables(layer) == []
+
+
+def test_states_of_seed_generators_change_when_a_random_number_is_drawn():
+    model = two_outputs()
+    (state,) = keras_private.seed_generator_states(model)
+    before = ops.convert_to_numpy(state)
+    model(np.ones((1, 3), "float32"), training=True)
+    assert not np.array_equal(ops.convert_to_numpy(state), before)
+
+
+def test_an_attribute_is_set_and_removed_without_being_tracked():
+    layer = layers.Dense(2)
+    layer.build((None, 2))
+    keras_private.set_attribute(layer, "call", lambda inputs: inputs + 1.0)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(np.zeros((1, 2)))), np.ones((1, 2)))
+    keras_private.delete_attribute(layer, "call")
+    assert "call" not in vars(layer)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(np.zeros((1, 2)))), np.zeros((1, 2)))
+
+
+def test_masks_are_read_and_attached_where_keras_looks_for_them():
+    embedded = layers.Embedding(3, 2, mask_zero=True)(np.array([[1, 0]]))
+    mask = keras_private.mask_of(embedded)
+    np.testing.assert_array_equal(ops.convert_to_numpy(mask), [[True, False]])
+    plain = ops.ones((1, 2, 2))
+    assert keras_private.mask_of(plain) is None
+    assert keras_private.attach_mask(plain, None) is plain
+    keras_private.attach_mask(plain, mask)
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(layers.GlobalAveragePooling1D()(plain * 1.0)), [[1.0, 1.0]]
+    )
+    loss = keras.losses.MeanAbsoluteError(reduction="sum")
+    targets = ops.convert_to_tensor([[[0.0, 0.0], [5.0, 5.0]]])
+    assert float(loss(targets, plain)) == 1.0
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_logits_are_found_on_tensorflow_alone(activation):
+    logits = ops.convert_to_tensor([[1.0, 2.0]])
+    outputs = getattr(keras.activations, activation)(logits)
+    found = keras_private.logits_of(outputs)
+    if keras.backend.backend() != "tensorflow":
+        assert found is None
+        return
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), [[1.0, 2.0]])
+    # The cross-entropies really start from them.
+    other = keras_private.attach_logits(
+        ops.ones((1, 2)) / 2.0, ops.convert_to_tensor([[0.0, 99.0]])
+    )
+    wrong = float(keras.losses.CategoricalCrossentropy()(np.array([[1.0, 0.0]], "float32"), other))
+    assert wrong == pytest.approx(99.0)
+
+
+def test_trackers_losses_and_metrics_of_a_compiled_model():
+    model, _, _ = compiled()
+    trackers = keras_private.output_loss_trackers(model)
+    assert len(trackers) == 2
+    assert all(isinstance(tracker, keras.metrics.Mean) for tracker in trackers)
+    assert keras_private.loss_tracker(model).name == "loss"
+    losses = keras_private.compiled_losses(model)
+    assert all(callable(loss) for loss in losses)
+    assert len(losses) == 2
+    assert len(keras_private.compiled_metrics(model)) == 2
+    plain = keras.Sequential([layers.Dense(1)])
+    assert keras_private.output_loss_trackers(plain) == []
+    assert keras_private.compiled_losses(plain) == []
+    assert keras_private.compiled_metrics(plain) == []
+
+
+def test_build_for_training_builds_everything_and_trains_nothing():
+    model = two_outputs()
+    before = [ops.convert_to_numpy(variable) for variable in model.variables]
+    model.compile(optimizer="adam", loss={"a": "mse", "b": "mae"}, metrics={"a": ["mae"]})
+    x = np.ones((2, 3), "float32")
+    y = {"a": np.ones((2, 1), "float32"), "b": np.ones((2, 2), "float32")}
+    keras_private.build_for_training(model, x, y, None)
+    assert model.optimizer.built
+    assert len(keras_private.compiled_losses(model)) == 2
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
+    assert float(keras_private.loss_tracker(model).result()) == 0.0
+
+
+def test_regularizers_are_hidden_and_come_back():
+    model, x, y = compiled()
+    assert len(model.losses) == 1
+    with pytest.raises(KeyError), keras_private.without_regularizers(model):
+        assert model.losses == []
+        raise KeyError
+    assert len(model.losses) == 1
+
+
+def test_masked_metrics_count_the_rows_of_the_mask_only():
+    model, x, y = compiled()
+    y_pred = {name: ops.convert_to_tensor(value * 0.0) for name, value in y.items()}
+    weight = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    mask = np.array([True, False, True, False])
+    keras_private.update_masked_metrics(model, y, y_pred, {"a": weight, "b": weight}, mask)
+    results = model.get_metrics_result()
+    assert float(results["a_mae"]) == pytest.approx(np.mean(np.abs(y["a"][mask])), rel=1e-5)
+    squares = np.mean(y["b"] ** 2, axis=1)
+    expected = np.average(squares[mask], weights=weight[mask])
+    assert float(results["b_mse"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_weights_of_any_rank_are_masked():
+    present = np.array([1.0, 0.0], np.float32)
+    assert keras_private.masked_weight(None, present) is present
+    found = keras_private.masked_weight(np.full((2, 3), 2.0, np.float32), present)
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), [[2.0] * 3, [0.0] * 3])

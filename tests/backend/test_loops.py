@@ -1,0 +1,107 @@
+"""The loops of the backends, eager and compiled."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_adaclip import backend
+from tests.gradients.support import compiled
+
+
+def identity(function):
+    return function
+
+
+@pytest.mark.parametrize("mode", [identity, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize("num_chunks", [0, 1, 5])
+def test_a_loop_threads_carry_and_variables(mode, num_chunks):
+    counter = keras.Variable(np.float32(10.0), name="counter")
+    factor = keras.Variable(np.float32(2.0), name="factor")
+
+    def run(count):
+        def body(index, carry):
+            total, rows = carry
+            counter.assign(counter + 1.0)
+            index = ops.cast(index, "int32")
+            rows = ops.slice_update(rows, [index], ops.reshape(ops.cast(index, "float32"), (1,)))
+            return [total + factor * counter, rows]
+
+        with keras.StatelessScope([(counter, counter.value), (factor, factor.value)]) as scope:
+            carry = [ops.zeros(()), ops.full((5,), -1.0)]
+            carry = backend.loop_over_chunks(body, carry, count, [counter], [factor])
+            return [*carry, scope.get_current_value(counter)]
+
+    if keras.backend.backend() == "tensorflow":
+        # Keras assigns to the variable itself there: a graph cannot thread it through its loop.
+        pytest.skip("covered with variables of a model in tests/gradients")
+    total, rows, last = mode(run)(ops.convert_to_tensor(np.int32(num_chunks)))
+    assert float(last) == 10.0 + num_chunks
+    assert float(total) == 2.0 * sum(11.0 + index for index in range(num_chunks))
+    expected = [float(index) if index < num_chunks else -1.0 for index in range(5)]
+    np.testing.assert_array_equal(ops.convert_to_numpy(rows), expected)
+
+
+def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
+    def by_value(row):
+        (value,) = row
+        return [ops.cond(ops.all(value > 0), lambda: ops.sum(value), lambda: ops.max(value) * 0.0)]
+
+    values = ops.convert_to_tensor([[1.0, 2.0], [-1.0, 5.0], [3.0, 4.0]])
+    (found,) = backend.map_examples(by_value, [values])
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), [3.0, 0.0, 7.0])
+
+
+def test_gradients_at_taps_are_those_of_the_summed_loss():
+    def function(tap):
+        first = tap(ops.convert_to_tensor([[1.0, 2.0], [3.0, 4.0]]))
+        second = tap(first * 3.0)
+        unused = tap(ops.ones((2,)))
+        return ops.sum(second * second) + ops.sum(first), [second, unused]
+
+    (second, _), gradients = backend.differentiate_at_taps(function, [])
+    np.testing.assert_array_equal(ops.convert_to_numpy(second), [[3.0, 6.0], [9.0, 12.0]])
+    found = [ops.convert_to_numpy(gradient) for gradient in gradients]
+    np.testing.assert_allclose(found[0], 1.0 + 18.0 * np.array([[1.0, 2.0], [3.0, 4.0]]))
+    np.testing.assert_allclose(found[1], 6.0 * np.array([[1.0, 2.0], [3.0, 4.0]]))
+    np.testing.assert_array_equal(found[2], np.zeros(2))
+
+
+def test_gradients_by_variables_are_zero_where_unused():
+    used = keras.Variable(np.array([1.0, 2.0], np.float32))
+    unused = keras.Variable(np.ones((2, 2), np.float32))
+    further, gradients = backend.gradients_of(
+        lambda: (ops.sum(used * used), ops.sum(used)), [used, unused], []
+    )
+    assert float(further) == 3.0
+    np.testing.assert_allclose(ops.convert_to_numpy(gradients[0]), [2.0, 4.0])
+    np.testing.assert_array_equal(ops.convert_to_numpy(gradients[1]), np.zeros((2, 2)))
+    # A loss that depends on no variable at all.
+    _, gradients = backend.gradients_of(lambda: (ops.sum(ops.ones((2,))), ()), [used], [])
+    np.testing.assert_array_equal(ops.convert_to_numpy(gradients[0]), np.zeros(2))
+
+
+def test_evaluate_drops_updates_and_returns_numpy():
+    variable = keras.Variable(np.float32(1.0))
+
+    def function():
+        variable.assign(variable + 1.0)
+        return {"value": variable * 2.0}
+
+    found = backend.evaluate(function, [variable])
+    assert isinstance(found["value"], np.ndarray | np.float32)
+    assert float(found["value"]) == 4.0
+    assert float(variable.value) == 1.0
+
+
+def test_every_backend_offers_the_same_names():
+    import ast
+    from pathlib import Path
+
+    folder = Path(backend.__file__).parent
+    names = {}
+    for path in ("tensorflow.py", "jax.py", "torch.py"):
+        tree = ast.parse((folder / path).read_text())
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names[path] = {node.name for node in functions if not node.name.startswith("_")}
+    assert names["tensorflow.py"] == names["jax.py"] == names["torch.py"] == set(backend.__all__)

@@ -1,0 +1,79 @@
+"""The clipping norm and the noised share of unclipped units in the logs."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.callbacks import ClippingMonitor
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+
+
+def quantile(**options):
+    return ka.clipping.QuantileClipping(
+        target_quantile=0.5, initial_clip_norm=0.2, count_noise_stddev=2.0, **options
+    )
+
+
+def fit(model, monitor, **options):
+    options = {"batch_size": 24, "epochs": 2, **options}
+    return helpers.quiet_fit(model, X, Y, callbacks=[monitor], **options)
+
+
+def test_a_fixed_norm_has_no_fraction():
+    history = fit(helpers.compiled(clipping=0.3), ClippingMonitor())
+    assert history["clip_norm"] == pytest.approx([0.3, 0.3])
+    assert "unclipped_fraction" not in history
+
+
+def test_the_logged_fraction_is_the_one_that_moved_the_norm():
+    model = helpers.compiled(clipping=quantile())
+    history = fit(model, ClippingMonitor())
+    norms, fractions = history["clip_norm"], history["unclipped_fraction"]
+    # One step an epoch: C <- C exp(-0.2 (b - 0.5)).
+    before = [0.2, norms[0]]
+    expected = [c * np.exp(-0.2 * (b - 0.5)) for c, b in zip(before, fractions, strict=True)]
+    assert norms == pytest.approx(expected, rel=1e-5)
+    # Noised: no multiple of 1/24.
+    assert any(abs(24 * b - round(24 * b)) > 1e-3 for b in fractions)
+
+
+def gradient_norms(model):
+    """Norms of the single gradients of a dense softmax layer, in NumPy."""
+    kernel, bias = model.get_weights()
+    logits = X @ kernel + bias
+    errors = np.exp(logits - logits.max(-1, keepdims=True))
+    errors = errors / errors.sum(-1, keepdims=True) - np.eye(3)[Y]
+    return np.sqrt((errors**2).sum(-1) * ((X**2).sum(-1) + 1.0))
+
+
+def test_private_diagnostics_are_the_true_values_and_are_warned_of():
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    model = helpers.compiled(
+        ka.PrivateModel(inputs, keras.layers.Dense(3)(inputs)),
+        clipping=0.7,
+        optimizer=keras.optimizers.SGD(0.0),
+    )
+    with helpers.warns("not covered by epsilon"):
+        history = fit(model, ClippingMonitor(private_diagnostics=True), validation_data=(X, Y))
+    norms = gradient_norms(model)
+    assert history["gradient_norm"] == pytest.approx([norms.mean()] * 2, rel=1e-4)
+    assert history["clipped_fraction"] == pytest.approx([(norms > 0.7).mean()] * 2, rel=1e-4)
+    assert not any(name.startswith(("val_g", "val_c")) for name in history)
+    # They go with the callback.
+    assert set(fit(model, ClippingMonitor())) == {"loss", "clip_norm"}
+    assert set(model.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss"}
+
+
+def test_not_finite_units_count_as_clipped():
+    x = X.copy()
+    x[0, 0] = np.nan
+    model = helpers.compiled(clipping=1e6)
+    with helpers.warns("not covered by epsilon"):
+        history = helpers.quiet_fit(
+            model, x, Y, batch_size=24, callbacks=[ClippingMonitor(private_diagnostics=True)]
+        )
+    assert history["clipped_fraction"] == pytest.approx([1 / 24])
+    assert np.isfinite(history["gradient_norm"]).all()

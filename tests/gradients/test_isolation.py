@@ -1,0 +1,216 @@
+"""What one example contributes does not depend on any other example, whatever the loss."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import layers, ops
+
+from keras_adaclip.clipping import QuantileClipping
+from keras_adaclip.gradients import GradientPlan
+from keras_adaclip.gradients.planning import _assign_rules
+from tests import oracles
+from tests.gradients.support import (
+    WHOLE_MODEL,
+    assert_close,
+    built,
+    plan_for,
+    row_gradients,
+    runner,
+    tensors,
+    ways,
+)
+
+ROWS = 4
+CLASSES = 3
+# `Circle` compares the examples of a batch with each other: alone, none has anything to learn.
+LOSSES = sorted(
+    name
+    for name, found in vars(keras.losses).items()
+    if isinstance(found, type)
+    and issubclass(found, keras.losses.Loss)
+    and name not in ("Loss", "Circle")
+)
+REDUCTIONS = ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight", None]
+
+
+def targets(name, rng):
+    """Targets that suit the loss, and the activation of the model's last layer."""
+    if name == "CTC":
+        return rng.integers(1, CLASSES, (ROWS, 2)).astype("int32"), None
+    labels = rng.integers(0, CLASSES, ROWS)
+    if name in ("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"):
+        return labels.astype("int32"), "softmax"
+    if name.startswith("Categorical"):
+        return np.eye(CLASSES, dtype="float32")[labels], "softmax"
+    if name.startswith("Binary") or name in ("Dice", "Tversky"):
+        return rng.integers(0, 2, (ROWS, CLASSES)).astype("float32"), "sigmoid"
+    if name in ("KLDivergence", "Poisson", "MeanSquaredLogarithmicError"):
+        return rng.uniform(0.1, 1.0, (ROWS, CLASSES)).astype("float32"), "softmax"
+    return rng.normal(size=(ROWS, CLASSES)).astype("float32"), None
+
+
+def prepared(name, reduction="sum_over_batch_size"):
+    rng = np.random.default_rng(7)
+    y, activation = targets(name, rng)
+    shape = (4, 2) if name == "CTC" else (2,)
+    x = rng.normal(size=(ROWS, *shape)).astype("float32")
+    weight = rng.uniform(0.5, 2.0, ROWS).astype("float32")
+    model = keras.Sequential([keras.Input(shape), layers.Dense(CLASSES, activation=activation)])
+    loss = getattr(keras.losses, name)(reduction=reduction)
+    model = built(model, x, y, weight, loss=loss)
+    # The plan of so small a model needs no trial; the trial has tests of its own.
+    return model, GradientPlan(*_assign_rules(model)), x, y, weight
+
+
+def mask_of(*rows):
+    return np.isin(np.arange(ROWS), rows)
+
+
+def assert_contributions_are_their_own(model, plan, x, y, weight, **options):
+    """Sums against those of rows that were differentiated alone; then other rows change."""
+    expected = row_gradients(model, x, y, weight)
+    clip_norm = float(np.median(oracles.gradient_norms(expected))) or 1.0
+    run = runner(model, plan, clip_norm, **options)
+    assert_close(
+        run(x, y, weight, mask_of(0, 1, 2, 3)).gradients,
+        oracles.clipped_sums(expected, clip_norm),
+        tolerance=2e-5,
+    )
+
+    @settings(max_examples=8)
+    @given(
+        row=st.integers(0, ROWS - 1),
+        seed=st.integers(0, 10**6),
+        size=st.sampled_from([0.0, 1.0, 100.0, 1e30, np.nan]),
+    )
+    def other_examples_change(row, seed, size):
+        rng = np.random.default_rng(seed)
+        others = rng.permutation(ROWS)
+        others[np.flatnonzero(others == row)[0]], others[row] = others[row], row
+        changed = [part[others].copy() for part in (x, y, weight)]
+        if x.dtype.kind == "f":
+            noise = rng.normal(size=x.shape).astype("float32") * np.float32(size)
+            changed[0][others != row] = noise[others != row]
+        changed[2][others != row] *= np.float32(rng.uniform(0, 50))
+        before = run(x, y, weight, mask_of(row))
+        after = run(*changed, mask_of(row))
+        assert_same(before.gradients, after.gradients)
+        assert before.norms[row] == pytest.approx(after.norms[row], rel=1e-6)
+        # With and without it, everything else as it is: the difference is the contribution.
+        if size <= 1.0:
+            everyone = run(*changed, mask_of(0, 1, 2, 3)).gradients
+            without = run(*changed, mask_of(*(set(range(ROWS)) - {row}))).gradients
+            differences = [a - b for a, b in zip(everyone, without, strict=True)]
+            for found, own in zip(differences, before.gradients, strict=True):
+                np.testing.assert_allclose(found, own, atol=3e-6 * ROWS * clip_norm)
+
+    other_examples_change()
+
+
+def assert_same(found, expected):
+    scale = max(np.linalg.norm(array) for array in expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * scale)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", LOSSES)
+def test_contributions_do_not_depend_on_other_examples(name):
+    assert_contributions_are_their_own(*prepared(name))
+
+
+@pytest.mark.parametrize("reduction", [r for r in REDUCTIONS if r != "sum_over_batch_size"])
+@pytest.mark.parametrize("name", ["MeanSquaredError", "SparseCategoricalCrossentropy"])
+def test_every_reduction_is_taken_over_one_example(name, reduction):
+    assert_contributions_are_their_own(*prepared(name, reduction))
+
+
+def sequence_model(reduction):
+    rng = np.random.default_rng(8)
+    x = np.array([[1, 2, 3], [4, 0, 0], [2, 0, 0], [3, 3, 0]], np.int32)
+    y = rng.integers(0, CLASSES, x.shape).astype("int32")
+    weight = rng.uniform(0.5, 2.0, x.shape).astype("float32")
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            layers.Embedding(5, 4, mask_zero=True),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
+    return built(model, x, y, weight, loss=loss), x, y, weight
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_masks_of_a_sequence_are_rescaled_over_one_example(reduction):
+    model, x, y, weight = sequence_model(reduction)
+    plan = plan_for(model, x, y, weight)
+    assert ways(plan) == ["Embedding", "Dense"]
+    assert_contributions_are_their_own(model, plan, x, y, weight)
+
+
+def test_without_the_compiler_the_mask_of_a_sequence_is_the_same():
+    model, x, y, weight = sequence_model("sum_over_batch_size")
+    plan = plan_for(model, x, y, weight)
+    compiled = runner(model, plan)(x, y, weight)
+    eager = runner(model, plan, compile_step=False)(x, y, weight)
+    assert_close(eager.gradients, compiled.gradients)
+    np.testing.assert_allclose(eager.losses, compiled.losses, rtol=1e-5)
+
+
+def test_one_example_after_another_is_isolated_too():
+    model, _, x, y, weight = prepared("CategoricalCrossentropy")
+    assert_contributions_are_their_own(model, WHOLE_MODEL, x, y, weight)
+
+
+def test_a_custom_loss_that_mixes_the_batch_sees_one_example_at_a_time():
+    def centered(y_true, y_pred):
+        mixed = y_pred - ops.mean(y_pred, axis=0) / 2 + ops.mean(y_pred) - ops.mean(y_true)
+        return ops.mean(ops.square(mixed), axis=-1)
+
+    model, plan, x, y, weight = prepared("MeanSquaredError")
+    model = built(model, x, y, weight, loss=centered)
+    assert_contributions_are_their_own(model, plan, x, y, weight)
+
+
+def test_a_weight_of_zero_is_a_unit_and_padding_is_none():
+    model, plan, x, y, weight = prepared("MeanSquaredError")
+    weight[1] = 0.0
+    clipping = QuantileClipping(initial_clip_norm=1e-3)
+    run = runner(model, plan, clipping=clipping)
+    present = run(x, y, weight, mask_of(0, 1, 2, 3))
+    padding = run(x, y, weight, mask_of(0, 2, 3))
+    np.testing.assert_array_equal(present.factors[1], 1.0)
+    assert_close(present.gradients, padding.gradients)
+    # Three clipped units of -1/2 each, and the unit with weight zero is unclipped.
+    np.testing.assert_allclose(present.statistics, [-1.0])
+    np.testing.assert_allclose(padding.statistics, [-1.5])
+
+
+def test_cross_entropy_starts_from_logits_where_plain_keras_does():
+    # An example that is confidently wrong: on TensorFlow plain training uses the logits, on the
+    # other backends the clipped probabilities, of gradient zero.
+    model, plan, x, y, weight = prepared("CategoricalCrossentropy")
+    model.set_weights([value * 0.0 + 1.0 for value in model.get_weights()])
+    kernel = np.array([[40.0, 0.0, -40.0]] * 2, np.float32)
+    model.set_weights([kernel, np.zeros(3, np.float32)])
+    x = np.ones_like(x)
+    y = np.eye(3, dtype="float32")[[0, 1, 2, 2]]
+    expected = row_gradients(model, x, y, weight)
+    assert ways(plan_for(model, x, y, weight)) == ["Dense"]
+    found = runner(model, plan, 1e6)(x, y, weight)
+    assert_close(found.gradients, oracles.clipped_sums(expected, 1e6))
+    saturated = keras.backend.backend() != "tensorflow"
+    assert (np.linalg.norm(found.gradients[1]) < 1e-3) == saturated
+
+
+def test_the_weights_of_a_masked_loss_are_left_as_they_are():
+    model, x, y, weight = sequence_model("sum_over_batch_size")
+    given = tensors(weight)
+    runner(model, plan_for(model, x, y, weight))(x, y, given)
+    np.testing.assert_array_equal(ops.convert_to_numpy(given), weight)
+    expected = row_gradients(model, x, y, weight)
+    found = runner(model, WHOLE_MODEL)(x, y, given)
+    np.testing.assert_allclose(found.norms, oracles.gradient_norms(expected), rtol=1e-5)

@@ -1,0 +1,140 @@
+"""Padding, and examples whose gradient is not a finite number."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_adaclip.clipping import QuantileClipping
+from tests import oracles
+from tests.gradients.support import (
+    WHOLE_MODEL,
+    assert_close,
+    built,
+    plan_for,
+    row_gradients,
+    runner,
+    ways,
+)
+
+MODELS = {
+    "dense": ((3,), lambda: [layers.Dense(4, activation="tanh"), layers.Dense(2)]),
+    "gram": ((2, 8), lambda: [layers.Dense(9, activation="tanh"), layers.Dense(2)]),
+    "convolution": (
+        (4, 4, 2),
+        lambda: [
+            layers.Conv2D(3, 2, activation="relu"),
+            layers.GroupNormalization(1),
+            layers.Flatten(),
+            layers.Dense(2),
+        ],
+    ),
+    "general": ((3, 2), lambda: [layers.EinsumDense("abc,cd->abd", (None, 3)), layers.Dense(2)]),
+    "whole model": ((3,), lambda: [layers.Dense(4, activation="tanh"), layers.Dense(2)]),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    shape, stack = MODELS[request.param]
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, *shape)).astype("float32")
+    model = keras.Sequential([keras.Input(shape), *stack()])
+    y = rng.normal(size=tuple(model(x).shape)).astype("float32")
+    model = built(model, x, y)
+    plan = WHOLE_MODEL if request.param == "whole model" else plan_for(model, x, y)
+    assert plan.is_layerwise == (request.param != "whole model")
+    gradients = row_gradients(model, x, y)
+    clip_norm = float(np.median(oracles.gradient_norms(gradients)))
+    run = runner(model, plan, clipping=QuantileClipping(initial_clip_norm=clip_norm))
+    return run, x, y, gradients, clip_norm
+
+
+def test_examples_without_a_finite_gradient_add_zero_and_count_as_clipped(case):
+    run, x, y, gradients, clip_norm = case
+    present = np.array([True, True, True, True])
+    others = [g[[0, 2, 3]] for g in gradients]
+    expected = oracles.clipped_sums(others, clip_norm)
+    unclipped = np.sum(oracles.gradient_norms(others) <= clip_norm)
+    clean = run(x, y, None, present)
+    for value in (np.nan, np.inf, -np.inf):
+        bad = x.copy()
+        bad[1].reshape(-1)[0] = value
+        found = run(bad, y, None, present)
+        assert_close(found.gradients, expected)
+        assert not found.finite[1], value
+        assert found.factors[1] == 0.0
+        assert found.norms[1] == 0.0
+        np.testing.assert_array_equal(found.factors[[0, 2, 3]], clean.factors[[0, 2, 3]])
+        np.testing.assert_array_equal(found.statistics, [unclipped - 2.0])
+
+
+def test_a_huge_number_leaves_the_others_as_they_were(case):
+    run, x, y, gradients, clip_norm = case
+    expected = oracles.clipped_sums([g[[0, 2, 3]] for g in gradients], clip_norm)
+    bad = x.copy()
+    bad[1].reshape(-1)[0] = 1e30
+    found = run(bad, y, None, np.array([True, True, True, True]))
+    differences = [one - other for one, other in zip(found.gradients, expected, strict=True)]
+    added = np.sqrt(sum(np.sum(difference**2) for difference in differences))
+    # Where saturation makes the huge number harmless, the example is one like any other.
+    assert added <= (1.00001 * clip_norm if found.finite[1] else 1e-5 * clip_norm)
+    assert found.finite[1] or found.factors[1] == 0.0
+
+
+def test_padding_adds_zero_whatever_it_holds(case):
+    run, x, y, gradients, clip_norm = case
+    present = np.array([True, False, True, False])
+    expected = oracles.clipped_sums([g[[0, 2]] for g in gradients], clip_norm)
+    unclipped = np.sum(oracles.gradient_norms([g[[0, 2]] for g in gradients]) <= clip_norm)
+    before = run(x, y, None, present)
+    assert_close(before.gradients, expected)
+    np.testing.assert_array_equal(before.statistics, [unclipped - 1.0])
+    for value in (0.0, np.nan, np.inf, 1e30):
+        padded = x.copy(), y.copy()
+        for part in padded:
+            part[~present] = value
+        found = run(*padded, None, present)
+        for one, other in zip(found.gradients, before.gradients, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(found.statistics, before.statistics)
+        np.testing.assert_array_equal(found.factors[~present], [0.0, 0.0])
+
+
+def test_only_padding_adds_exactly_zero(case):
+    run, x, y, _, _ = case
+    found = run(np.full_like(x, np.nan), y, None, np.zeros(4, bool))
+    for gradient in found.gradients:
+        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
+    np.testing.assert_array_equal(found.statistics, [0.0])
+
+
+def linear():
+    x = np.ones((3, 2), np.float32)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model = built(model, x, x[:, :1])
+    model.set_weights([np.full((2, 1), 0.5, np.float32), np.zeros(1, np.float32)])
+    return model, x
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_a_gradient_of_zero_has_factor_one(whole_model):
+    model, x = linear()
+    plan = WHOLE_MODEL if whole_model else plan_for(model, x, x[:, :1])
+    y = np.array([[1.0], [3.0], [1.0]], np.float32)
+    found = runner(model, plan, 1e-6)(x, y)
+    np.testing.assert_allclose(found.factors, [1.0, 1e-6 / np.sqrt(48.0), 1.0], rtol=1e-5)
+    np.testing.assert_allclose(found.norms, [0.0, np.sqrt(48.0), 0.0], atol=1e-12, rtol=1e-5)
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_finite_gradients_whose_square_overflows_count_as_zero(whole_model):
+    model, x = linear()
+    plan = WHOLE_MODEL if whole_model else plan_for(model, x, x[:, :1])
+    assert ways(plan) == ("whole" if whole_model else ["Dense"])
+    y = np.array([[0.0], [1e25], [0.0]], np.float32)
+    weight = np.array([1.0, 1e-3, 1.0], np.float32)
+    found = runner(model, plan, 1.0)(x, y, weight)
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in found.gradients))
+    np.testing.assert_allclose(total, 2.0, rtol=1e-5)

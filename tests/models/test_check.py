@@ -1,0 +1,95 @@
+"""`ka.check` names what it finds, on built and unbuilt, compiled and uncompiled models."""
+
+import keras
+import pytest
+
+import keras_adaclip as ka
+from tests.models import helpers
+from tests.models.test_refusals import (
+    AddsLoss,
+    KeepsRunningMean,
+    MeanOverBatch,
+    MeanOverBatchInTraining,
+    WithoutWeights,
+    with_layer,
+)
+
+
+def issue(model):
+    (found,) = ka.check(model)
+    assert isinstance(found, ka.PrivacyIssue)
+    assert found.reason
+    assert found.fix
+    assert str(found).startswith(found.layer)
+    return found
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.BatchNormalization(name="culprit"),
+        lambda: keras.layers.Dense(3, activity_regularizer="l2", name="culprit"),
+        lambda: MeanOverBatch(name="culprit"),
+        lambda: MeanOverBatchInTraining(name="culprit"),
+        lambda: KeepsRunningMean(name="culprit"),
+        lambda: AddsLoss(name="culprit"),
+    ],
+)
+def test_names_the_layer(layer):
+    assert "culprit" in issue(with_layer(layer())).layer
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    plain = keras.Model(inputs, layer()(inputs))
+    assert "culprit" in issue(plain).layer
+    nested = keras.Sequential([inputs, plain, keras.layers.Dense(2)])
+    assert "culprit" in issue(nested).layer
+
+
+def test_all_of_them_are_listed():
+    norms = [keras.layers.BatchNormalization(name=f"norm_{number}") for number in range(2)]
+    model = ka.PrivateSequential([keras.Input((4,)), *norms, keras.layers.Dense(3)])
+    assert [found.layer for found in ka.check(model)] == ["norm_0", "norm_1"]
+    helpers.compiled(model)
+    with pytest.raises(ValueError, match=r"(?s)norm_0.*\n- norm_1"):
+        model.fit(helpers.features(), helpers.labels(), batch_size=6, verbose=0)
+
+
+def test_unbuilt_models_are_examined_as_far_as_possible():
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.BatchNormalization(name="norm")])
+    assert issue(model).layer == "norm"
+    assert ka.check(keras.Sequential([MeanOverBatch(), keras.layers.Dense(3)])) == []
+
+
+def test_metrics_and_optimizer_of_compiled_models():
+    assert issue(helpers.compiled(metrics=[WithoutWeights()])).layer == "without_weights"
+    model = helpers.dense_model(keras.Model)
+    model.compile(keras.optimizers.Adam(clipnorm=1.0), loss="mse")
+    assert issue(model).layer == "clipnorm"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: helpers.dense_model(),
+        lambda: helpers.compiled(),
+        lambda: keras.Sequential([keras.Input((None, 4)), keras.layers.LSTM(3)]),
+        lambda: keras.Sequential(
+            [keras.Input((5,), dtype="int32"), keras.layers.Embedding(9, 4, mask_zero=True)]
+        ),
+        lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)]),
+        lambda: keras.Sequential([keras.Input((4,)), keras.layers.GaussianNoise(0.5)]),
+        lambda: keras.Sequential([keras.Input((4, 4)), keras.layers.LayerNormalization()]),
+        lambda: keras.Sequential(
+            [keras.Input((4, 4, 3)), keras.layers.GroupNormalization(1), keras.layers.Flatten()]
+        ),
+    ],
+)
+def test_sound_models_have_no_issue(build):
+    assert ka.check(build()) == []
+
+
+def test_checking_changes_nothing():
+    model = helpers.compiled(with_layer(keras.layers.Dropout(0.5)))
+    before = helpers.weights_of(model)
+    ka.check(model)
+    helpers.assert_same_weights(model, before)
+    assert model.privacy_spent(1e-3).steps == 0

@@ -1,0 +1,108 @@
+"""`privatize` shares weights, keeps structures, and leaves the given model alone."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+
+
+def normalized(nested=False):
+    inputs = keras.Input((6, 6, 3))
+    x = keras.layers.Conv2D(4, 3, name="conv")(inputs)
+    x = keras.layers.BatchNormalization(name="norm")(x)
+    if nested:
+        x = keras.Model(inputs, x, name="inner")(inputs)
+    outputs = keras.layers.Dense(3, name="logits")(keras.layers.Flatten()(x))
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential", "unbuilt sequential"])
+def test_weights_are_shared_and_the_model_is_not_changed(kind):
+    if kind == "functional":
+        model = helpers.dense_model(keras.Model)
+    else:
+        inputs = [keras.Input((helpers.NUM_FEATURES,))] if kind == "sequential" else []
+        model = keras.Sequential([*inputs, *helpers.dense_layers()])
+    config, of_class = model.get_config(), type(model)
+    private = ka.privatize(model)
+    assert isinstance(private, ka.PrivateModel)
+    assert not isinstance(model, ka.PrivateModel)
+    assert (type(model), model.get_config()) == (of_class, config)
+    assert not model.compiled
+    helpers.compiled(private)
+    helpers.quiet_fit(private, X, Y, batch_size=6, steps_per_epoch=1)
+    # The layers are the same objects, so training one trains the other.
+    np.testing.assert_array_equal(model.predict(X, verbose=0), private.predict(X, verbose=0))
+    assert private.layers[-1] is model.layers[-1]
+
+
+def test_structures_are_kept():
+    left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
+    joined = keras.layers.Concatenate()([left, right])
+    outputs = {
+        "a": keras.layers.Dense(1, name="a")(joined),
+        "b": keras.layers.Dense(2, name="b")(joined),
+    }
+    x = {"left": helpers.features(shape=(2,)), "right": helpers.features(shape=(3,))}
+    by_name = ka.privatize(keras.Model({"left": left, "right": right}, outputs))
+    assert set(by_name.predict(x, verbose=0)) == {"a", "b"}
+    assert by_name.output_names == ["a", "b"]
+    by_order = ka.privatize(keras.Model([left, right], list(outputs.values())))
+    first, second = by_order.predict([x["left"], x["right"]], verbose=0)
+    assert (first.shape, second.shape) == ((24, 1), (24, 2))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_batch_normalization_is_replaced(nested):
+    model = normalized(nested)
+    private = ka.privatize(model, replace_batch_normalization=True)
+    kinds = {type(layer).__name__ for layer in private._flatten_layers()}
+    assert "GroupNormalization" in kinds
+    assert "BatchNormalization" not in kinds
+    assert ka.check(private) == []
+    assert ka.check(model) != []
+    assert private.get_layer("logits") is model.get_layer("logits")
+    if not nested:
+        assert private.get_layer("conv") is model.get_layer("conv")
+    images = helpers.features(shape=(6, 6, 3))
+    helpers.compiled(private)
+    helpers.quiet_fit(private, images, Y, batch_size=6, steps_per_epoch=1)
+    assert private.privacy_spent(1e-3).steps == 1
+    # The given model still runs, with its own normalization.
+    assert model.predict(images, verbose=0).shape == (24, 3)
+    assert any(
+        isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers()
+    )
+
+
+def test_nested_models_share_their_weights():
+    inner = helpers.dense_model(keras.Model)
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(inner(inputs)))
+    private = helpers.compiled(ka.privatize(model))
+    before = helpers.weights_of(inner)
+    helpers.quiet_fit(private, X, Y, batch_size=6, steps_per_epoch=1)
+    assert not np.array_equal(before[0], inner.get_weights()[0])
+    np.testing.assert_array_equal(model.predict(X, verbose=0), private.predict(X, verbose=0))
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Subclassed, "derive it from `keras_adaclip.PrivateModel`"),
+        (helpers.dense_model, "private already"),
+        (lambda: keras.layers.Dense(1), "must be a Keras model"),
+    ],
+)
+def test_what_cannot_be_made_private(model, message):
+    with pytest.raises(TypeError, match=message):
+        ka.privatize(model())

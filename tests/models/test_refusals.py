@@ -1,0 +1,360 @@
+"""What would not be private, or cannot be trained, is refused by name before anything changes."""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+
+
+class MeanOverBatch(keras.layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0, keepdims=True)
+
+
+class MeanOverBatchInTraining(keras.layers.Layer):
+    def call(self, x, training=None):
+        return x - ops.mean(x, axis=0, keepdims=True) if training else x
+
+
+class KeepsRunningMean(keras.layers.Layer):
+    def build(self, input_shape):
+        self.mean = self.add_weight(shape=input_shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return x
+
+
+class AddsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.mean(ops.square(x)))
+        return x
+
+
+class WithoutWeights(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="without_weights")
+        self.total = self.add_variable((), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred):
+        self.total.assign_add(ops.sum(y_pred))
+
+    def result(self):
+        return self.total
+
+
+def with_layer(layer):
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    return ka.PrivateModel(inputs, keras.layers.Dense(3)(layer(inputs)))
+
+
+def contrastive(y_true, y_pred):
+    """Pushes every row away from the others of its batch: zero for a row alone."""
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return -ops.diagonal(ops.log_softmax(similarity, axis=-1))
+
+
+def inner_option(name, value):
+    inner = keras.optimizers.SGD(0.1)
+    model = helpers.compiled(optimizer=inner)
+    setattr(inner, name, value)
+    return model
+
+
+def other_weights():
+    optimizer = helpers.dp_optimizer()
+    first = helpers.compiled()
+    first.compile(optimizer=optimizer, loss=helpers.sparse_crossentropy())
+    helpers.quiet_fit(first, X, Y, batch_size=6, steps_per_epoch=1)
+    second = helpers.dense_model()
+    second.compile(optimizer=optimizer, loss=helpers.sparse_crossentropy())
+    return second
+
+
+def without_trainable_weights():
+    model = helpers.dense_model()
+    model.trainable = False
+    return helpers.compiled(model)
+
+
+def greedy_quantile():
+    return helpers.compiled(
+        noise_multiplier=1.0, clipping=ka.clipping.QuantileClipping(count_noise_stddev=0.5)
+    )
+
+
+class Case(NamedTuple):
+    """A model that `fit(X, Y, batch_size=6, **fit)` must refuse with `message`."""
+
+    build: Any
+    message: str
+    fit: dict = {}  # noqa: RUF012
+
+
+def layer_case(layer, message):
+    return Case(lambda: helpers.compiled(with_layer(layer())), message)
+
+
+PARTS = {
+    "batch normalization": layer_case(
+        lambda: keras.layers.BatchNormalization(name="norm"),
+        "norm: BatchNormalization .* replace_batch_normalization=True",
+    ),
+    "activity regularizer": layer_case(
+        lambda: keras.layers.Dense(3, activity_regularizer="l2", name="active"),
+        "active: Activity regularization .* Remove `activity_regularizer`",
+    ),
+    "mean over the batch": layer_case(
+        lambda: MeanOverBatch(name="centre"), "centre: It mixes examples.*LayerNormalization"
+    ),
+    "mean over the batch in training": layer_case(
+        lambda: MeanOverBatchInTraining(name="centre"), "centre: It mixes examples"
+    ),
+    "state from data": layer_case(
+        lambda: KeepsRunningMean(name="running"), "running.*: Its state is updated from the data"
+    ),
+    "add_loss": layer_case(lambda: AddsLoss(name="adds"), "adds: It adds a loss in its `call`"),
+    "metric without weights": Case(
+        lambda: helpers.compiled(metrics=[WithoutWeights()]),
+        "without_weights: The metric takes no `sample_weight`",
+    ),
+    "contrastive loss": Case(
+        lambda: helpers.compiled(loss=contrastive),
+        "contrastive: The loss of a batch is neither a mean nor a sum",
+    ),
+    "clipnorm set later": Case(lambda: inner_option("clipnorm", 1.0), "clipnorm.*Remove"),
+    "clipvalue set later": Case(lambda: inner_option("clipvalue", 1.0), "clipvalue.*Remove"),
+    "global_clipnorm set later": Case(
+        lambda: inner_option("global_clipnorm", 1.0), "global_clipnorm.*Remove"
+    ),
+    "gradient accumulation set later": Case(
+        lambda: inner_option("gradient_accumulation_steps", 2),
+        "gradient_accumulation_steps.*microbatch_size",
+    ),
+    "optimizer of other weights": Case(other_weights, "built for other trainable weights"),
+    "nothing trainable": Case(without_trainable_weights, "has no trainable weights"),
+    "quantile noise too small": Case(greedy_quantile, "Raise `count_noise_stddev` above 0.5"),
+}
+DATA = {
+    "lengths differ": ({"y": Y[:-1]}, ValueError, "x: \\[24\\], y: \\[23\\]"),
+    "weights of another length": (
+        {"sample_weight": np.ones(3)},
+        ValueError,
+        "sample_weight: \\[3\\]",
+    ),
+    "batch larger than the data": ({"batch_size": 25}, ValueError, "batch_size=25"),
+    "batch of none": ({"batch_size": 0}, ValueError, "batch_size=0"),
+    "batch of a fraction": ({"batch_size": 1.5}, TypeError, "batch_size=1.5"),
+    "unknown sampling": ({"sampling": "uniform"}, ValueError, "sampling='uniform'"),
+    "no data": ({"x": X[:0], "y": Y[:0]}, ValueError, "at least one example"),
+    "objects": ({"x": np.array([[None]] * 24)}, TypeError, "`x` must be a dense array"),
+    "a number": ({"x": np.float32(1.0)}, TypeError, "`x` must be a dense array"),
+    "plain lists": ({"x": X.tolist()}, TypeError, "np.asarray"),
+    "nothing": ({"x": None, "y": None, "batch_size": None}, TypeError, "must be arrays"),
+    "whole split": ({"validation_split": 1.0}, ValueError, "validation_split=1.0"),
+    "negative split": ({"validation_split": -0.5}, ValueError, "validation_split=-0.5"),
+    "both weights": (
+        {"class_weight": {0: 2.0}, "sample_weight": np.ones(24)},
+        ValueError,
+        "exclude each other",
+    ),
+}
+
+
+def refused(model, error, message, **options):
+    """Asserts that `fit` raises and leaves weights, steps and ledger as they were."""
+    before = helpers.weights_of(model)
+    steps, ledger = model.privacy_spent(1e-3).steps, model.privacy_ledger
+    options = {"x": X, "y": Y, "batch_size": 6, **options}
+    x, y = options.pop("x"), options.pop("y")
+    with pytest.raises(error, match=f"(?s){message}"):
+        model.fit(x, y, verbose=0, **options)
+    if before:
+        helpers.assert_same_weights(model, before)
+    assert model.privacy_spent(1e-3).steps == steps
+    assert [row for row in model.privacy_ledger if row.steps] == [r for r in ledger if r.steps]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_model_is_refused(name):
+    case = PARTS[name]
+    refused(case.build(), ValueError, case.message, **case.fit)
+
+
+def test_bad_data_is_refused():
+    model = helpers.compiled()
+    for name, (options, error, message) in DATA.items():
+        try:
+            refused(model, error, message, **options)
+        except BaseException as failure:
+            failure.add_note(name)
+            raise
+    # And good data is not.
+    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
+
+
+def test_sparse_arrays_are_refused():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    refused(
+        helpers.compiled(),
+        TypeError,
+        "`x` must be a dense array.*csr",
+        x=scipy_sparse.csr_matrix(X),
+    )
+
+
+def test_not_compiled():
+    with pytest.raises(ValueError, match="Call `compile"):
+        helpers.dense_model().fit(X, Y)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", keras.optimizers.Adam, None])
+def test_a_plain_optimizer_is_refused(optimizer):
+    optimizer = optimizer() if callable(optimizer) else optimizer
+    with pytest.raises((ValueError, TypeError), match="DPOptimizer"):
+        helpers.dense_model().compile(optimizer, loss="mse")
+
+
+def test_a_loss_scaling_optimizer_is_refused():
+    with pytest.raises(ValueError, match="loss-scaling"):
+        helpers.dp_optimizer(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    outside = keras.optimizers.LossScaleOptimizer(helpers.dp_optimizer())
+    with pytest.raises(ValueError, match="DPOptimizer"):
+        helpers.dense_model().compile(outside, loss="mse")
+
+
+def test_a_plain_model_with_a_dp_optimizer_is_refused():
+    model = helpers.dense_model(keras.Model)
+    model.compile(helpers.dp_optimizer(), loss=helpers.sparse_crossentropy())
+    before = helpers.weights_of(model)
+    with pytest.raises(ValueError, match="PrivateModel"):
+        model.fit(X, Y, verbose=0)
+    helpers.assert_same_weights(model, before)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
+def test_jit_compile_on_torch_is_refused():
+    refused(helpers.compiled(jit_compile=True), ValueError, "jit_compile=False")
+
+
+def test_train_step_on_its_own_is_refused():
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match="fit"):
+        model.train_step((X, Y)) if keras.backend.backend() != "jax" else model.train_step(None, X)
+
+
+def test_a_frozen_batch_normalization_is_fine():
+    norm = keras.layers.BatchNormalization()
+    model = with_layer(norm)
+    norm.trainable = False
+    assert ka.check(model) == []
+    helpers.compiled(model)
+    before = [ops.convert_to_numpy(weight.value).copy() for weight in norm.weights]
+    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
+    for now, then in zip(norm.weights, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(now.value), then)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_numbers_that_are_not_finite_count_as_zero(sampling):
+    x = X.copy()
+    x[3, 1], x[7, 0] = np.nan, np.inf
+    model = helpers.compiled(clipping=1.0)
+    found = helpers.quiet_fit(model, x, Y, batch_size=12, epochs=2, sampling=sampling)
+    assert np.isfinite(found["loss"]).all()
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def masked_mean(y_true, y_pred):
+    """Leaves out the rows of class 0: a weighted mean over the batch."""
+    values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    counted = ops.cast(ops.reshape(y_true, (-1,)) > 0, values.dtype)
+    return ops.sum(values * counted) / (ops.sum(counted) + 1e-6)
+
+
+def noisy(y_true, y_pred):
+    return ops.mean(ops.square(y_pred)) + keras.random.uniform(())
+
+
+LOSSES_OF_KERAS = [
+    keras.losses.BinaryCrossentropy(from_logits=True),
+    keras.losses.BinaryFocalCrossentropy(from_logits=True),
+    keras.losses.CategoricalCrossentropy(from_logits=True),
+    keras.losses.CategoricalFocalCrossentropy(from_logits=True),
+    keras.losses.CategoricalGeneralizedCrossEntropy(),
+    keras.losses.CategoricalHinge(),
+    keras.losses.Circle(),
+    keras.losses.CosineSimilarity(),
+    keras.losses.Dice(),
+    keras.losses.Hinge(),
+    keras.losses.Huber(),
+    keras.losses.KLDivergence(),
+    keras.losses.LogCosh(),
+    keras.losses.MeanAbsoluteError(reduction="sum"),
+    keras.losses.MeanAbsolutePercentageError(),
+    keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    keras.losses.MeanSquaredLogarithmicError(),
+    keras.losses.Poisson(),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    keras.losses.SquaredHinge(),
+    keras.losses.Tversky(),
+]
+
+
+def probed(loss, y, own=False):
+    """What the probe of losses finds, on a model built for `y`."""
+    from keras_adaclip.backend import keras_private
+    from keras_adaclip.gradients import Batch
+    from keras_adaclip.models import loss_probe
+
+    if own:  # as if it were the user's
+        loss = type(
+            f"Users{type(loss).__name__}", (type(loss),), {"__module__": "users"}
+        ).from_config(loss.get_config())
+        if hasattr(loss, "fn"):
+            function = loss.fn
+            loss.fn = lambda *args, **options: function(*args, **options)
+    model = helpers.compiled(loss=loss)
+    keras_private.build_for_training(model, X[:3], y[:3], None)
+    return loss_probe.probe_loss(model, Batch(X[:3], y[:3]))
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_KERAS, ids=lambda loss: type(loss).__name__)
+def test_no_loss_of_keras_is_taken_for_a_mixing_one(loss):
+    one_hot = np.eye(3, dtype="float32")[Y]
+    y = (
+        Y
+        if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, keras.losses.Circle))
+        else one_hot
+    )
+    assert probed(loss, y) == []
+    # Nor is a user's copy of it, but for the one that compares rows.
+    found = probed(loss, y, own=True)
+    assert bool(found) == isinstance(loss, keras.losses.Circle)
+
+
+@pytest.mark.parametrize("loss", [masked_mean, noisy, "mse"])
+def test_other_losses_of_single_examples_pass(loss):
+    assert probed(loss, Y if callable(loss) else np.eye(3, dtype="float32")[Y]) == []
+
+
+def spread(y_true, y_pred):
+    return ops.std(y_pred, axis=0)
+
+
+def per_batch_rank(y_true, y_pred):
+    return ops.max(y_pred, axis=0) - ops.min(y_pred, axis=0)
+
+
+@pytest.mark.parametrize("loss", [contrastive, spread, per_batch_rank])
+def test_losses_that_compare_rows_are_found(loss):
+    ((name, _, _),) = probed(loss, Y)
+    assert name == loss.__name__

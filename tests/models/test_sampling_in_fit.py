@@ -1,0 +1,223 @@
+"""What `fit` does with each kind of data, and how the ledger counts it."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+DELTA = 1e-3
+
+
+class Batches(keras.utils.PyDataset):
+    """24 rows in batches of 6, in order."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(6 * index, 6 * index + 6)
+        return X[rows], Y[rows]
+
+
+def generator():
+    while True:
+        for index in range(4):
+            yield Batches()[index]
+
+
+def tf_dataset():
+    tensorflow = pytest.importorskip("tensorflow")
+    return tensorflow.data.Dataset.from_tensor_slices((X, Y)).batch(6)
+
+
+def data_loader():
+    torch = pytest.importorskip("torch")
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=6)
+
+
+# TensorFlow's data sets and PyTorch's loaders work on every backend, but importing a second
+# framework takes longer than the test.
+BACKEND = keras.backend.backend()
+FOREIGN = {
+    "PyDataset": (Batches, {}),
+    "generator": (generator, {"steps_per_epoch": 4, "num_examples": 24}),
+    **({"tf.data": (tf_dataset, {})} if BACKEND == "tensorflow" else {}),
+    **({"DataLoader": (data_loader, {})} if BACKEND == "torch" else {}),
+}
+
+
+def only_row(model):
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    return row
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_foreign_data_are_one_release_a_step(kind):
+    make, options = FOREIGN[kind]
+    model = helpers.compiled(metrics=["accuracy"])
+    callback = ka.callbacks.PrivacyCallback(DELTA)
+    history = helpers.quiet_fit(model, make(), epochs=2, callbacks=[callback], **options)
+    row = only_row(model)
+    assert (row.steps, row.releases, row.num_examples, row.expected_batch_size) == (8, 8, 24, 6)
+    spent = model.privacy_spent(DELTA)
+    assert (spent.sampling, spent.neighboring_relation) == ("stream", "zero_out")
+    expected = [
+        ka.accounting.compute_epsilon(1.0, 24, 6, steps=steps, delta=DELTA, sampling="stream")
+        for steps in (4, 8)
+    ]
+    assert history["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FOREIGN if kind != "generator"])
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_once_per_pass_is_one_release_a_pass(kind):
+    make, options = FOREIGN[kind]
+    model = helpers.compiled()
+    helpers.quiet_fit(model, make(), epochs=2, once_per_pass=True, **options)
+    row = only_row(model)
+    assert (row.steps, row.releases) == (8, 2)
+    # The user's word is in the statement.
+    assert "the user says" in str(model.privacy_spent(DELTA))
+
+
+def test_once_per_pass_needs_an_end_of_the_pass():
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match="a pass has no end"):
+        model.fit(generator(), steps_per_epoch=2, num_examples=24, once_per_pass=True, verbose=0)
+    assert model.privacy_spent(DELTA).steps == 0
+
+
+def test_the_number_of_examples_is_asked_for():
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match=r"`fit\(..., num_examples=...\)`"):
+        model.fit(generator(), steps_per_epoch=4, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_no_batch_is_lost_by_looking_at_the_first():
+    seen = []
+
+    def recorded():
+        for index in range(4):
+            seen.append(index)
+            yield Batches()[index]
+
+    model = helpers.compiled(noise_multiplier=0.0)
+    helpers.quiet_fit(model, recorded(), num_examples=24)
+    assert seen == [0, 1, 2, 3]
+    assert model.privacy_spent(DELTA).steps == 4
+
+
+def test_empty_data_sets_are_refused():
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match="hold no batch"):
+        model.fit(iter(()), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"y": Y}, {"batch_size": 6}, {"sample_weight": Y}, {"validation_split": 0.5}]
+)
+def test_arguments_of_arrays_are_refused_beside_data_sets(options):
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}` belongs to arrays"):
+        model.fit(Batches(), verbose=0, **options)
+
+
+def test_class_weight_of_a_data_set():
+    one, other = (helpers.compiled(noise_multiplier=0.0) for _ in range(2))
+    other.set_weights(one.get_weights())
+    helpers.quiet_fit(one, Batches(), class_weight={0: 3.0}, shuffle=False)
+    weights = np.where(Y == 0, 3.0, 1.0).astype("float32")
+    options = {"batch_size": 6, "sampling": "shuffle", "shuffle": False}
+    helpers.quiet_fit(other, X, Y, sample_weight=weights, **options)
+    for weight, expected in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_train_on_batch_is_one_release():
+    model = helpers.compiled(metrics=["accuracy"])
+    loss, accuracy = model.train_on_batch(X[:6], Y[:6])
+    logs = model.train_on_batch(X[6:18], Y[6:18], class_weight={0: 2.0}, return_dict=True)
+    assert np.isfinite([loss, accuracy]).all()
+    assert set(logs) == {"loss", "accuracy"}
+    assert [(row.steps, row.releases, row.expected_batch_size) for row in model.privacy_ledger] == [
+        (1, 1, 6),
+        (1, 1, 12),
+    ]
+    assert model.privacy_spent(DELTA).epsilon == pytest.approx(
+        ka.accounting.compute_epsilon(1.0, 24, 6, steps=2, delta=DELTA, sampling="stream"), rel=1e-6
+    )
+    # And `fit` goes on from there.
+    helpers.quiet_fit(model, X, Y, batch_size=6)
+    assert model.privacy_spent(DELTA).sampling == "poisson + stream"
+
+
+def test_train_on_batch_examines_the_model():
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    norm = keras.layers.BatchNormalization(name="norm")
+    model = helpers.compiled(ka.PrivateModel(inputs, keras.layers.Dense(3)(norm(inputs))))
+    with pytest.raises(ValueError, match="norm: BatchNormalization"):
+        model.train_on_batch(X[:6], Y[:6])
+
+
+def test_a_poisson_dataset_of_the_users():
+    dataset = ka.sampling.PoissonDataset(X, Y, np.ones(24), expected_batch_size=5)
+    model = helpers.compiled()
+    counter = helpers.StepCounter()
+    helpers.quiet_fit(model, dataset, epochs=2, callbacks=[counter])
+    row = only_row(model)
+    assert len(counter.batches) == row.steps == 2 * math.ceil(24 / 5)
+    assert (row.sampling.label, row.expected_batch_size, row.num_examples) == ("poisson", 5, 24)
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(24, 1), (7, 4), (1, 24)])
+def test_length_of_an_epoch(batch_size, steps):
+    model = helpers.compiled()
+    helpers.quiet_fit(model, X, Y, batch_size=batch_size)
+    assert model.privacy_spent(DELTA).steps == steps
+
+
+def test_large_and_empty_draws_are_steps():
+    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=2)
+    sizes = iter([0, 24, 2, 24, 0] * 3)
+    dataset.draw = lambda: np.arange(next(sizes))
+    model = helpers.compiled(metrics=["accuracy"])
+    history = helpers.quiet_fit(model, dataset, steps_per_epoch=4)
+    assert model.privacy_spent(DELTA).steps == 4
+    assert np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.parametrize("kind", ["torch", "tensorflow", "jax", "float64"])
+def test_tensors_of_the_backend_are_arrays_too(kind):
+    x = X.astype("float64") if kind == "float64" else X
+    if kind != "float64" and kind != BACKEND:
+        pytest.skip("another framework")
+    x, y = (x, Y) if kind == "float64" else (keras.ops.convert_to_tensor(part) for part in (X, Y))
+    model = helpers.compiled()
+    helpers.quiet_fit(model, x, y, batch_size=6, validation_split=0.25)
+    assert only_row(model).num_examples == 18
+
+
+def test_draws_differ_from_fit_to_fit_also_with_a_seed(monkeypatch):
+    draws = []
+    draw = ka.sampling.PoissonDataset.draw
+
+    def recorded(dataset):
+        draws.append(tuple(draw(dataset)))
+        return np.array(draws[-1], "int64")
+
+    monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", recorded)
+    model = helpers.compiled(seed=1)
+    first = []
+    for _ in range(2):
+        draws.clear()
+        helpers.quiet_fit(model, X, Y, batch_size=12)
+        first.append(list(draws))
+    assert not set(first[0]) & set(first[1])

@@ -1,0 +1,217 @@
+"""Rule 16: nothing that is loaded or compiled again makes the ledger forget."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from tests.soundness.setups import (
+    dp_sgd,
+    flat_weights,
+    line_data,
+    line_model,
+    pure_noise_data,
+    pure_noise_model,
+    recorded_fit,
+    spread,
+)
+
+DELTA = 1e-5
+
+
+def train(model, num_steps, batch_size=5):
+    x, y = line_data([1.0] * 50)
+    model.fit(x, y, batch_size=batch_size, steps_per_epoch=num_steps, verbose=0)
+    return model
+
+
+def steps(model):
+    return model.privacy_ledger.steps
+
+
+def stored(optimizer):
+    store = {}
+    optimizer.save_own_variables(store)
+    return store
+
+
+def test_compiling_again_carries_the_ledger():
+    model = train(line_model(dp_sgd()), 3)
+    before = model.privacy_spent(DELTA).epsilon
+    model.compile(optimizer=dp_sgd(noise_multiplier=2.0), loss="mse")
+    assert model.privacy_spent(DELTA).epsilon == before
+    train(model, 2)
+    assert steps(model) == 5
+    assert model.privacy_spent(DELTA).epsilon > before
+    assert {row.noise_multiplier: row.steps for row in model.privacy_ledger} == {1.0: 3, 2.0: 2}
+
+
+def test_compiling_back_with_the_first_optimizer_counts_nothing_twice():
+    first, second = dp_sgd(), dp_sgd()
+    model = train(line_model(first), 3)
+    for optimizer, expected in ((second, 5), (first, 7), (second, 9)):
+        model.compile(optimizer=optimizer, loss="mse")
+        assert steps(train(model, 2)) == expected
+
+
+def test_loading_an_older_state_does_not_lower_the_ledger():
+    model = train(line_model(dp_sgd()), 2)
+    store = stored(model.optimizer)
+    train(model, 3)
+    before = model.privacy_spent(DELTA).epsilon
+    for _ in range(2):
+        model.optimizer.load_own_variables(store)
+        assert steps(model) == 5
+        assert model.privacy_spent(DELTA).epsilon == before
+    assert int(model.optimizer.iterations) == 2
+    assert steps(train(model, 1)) == 6
+
+
+def test_a_loaded_model_starts_with_the_saved_ledger(tmp_path):
+    model = train(line_model(dp_sgd()), 4)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    with keras.saving.custom_object_scope({"minus_output": model.loss}):
+        loaded = keras.models.load_model(path)
+    assert loaded.privacy_ledger == model.privacy_ledger
+    assert loaded.optimizer.clip_norm == model.optimizer.clip_norm
+    assert steps(train(loaded, 2)) == 6
+    # Its own past, again: covered.
+    loaded.load_weights(path)
+    assert steps(loaded) == 6
+
+
+def test_two_processes_that_go_on_from_one_checkpoint_are_added_up(tmp_path):
+    """Both have 5 steps, of which the other knows 2: at least 8 are on the data."""
+    model = train(line_model(dp_sgd()), 2)
+    store = stored(model.optimizer)
+    other = line_model(dp_sgd())
+    other.optimizer.build(other.trainable_variables)
+    other.optimizer.load_own_variables(store)
+    train(model, 3)
+    train(other, 3)
+    assert (steps(model), steps(other)) == (5, 5)
+    other.optimizer.load_own_variables(stored(model.optimizer))
+    assert steps(other) >= 8
+
+
+def test_another_models_state_is_counted_once():
+    model = train(line_model(dp_sgd()), 2)
+    other = train(line_model(dp_sgd()), 3)
+    for _ in range(3):
+        other.optimizer.load_own_variables(stored(model.optimizer))
+        assert steps(other) == 5
+
+
+def test_a_state_loaded_in_between_does_not_change_what_runs_and_is_counted():
+    """As `BackupAndRestore` does: it loads when `fit` has already set up noise and ledger."""
+    saved = pure_noise_model(dp_sgd(1.0, 0.5))
+    recorded_fit(saved, *pure_noise_data(40), 4)
+    store = stored(saved.optimizer)
+    model = pure_noise_model(dp_sgd(1.0, 2.0))
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.load_own_variables(store)
+
+    x, y = pure_noise_data(40)
+    (update,) = recorded_fit(model, x, y, 10, callbacks=[Restore()]).updates
+    spread(update, 2.0 / 10)
+    counted = {
+        (row.noise_multiplier, row.expected_batch_size): row.steps for row in model.privacy_ledger
+    }
+    assert counted == {(0.5, 4): 1, (2.0, 10): 1}
+
+
+def test_loading_draws_a_fresh_key():
+    model = train(line_model(dp_sgd(seed=1)), 1)
+    key = next(v for v in model.optimizer.variables if v.name == "noise_key")
+    before = np.array(keras.ops.convert_to_numpy(key.value))
+    model.optimizer.load_own_variables(stored(model.optimizer))
+    after = np.array(keras.ops.convert_to_numpy(key.value))
+    assert (before != after).any()
+    assert after.any()
+
+
+def other_shape(optimizer):
+    model = line_model(optimizer, num_inputs=2)
+    optimizer.build(model.trainable_variables)
+    return stored(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("make_store", "message"),
+    [
+        (lambda: other_shape(dp_sgd()), r"holds \d+ variables, this optimizer has \d+"),
+        (
+            lambda: other_shape(
+                ka.optimizers.DPOptimizer(
+                    keras.optimizers.SGD(1.0, momentum=0.5), noise_multiplier=1.0
+                )
+            ),
+            "has shape .*, the saved one",
+        ),
+        (dict, "holds 0 variables"),
+    ],
+)
+def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_store, message):
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), noise_multiplier=1.0
+    )
+    model = train(line_model(optimizer), 2)
+    before = stored(optimizer)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_own_variables(make_store())
+    after = stored(optimizer)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
+    assert steps(model) == 2
+
+
+def test_load_weights_of_another_optimizer_raises(tmp_path):
+    model = train(line_model(dp_sgd()), 2)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = train(line_model(dp_sgd("quantile", 0.5), start=3.0), 1, batch_size=10)
+    before = steps(other)
+    with pytest.raises(ValueError, match="variables, this"):
+        other.load_weights(path)
+    assert steps(other) >= before
+
+
+def test_more_than_a_table_of_mechanisms_is_never_cheaper():
+    """The noise grows, so that the first mechanism dominates what a merged row may say."""
+    model = line_model(dp_sgd())
+    x, y = line_data([1.0] * 8)
+    exact = ka.accounting.Ledger()
+    for number in range(1, 69):
+        noise_multiplier = 1.0 + number / 64
+        model.optimizer.noise_multiplier = noise_multiplier
+        model.fit(x, y, batch_size=4, steps_per_epoch=1, verbose=0)
+        row = ka.accounting.LedgerRow.open(ka.accounting.Sampling.POISSON, 4, 8, noise_multiplier)
+        exact = exact.append(row.advance(1))
+        if number > 62:
+            assert steps(model) == number
+            assert len(model.privacy_ledger) <= 64
+    spent = model.privacy_spent(DELTA, "rdp").epsilon
+    assert spent > ka.accounting.PrivacySpent.from_ledger(exact, DELTA, "rdp").epsilon
+    before = model.privacy_ledger
+    model.optimizer.load_own_variables(stored(model.optimizer))
+    assert steps(model) == before.steps
+    assert model.privacy_spent(DELTA, "rdp").epsilon == spent
+
+
+def test_the_weights_of_the_optimizer_cannot_be_set():
+    model = train(line_model(dp_sgd()), 1)
+    with pytest.raises(NotImplementedError, match="hold its privacy ledger"):
+        model.optimizer.set_weights([v.numpy() for v in model.optimizer.variables])
+
+
+def test_a_refused_run_leaves_weights_and_ledger():
+    model = train(line_model(dp_sgd("quantile", 0.5)), 1, batch_size=10)
+    model.optimizer.noise_multiplier = 5.0
+    before = flat_weights(model)
+    with pytest.raises(ValueError, match="leaves nothing for the bits"):
+        train(model, 1, batch_size=10)
+    np.testing.assert_array_equal(flat_weights(model), before)
+    assert [row.noise_multiplier for row in model.privacy_ledger] == [0.5]
