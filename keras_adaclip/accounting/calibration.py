@@ -113,7 +113,7 @@ def _least_noise(epsilon: Callable[[float], float], target: float, guess: float)
     low, high = _LEAST_NOISE, _MOST_NOISE
     aim = target * (1 - _TOLERANCE / 2)
     known: list[_Point] = []
-    noise = _to_float32(guess)
+    noise = float(np.float32(guess))
     for attempt in range(200):
         value = epsilon(noise)
         if (1 - _TOLERANCE) * target <= value <= target:
@@ -126,10 +126,10 @@ def _least_noise(epsilon: Callable[[float], float], target: float, guess: float)
         # Every sixth time the bracket is halved, for epsilon may jump.
         if not low < following < high or (attempt % 6 == 5 and is_bracketed):
             following = math.sqrt(low * high)
-        noise = _to_float32(following)
+        noise = float(np.float32(following))
         if not low < noise < high:
             break
-    return _to_float32(high)
+    return float(np.float32(high))
 
 
 class _Point(NamedTuple):
@@ -150,14 +150,6 @@ def _extrapolated(known: list[_Point]) -> float:
     if slope >= 0:
         return math.nan
     return math.exp(min(nearest.log_noise - nearest.log_excess / slope, 700.0))
-
-
-def _to_float32(noise_multiplier: float) -> float:
-    """The least float32 that is not below a number."""
-    rounded = np.float32(noise_multiplier)
-    if float(rounded) < noise_multiplier:
-        rounded = np.nextafter(rounded, np.float32(np.inf))
-    return float(rounded)
 
 
 def _unreachable(

@@ -44,6 +44,11 @@ class Sampling(enum.IntEnum):
         """The name in lower case, as `fit(sampling=...)` takes it."""
         return self.name.lower()
 
+    @property
+    def is_counted_in_passes(self) -> bool:
+        """Whether a release is a pass over the data, and not a step."""
+        return self in (Sampling.SHUFFLE, Sampling.PASS)
+
     def describe(self) -> str:
         """What the sampling is, and what is counted, in words for a report."""
         return _DESCRIPTIONS[self]
@@ -237,6 +242,12 @@ class LedgerRow:
     def begin_segment(self) -> Self:
         """The row at the start of another `fit` call: a new pass, so a new release."""
         return dataclasses.replace(self, steps_in_release=self.steps_per_release)
+
+    def as_stream(self) -> Self:
+        """A fresh row with the same noise in which every step is one full release."""
+        return type(self).open(
+            Sampling.STREAM, self.expected_batch_size, self.num_examples, self.noise_multiplier
+        )
 
     def to_integers(self) -> npt.NDArray[np.int32]:
         """The integers, in the order of the fields. Shape: `(7,)`."""

@@ -14,8 +14,10 @@ _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend
 active_distribution = _module.active_distribution
 differentiate_at_taps = _module.differentiate_at_taps
 evaluate = _module.evaluate
+evaluate_each = _module.evaluate_each
 gaussian = _module.gaussian
 gradients_of = _module.gradients_of
+keep_variables = _module.keep_variables
 loop_over_chunks = _module.loop_over_chunks
 map_examples = _module.map_examples
 needs_fixed_shapes = _module.needs_fixed_shapes
@@ -29,8 +31,10 @@ __all__ = [
     "active_distribution",
     "differentiate_at_taps",
     "evaluate",
+    "evaluate_each",
     "gaussian",
     "gradients_of",
+    "keep_variables",
     "loop_over_chunks",
     "map_examples",
     "needs_fixed_shapes",

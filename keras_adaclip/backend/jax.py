@@ -5,13 +5,16 @@ JAX functions must be pure. Each function here that runs foreign code does so in
 the scope outside.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+
+from keras_adaclip.backend import keras_private
 
 Tensor = Any
 
@@ -26,7 +29,7 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution() -> str | None:
+def active_distribution(model: keras.Model) -> str | None:
     """Names the distribution in force, None where one device computes everything."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else type(distribution).__name__
@@ -131,14 +134,25 @@ def loop_over_chunks(
 
 def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
     """Runs `function` outside training, discards its updates, returns NumPy arrays."""
+    (result,) = evaluate_each(lambda _: function(), variables, [()])
+    return result
+
+
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """`evaluate` for several arguments of `function`, compiled once."""
     variables = list(variables)
 
-    def pure(values: list[Tensor]) -> Any:
+    def pure(values: list[Tensor], argument: Any) -> Any:
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return function()
+            return function(argument)
 
-    result = jax.jit(pure)([variable.value for variable in variables])
-    return keras.tree.map_structure(np.asarray, result)
+    compiled = jax.jit(pure)
+    values = [variable.value for variable in variables]
+    return [
+        keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
+    ]
 
 
 def trace(function: Callable[[], Any]) -> None:
@@ -148,6 +162,23 @@ def trace(function: Callable[[], Any]) -> None:
         function()
 
     jax.eval_shape(without_result)
+
+
+@contextlib.contextmanager
+def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Makes sure that an error leaves every variable with a value.
+
+    Keras's trainer empties the variables before the first step and fills them again from the
+    state of the latest one; an error before there is such a state would leave them empty.
+    """
+    values = [(variable, variable.value) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in values:
+            if keras_private.is_empty(variable) and not value.is_deleted():
+                variable.assign(value)
+        raise
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:

@@ -42,6 +42,11 @@ def delete_attribute(layer: keras.layers.Layer, name: str) -> None:
     object.__delattr__(layer, name)
 
 
+def is_empty(variable: keras.Variable) -> bool:
+    """Whether Keras's JAX trainer has taken the value out of `variable`."""
+    return variable._value is None
+
+
 def mask_of(value: Tensor) -> Tensor | None:
     """The mask that Keras attached to a tensor, None where there is none."""
     return get_keras_mask(value)

@@ -1,6 +1,8 @@
 """The TensorFlow side of `keras_adaclip.backend`."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,9 +22,13 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution() -> str | None:
-    """Names the multi-device strategy in force, None where one device computes everything."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+def active_distribution(model: keras.Model) -> str | None:
+    """Names the multi-device strategy in force, None where one device computes everything.
+
+    A model remembers the strategy in whose scope it was built.
+    """
+    strategies = (tf.distribute.get_strategy(), model.distribute_strategy)
+    replicas = max(strategy.num_replicas_in_sync for strategy in strategies)
     return f"tf.distribute with {replicas} replicas" if replicas > 1 else None
 
 
@@ -179,9 +185,28 @@ def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -
     return keras.tree.map_structure(lambda value: value.numpy(), result)
 
 
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """`evaluate` for several arguments of `function`, compiled once where that is dear.
+
+    Args:
+        function: takes one of `arguments`; reads and assigns `variables` only.
+        variables: its variables.
+        arguments: structures of NumPy arrays, all of the same shapes.
+    """
+    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
 def trace(function: Callable[[], Any]) -> None:
     """Runs `function` for what Python sees of it, such as shapes; results are dropped."""
     function()
+
+
+@contextlib.contextmanager
+def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Makes sure that an error leaves every variable with a value."""
+    yield
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
@@ -208,5 +233,11 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
 def train_step(
     model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
 ) -> dict[str, Tensor]:
-    """Runs `step(model, data)` in the form that Keras's trainer for this backend expects."""
-    return step(model, data)
+    """Runs `step(model, data)` in the form that Keras's trainer for this backend expects.
+
+    Every operation of the step waits for the data: where an iterator has run out, TensorFlow would
+    still run those that need none of it, such as the ledger's count.
+    """
+    tensors = [value for value in keras.tree.flatten(data) if tf.is_tensor(value)]
+    with tf.control_dependencies(tensors):
+        return step(model, data)

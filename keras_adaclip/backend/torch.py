@@ -1,7 +1,9 @@
 """The PyTorch side of `keras_adaclip.backend`; the docstrings are in `tensorflow.py`."""
 
+import contextlib
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +28,7 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution() -> str | None:
+def active_distribution(model: keras.Model) -> str | None:
     """Names the multi-process group in force, None where one process computes everything."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
@@ -70,8 +72,11 @@ def map_examples(
 
 
 def outside_random_state() -> bytes:
-    """The state of PyTorch's own generator, from which Keras's dropout draws."""
-    return torch.get_rng_state().numpy().tobytes()
+    """The states of PyTorch's own generators, from which Keras's dropout draws."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states += torch.cuda.get_rng_state_all()
+    return b"".join(state.cpu().numpy().tobytes() for state in states)
 
 
 def per_example_layer_gradients(
@@ -153,10 +158,23 @@ def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -
     return keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result)
 
 
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """`evaluate` for several arguments of `function`."""
+    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
 def trace(function: Callable[[], Any]) -> None:
     """Runs `function` for what Python sees of it, such as shapes; results are dropped."""
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
         function()
+
+
+@contextlib.contextmanager
+def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Makes sure that an error leaves every variable with a value."""
+    yield
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:

@@ -113,6 +113,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         if logs is not None:
             spent = self.model.privacy_spent(self._effective_delta, self.accountant)
             logs["epsilon"] = spent.epsilon
+        if self._allowed_steps is not None and self._next_pass_is_too_much():
+            self.model.stop_training = True
 
     def _find_allowed_steps(self, model: Any) -> int | None:
         self._steps_per_execution = int(model.steps_per_execution)
@@ -137,6 +139,15 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"delta={self._effective_delta:g}, noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed
+
+    def _next_pass_is_too_much(self) -> bool:
+        """Whether another pass over the data would pass the target, however long this one was."""
+        ledger = self.model.privacy_ledger
+        if ledger.current is None or not ledger.current.sampling.is_counted_in_passes:
+            return False
+        *past, row = ledger.begin_segment().rows
+        delta, target = self._effective_delta, self.target_epsilon
+        return max_steps_within(past, row, delta, target, self.accountant) < 1
 
     def _execution_size(self, begin: int) -> int:
         """Steps of the execution that begins with step `begin` of an epoch."""

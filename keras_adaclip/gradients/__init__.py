@@ -8,7 +8,7 @@ from keras_adaclip.gradients.clipped_sum import (
     with_regularization,
 )
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
-from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.planning import finite_rows, make_plan, repeated
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "make_plan",
     "regularization_loss",
     "repeated",
+    "whole_model_plan",
     "with_regularization",
 ]

@@ -74,7 +74,7 @@ def per_example_gradients(
         recorder = TapRecorder(tap)
         recorders.append(recorder)
         with tapped(plan.rules, recorder):
-            y_pred = call_model(model, batch.x, training)
+            y_pred = call_discarding_state(model, batch.x, training)
         losses, increments = per_example_losses(
             model, batch.x, batch.y, y_pred, batch.sample_weight
         )
@@ -98,6 +98,21 @@ def per_example_gradients(
         combined(parts[id(variable)]) if id(variable) in parts else None for variable in trainable
     ]
     return BatchGradients(trainable, gradients), Forward(y_pred, losses, increments)
+
+
+def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls the model; of all that the call assigns, only random generators keep their new state.
+
+    Whatever else a layer writes into a variable comes from the data, without clipping or noise.
+    """
+    seeds = keras_private.seed_generator_states(model)
+    with keras.StatelessScope([(v, v.value) for v in model.variables]) as scope:
+        y_pred = call_model(model, x, training)
+        states = [scope.get_current_value(state) for state in seeds]
+    for state, value in zip(seeds, states, strict=True):
+        if value is not None:
+            state.assign(value)
+    return y_pred
 
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.layerwise import Forward, call_model
 from keras_adaclip.gradients.losses import compute_loss, per_example_losses
@@ -79,12 +80,13 @@ def single_gradient(
         value = compute_loss(model, y_pred, **arguments)
         return value, value
 
-    # The loss updates the trackers of single outputs' losses; only seeds and the like may stay.
+    # The loss updates the trackers of single outputs' losses; only random generators may move on.
+    seeds = keras_private.seed_generator_states(model)
     variables = [*model.variables, *model.metrics_variables]
     with keras.StatelessScope([(variable, variable.value) for variable in variables]) as scope:
         loss_value, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
-        updated = [scope.get_current_value(v) for v in model.non_trainable_variables]
-    for variable, new_value in zip(model.non_trainable_variables, updated, strict=True):
+        updated = [scope.get_current_value(state) for state in seeds]
+    for variable, new_value in zip(seeds, updated, strict=True):
         variable.assign(new_value)
     return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
 

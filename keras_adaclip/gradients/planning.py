@@ -6,6 +6,7 @@ weights that are used outside the layer that owns them, layers that merge axes i
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -95,20 +96,25 @@ def _examine_calls(
     sizes = (2, 3)
     leading: dict[int, list[list[int | None]]] = {}
     called: list[keras.layers.Layer] = []
-    active: set[int] = set()
+    random: set[keras.layers.Layer | None] = set()
     states = keras_private.seed_generator_states(model)
     held = [*model.variables, *model.metrics_variables]
 
     def forward(size: int) -> None:
         batch = repeated(rows, size)
-        recorder = TapRecorder(lambda value: value)
         with keras.StatelessScope([(variable, variable.value) for variable in held]) as scope:
-            before = [scope.get_current_value(state) for state in states]
+
+            def random_state() -> list[Any]:
+                seeds = [scope.get_current_value(state) for state in states]
+                return [backend.outside_random_state(), *seeds]
+
+            recorder = _RandomnessRecorder(random_state)
+            before = random_state()
             with tapped(rules, recorder):
                 layerwise.call_model(model, batch.x, training=True)
-            for state, value in zip(states, before, strict=True):
-                if scope.get_current_value(state) is not value:
-                    active.add(id(state))
+            if _differ(before, random_state()):
+                random.add(None)
+        random.update(recorder.random)
         calls = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
         called[:] = [call.layer for call in calls]
         leading[size] = [
@@ -121,7 +127,7 @@ def _examine_calls(
 
     batched: dict[keras.layers.Layer, frozenset[int]] = {}
     if len(leading[2]) != len(leading[3]):
-        return "the calls of its layers depend on the batch size", batched, bool(active)
+        return "the calls of its layers depend on the batch size", batched, bool(random)
     for layer, small, large in zip(called, leading[2], leading[3], strict=True):
         follows = frozenset(
             number for number, pair in enumerate(zip(small, large, strict=True)) if pair == sizes
@@ -129,16 +135,47 @@ def _examine_calls(
         changes = {number for number, (a, b) in enumerate(zip(small, large, strict=True)) if a != b}
         if changes - follows or not follows:
             reason = f"layer {layer.name!r} is called on something without the batch axis"
-            return reason, batched, bool(active)
+            return reason, batched, bool(random)
         if batched.setdefault(layer, follows) != follows:
             reason = f"layer {layer.name!r} is called in different ways"
-            return reason, batched, bool(active)
-        if isinstance(rules[layer], GeneralRule) and any(
-            id(state) in active for state in keras_private.seed_generator_states(layer)
-        ):
+            return reason, batched, bool(random)
+        if isinstance(rules[layer], GeneralRule) and layer in random:
             reason = f"layer {layer.name!r} has weights and draws random numbers"
-            return reason, batched, bool(active)
-    return None, batched, bool(active)
+            return reason, batched, bool(random)
+    return None, batched, bool(random)
+
+
+class _RandomnessRecorder(TapRecorder):
+    """Also notes in `random` which layers draw random numbers while they are called.
+
+    Args:
+        random_state: function that returns the state of every random generator.
+    """
+
+    def __init__(self, random_state: Callable[[], list[Any]]) -> None:
+        super().__init__(lambda value: value)
+        self._random_state = random_state
+        self.random: set[keras.layers.Layer] = set()
+
+    def tapped_call(self, layer: keras.layers.Layer, rule: LayerRule) -> Callable[..., Any]:
+        """A replacement of `layer.call` that records, taps and watches."""
+        tapped_call = super().tapped_call(layer, rule)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = self._random_state()
+            outputs = tapped_call(*args, **kwargs)
+            if _differ(before, self._random_state()):
+                self.random.add(layer)
+            return outputs
+
+        return call
+
+
+def _differ(before: list[Any], after: list[Any]) -> bool:
+    """Whether a generator has moved; an assigned seed is a new tensor, traced or not."""
+    return before[0] != after[0] or any(
+        old is not new for old, new in zip(before[1:], after[1:], strict=True)
+    )
 
 
 def _agrees_with_plain_gradients(

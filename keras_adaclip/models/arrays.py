@@ -97,6 +97,12 @@ def split_off_validation(
     return (head[0], head[1], head[2]), tail
 
 
+def as_tensors(parts: Any) -> Any:
+    """The same structure with tensors for arrays; None stays None."""
+    convert = keras.ops.convert_to_tensor
+    return keras.tree.map_structure(lambda v: None if v is None else convert(v), parts)
+
+
 def first_rows(x: Any, y: Any, sample_weight: Any) -> Batch:
     """The first three rows of each part, as NumPy arrays."""
 

@@ -1,5 +1,6 @@
 """The callbacks of a private `fit`: ours prepared and put first."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -12,6 +13,25 @@ def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return list(keras.tree.flatten(callbacks or []))
+
+
+_PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
+
+
+def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Warns of callbacks that steer training by what epsilon does not cover."""
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and not monitor.startswith("val_"):
+            if monitor in _PRIVATE_LOGS:
+                continue
+            warnings.warn(
+                f"{type(callback).__name__}(monitor={monitor!r}) steers training by a figure of "
+                "the training data that carries no noise, and epsilon does not cover what it "
+                "decides. Monitor validation data that are public ('val_...'), or one of "
+                f"{', '.join(map(repr, _PRIVATE_LOGS))}.",
+                stacklevel=4,
+            )
 
 
 def wants_diagnostics(callbacks: Any) -> bool:
@@ -43,6 +63,7 @@ def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCo
     ours = [c for c in given if isinstance(c, (PrivacyCallback, ClippingMonitor))]
     for callback in ours:
         callback.prepare(model, data)
+    _warn_of_monitors(given)
     ours.insert(0, pass_counter)
     ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
     if not isinstance(callbacks, keras.callbacks.CallbackList):

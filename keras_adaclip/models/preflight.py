@@ -17,6 +17,9 @@ from keras_adaclip.models.loss_probe import probe_loss
 from keras_adaclip.models.probe import probe
 from keras_adaclip.optimizers import DPOptimizer
 
+_MIXING_LAYERS = tuple(
+    getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)
+)
 _FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
@@ -63,7 +66,7 @@ def check(model: keras.Model) -> list[PrivacyIssue]:
     if rows is None:
         return issues
     try:
-        return [PrivacyIssue(*found) for found in probe(model, rows)]
+        return [PrivacyIssue(*found) for found in probe(model, rows).issues]
     # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
     except Exception:
         return []
@@ -78,7 +81,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     Raises:
         ValueError: with every issue, one a line.
     """
-    distribution = backend.active_distribution()
+    distribution = backend.active_distribution(model)
     if distribution is not None:
         raise ValueError(
             "Private training runs on one device so far; over several the noise would have to be "
@@ -90,12 +93,15 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     _refuse(model, _layer_issues(model) + _compile_issues(model) + _metric_issues(model))
 
 
-def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> None:
-    """Raises where what `model` does with `rows` shows that training it would not be private.
+def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
+    """Raises where what `model` does with rows like `rows` shows that training is not private.
 
     Args:
         model: a compiled and built private model.
         rows: a few training examples to run the model on; None leaves that out.
+
+    Returns:
+        Whether the model does the same on the same rows, so that examining it told something.
 
     Raises:
         ValueError: with every issue, one a line.
@@ -110,9 +116,12 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> None:
         )
     # Building may have made further layers.
     _refuse(model, _layer_issues(model))
-    if rows is not None:
-        found = [*probe(model, rows), *probe_loss(model, rows)]
-        _refuse(model, [PrivacyIssue(*parts) for parts in found])
+    if rows is None:
+        return True
+    finding = probe(model, rows)
+    found = [*finding.issues, *probe_loss(model, rows)]
+    _refuse(model, [PrivacyIssue(*parts) for parts in found])
+    return finding.is_repeatable
 
 
 def _refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
@@ -124,6 +133,14 @@ def _refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
 def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     issues = []
     for layer in keras_private.flatten_layers(model):
+        if isinstance(layer, _MIXING_LAYERS):
+            issues.append(
+                PrivacyIssue(
+                    layer.name,
+                    f"{type(layer).__name__} blends the examples of a batch with each other.",
+                    "Remove it; augmentations of single examples are fine.",
+                )
+            )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             issues.append(
                 PrivacyIssue(
@@ -147,9 +164,19 @@ def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:
 
 
 def _compile_issues(model: keras.Model) -> list[PrivacyIssue]:
+    issues = []
+    if hasattr(model, "gradient_plan") and not getattr(type(model).train_step, "is_private", False):
+        issues.append(
+            PrivacyIssue(
+                "train_step",
+                f"{type(model).__name__} overrides `train_step`, and what an own step does to the "
+                "weights cannot be accounted for.",
+                "Remove the override; `compute_loss` and `compute_metrics` may be overridden.",
+            )
+        )
     optimizer = getattr(model, "optimizer", None)
     inner = optimizer.inner_optimizer if isinstance(optimizer, DPOptimizer) else optimizer
-    return [
+    return issues + [
         PrivacyIssue(
             option,
             f"The optimizer's `{option}` works on the noised mean and not on single examples.",

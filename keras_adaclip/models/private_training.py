@@ -12,7 +12,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
-from keras_adaclip.gradients import GradientPlan, make_plan
+from keras_adaclip.gradients import GradientPlan, make_plan, whole_model_plan
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
 from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
 from keras_adaclip.models.spending import PrivacySpending
@@ -207,14 +207,16 @@ class PrivateTraining(PrivacySpending):
         ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
         self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
         try:
-            return super().fit(  # type: ignore[misc]
-                **data.with_layout(self._layout_chunk_size(data)),
-                **arguments,
-                validation_data=validation_data,
-                callbacks=ordered,
-            )
+            with backend.keep_variables(self._all_variables()):
+                return super().fit(  # type: ignore[misc]
+                    **data.with_layout(self._layout_chunk_size(data)),
+                    **arguments,
+                    validation_data=validation_data,
+                    callbacks=ordered,
+                )
         finally:
             self._record_diagnostics(False)
+            self.optimizer.end_run()  # type: ignore[attr-defined]
 
     def train_on_batch(
         self,
@@ -233,11 +235,15 @@ class PrivateTraining(PrivacySpending):
         self._prepare(data, examine=self.gradient_plan is None)
         if class_weight is not None:
             sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
-            # Keras for PyTorch hands weights on as NumPy arrays.
-            sample_weight = keras.ops.convert_to_tensor(sample_weight)
-        return super().train_on_batch(  # type: ignore[misc]
-            x, y, sample_weight=sample_weight, return_dict=return_dict
-        )
+        # Keras for PyTorch would hand NumPy arrays on to the step.
+        x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
+        try:
+            with backend.keep_variables(self._all_variables()):
+                return super().train_on_batch(  # type: ignore[misc]
+                    x, y, sample_weight=sample_weight, return_dict=return_dict
+                )
+        finally:
+            self.optimizer.end_run()  # type: ignore[attr-defined]
 
     def train_step(self, *args: Any) -> Any:
         """One private step, in the form that the backend's trainer expects."""
@@ -247,6 +253,8 @@ class PrivateTraining(PrivacySpending):
                 "prepare, so neither sampling nor ledger is set up. Call one of these."
             )
         return backend.train_step(self, private_step, *args)
+
+    train_step.is_private = True  # type: ignore[attr-defined]
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -266,14 +274,21 @@ class PrivateTraining(PrivacySpending):
         """Builds, examines and plans the model, then opens the ledger; trains nothing."""
         refuse_unsound_parts(self)
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
-        refuse_unsound_training(self, data.rows if examine else None)
-        if self.gradient_plan is None:
+        is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
+        if not is_repeatable:
+            # Each example runs alone then, whatever the layers do.
+            self.gradient_plan = whole_model_plan(
+                "the model draws random numbers without a Keras seed generator"
+            )
+            self.train_function = None
+        elif self.gradient_plan is None:
             self.gradient_plan = make_plan(self, data.rows)
             self.train_function = None
         chunk_size = self._layout_chunk_size(data) or self.optimizer.microbatch_size  # type: ignore[attr-defined]
         if chunk_size != self.chunk_size:
             self.chunk_size = chunk_size
             self.train_function = None
+        self._include_spending_on_shared_weights()
         self._open_ledger(data)
 
     def _open_ledger(self, data: TrainingData) -> None:
@@ -284,6 +299,10 @@ class PrivateTraining(PrivacySpending):
         if data.poisson is not None and data.is_sampled_by_fit:
             # A checkpoint that was loaded meanwhile has moved the number of steps.
             data.poisson.seed = self._sampling_seed()
+
+    def _all_variables(self) -> list[keras.Variable]:
+        """The variables of model, optimizer and metrics."""
+        return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
 
     def _layout_chunk_size(self, data: TrainingData) -> int | None:
         """Rows that are processed at a time where all batches must have one shape."""

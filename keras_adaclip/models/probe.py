@@ -1,12 +1,15 @@
 """Runs a model on a few rows and watches what depends on what.
 
-Two batches share their first row and differ in the others. A layer whose output for that row
-differs has mixed examples. A variable that the forward pass assigned, or a loss that it added,
-would carry data past clipping and noise.
+Eight rows pass through the model; then, several times, half of them are exchanged and the outputs
+of every layer for the *other* half are compared. The halves are chosen so that any two rows are
+told apart, and training mode is used, at two states of the model's random generators. A layer
+whose output for a row moved has mixed examples. A variable that the forward pass assigned, or a
+loss that it added, would carry data past clipping and noise.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,36 +18,80 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, finite_rows, repeated
+from keras_adaclip.gradients import Batch, finite_rows
 from keras_adaclip.gradients.layerwise import call_model
 
 Tensor = Any
-_NUM_ROWS = 3
+_NUM_ROWS = 8
+_MIXES = "It mixes examples: its output for one row changes when only other rows change."
+_ALONE = (
+    "Replace it with a layer that treats each example alone (for normalization: "
+    "LayerNormalization or GroupNormalization)."
+)
 
 
-def probe(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
+@dataclass
+class _Seen:
+    """What one forward pass showed to Python: names by layer call, and what layers did."""
+
+    names: list[str]
+    updated: list[str]
+    added: list[str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe found.
+
+    Args:
+        issues: `(layer name, reason, fix)` for each thing that a private step must not do.
+        is_repeatable: whether two runs on the same rows agreed. Random numbers that do not come
+            from Keras's seed generators make runs differ; then mixing cannot be ruled out, and
+            only the whole-model gradient plan, which runs each example alone, is sound.
+    """
+
+    issues: list[tuple[str, str, str]]
+    is_repeatable: bool
+
+
+def probe(model: keras.Model, rows: Batch) -> Finding:
     """What the forward pass does that a private step must not do.
 
     Args:
         model: a built model.
-        rows: at least one example.
+        rows: at least one example, for shapes, dtypes and plausible values.
 
-    Returns:
-        `(layer name, reason, fix)` for each thing found. A model that cannot run on these rows
-        is left to Keras's own error.
+    Raises:
+        Exception: whatever the model raises on such rows.
     """
-    rows = repeated(finite_rows(Batch(rows.x)), _NUM_ROWS)
-    other = Batch(keras.tree.map_structure(_with_other_rows, rows.x))
-    first, updated, added = _first_row_outputs(model, rows)
-    second, _, _ = _first_row_outputs(model, other)
+    generator = np.random.default_rng(0)
+    flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
+    originals = [ops.convert_to_numpy(value) for value in flat]
+    base = [_plausible(value, generator) for value in originals]
+    other = [_plausible(value, generator) for value in originals]
+    halves = _separating_halves()
+    inputs = [base, base]
+    for half in halves:
+        changed = [np.where(_column(half, a), b, a) for a, b in zip(base, other, strict=True)]
+        inputs.append(changed)
+
+    seeds = keras_private.seed_generator_states(model)
+    states = [[ops.convert_to_numpy(state.value) for state in seeds]]
+    if seeds:
+        states.append([value + np.ones((), value.dtype) for value in states[0]])
+    seen = _Seen([], [], [])
+    run = _forward_pass(model, rows.x, seeds, seen)
+    held = [*model.variables, *model.metrics_variables]
+    arguments = [(values, state) for state in states for values in inputs]
+    outputs = backend.evaluate_each(run, held, arguments)
+
     issues = [
         (
             name,
-            "Its state is updated from the data in the forward pass, and would leave the step "
-            "without noise.",
+            "It is assigned in the forward pass, and would carry data past clipping and noise.",
             "Remove the layer, freeze it, or keep its state fixed during training.",
         )
-        for name in updated
+        for name in seen.updated
     ]
     issues += [
         (
@@ -53,73 +100,79 @@ def probe(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
             "no single example.",
             "Move the term into the compiled loss, or make it a weight regularizer.",
         )
-        for name in added
+        for name in seen.added
     ]
-    mixing = _first_difference(first, second)
-    # Random numbers without a Keras seed differ from run to run and tell nothing.
-    if mixing is not None and _first_difference(first, _first_row_outputs(model, rows)[0]) is None:
-        issues.append(
-            (
-                mixing,
-                "It mixes examples: its output for one row changes when only other rows change.",
-                "Replace it with a layer that treats each example alone (for normalization: "
-                "LayerNormalization or GroupNormalization).",
-            )
-        )
-    return issues
+    is_repeatable = True
+    for start in range(0, len(outputs), len(inputs)):
+        first, again, *changed_runs = outputs[start : start + len(inputs)]
+        every_row = np.ones(_NUM_ROWS, bool)
+        if _first_difference(first, again, every_row) is not None:
+            is_repeatable = False
+            continue
+        mixing = [
+            _first_difference(first, changed, ~half)
+            for changed, half in zip(changed_runs, halves, strict=True)
+        ]
+        found = [number for number in mixing if number is not None]
+        if found:
+            issues.append((seen.names[min(found)], _MIXES, _ALONE))
+            break
+    return Finding(issues, is_repeatable)
+
+
+def _separating_halves() -> list[np.ndarray]:
+    """Masks of the rows to exchange: any row is kept in one of them while any other changes."""
+    numbers = np.arange(_NUM_ROWS)
+    bits = [(numbers >> bit) & 1 == 1 for bit in range(_NUM_ROWS.bit_length() - 1)]
+    return [*bits, *(~bit for bit in bits)]
 
 
 def _first_difference(
-    one: list[tuple[str, np.ndarray]], other: list[tuple[str, np.ndarray]]
-) -> str | None:
-    """The name of the first layer whose outputs differ, None where all are alike."""
-    if len(one) != len(other):
-        return None
-    for (name, value), (_, changed) in zip(one, other, strict=True):
-        if not np.allclose(value, changed, rtol=1e-4, atol=1e-5, equal_nan=True):
-            return name
+    one: list[np.ndarray], other: list[np.ndarray], rows: np.ndarray
+) -> int | None:
+    """The number of the first layer output that differs in `rows`, None where none does."""
+    for number, (value, changed) in enumerate(zip(one, other, strict=True)):
+        if not np.allclose(value[rows], changed[rows], rtol=1e-4, atol=1e-5, equal_nan=True):
+            return number
     return None
 
 
-def _first_row_outputs(
-    model: keras.Model, batch: Batch
-) -> tuple[list[tuple[str, np.ndarray]], list[str], list[str]]:
-    """Each layer call's output for row 0; the layers that assign state, and that add losses."""
-    names: list[str] = []
-    updated: list[str] = []
-    added: list[str] = []
+def _forward_pass(model: keras.Model, structure: Any, seeds: list[Any], seen: _Seen) -> Any:
+    """A function of `(inputs, seed states)` that returns each layer output with a batch axis."""
     held = [*model.variables, *model.metrics_variables]
-    seeds = {id(state) for state in keras_private.seed_generator_states(model)}
-    state = [v for v in model.non_trainable_variables if id(v) not in seeds]
+    of_seeds = {id(state) for state in seeds}
+    watched_state = [variable for variable in model.variables if id(variable) not in of_seeds]
 
-    def run() -> list[Tensor]:
+    def run(arguments: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+        values, seed_values = arguments
+        x = keras.tree.pack_sequence_as(structure, [ops.convert_to_tensor(v) for v in values])
         outputs: list[Tensor] = []
-        for found in (names, updated, added):
+        for found in (seen.names, seen.updated, seen.added):
             found.clear()
         mapping = [(variable, variable.value) for variable in held]
+        mapping += list(zip(seeds, seed_values, strict=True))
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            before = [scope.get_current_value(variable) for variable in state]
+            before = [scope.get_current_value(variable) for variable in watched_state]
             num_attributed = [0]
 
             def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> None:
                 # Inner layers come first: a loss of theirs is not one of the layers around them.
                 if len(scope.losses) > max(num_losses, num_attributed[0]):
                     num_attributed[0] = len(scope.losses)
-                    added.append(layer.name)
+                    seen.added.append(layer.name)
                 for value in keras.tree.flatten(result):
                     if ops.is_tensor(value) and value.shape and value.shape[0] == _NUM_ROWS:
-                        names.append(layer.name)
-                        outputs.append(ops.cast(value[0], "float32"))
+                        seen.names.append(layer.name)
+                        outputs.append(ops.cast(value, "float32"))
 
             with _watched(model, record, lambda: len(scope.losses)):
-                call_model(model, batch.x, training=True)
-            for variable, value in zip(state, before, strict=True):
+                call_model(model, x, training=True)
+            for variable, value in zip(watched_state, before, strict=True):
                 if scope.get_current_value(variable) is not value:
-                    updated.append(variable.path)
+                    seen.updated.append(variable.path)
         return outputs
 
-    outputs = backend.evaluate(run, held)
-    return list(zip(names, outputs, strict=True)), updated, added
+    return run
 
 
 @contextmanager
@@ -149,7 +202,7 @@ def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]
 
 
 def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
-    """All layers but those that a recurrent layer calls step by step; innermost first."""
+    """All layers but those that a recurrent layer calls step by step."""
     inside: set[int] = set()
     layers = []
     for layer in keras_private.flatten_layers(model):
@@ -161,13 +214,20 @@ def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
     return layers
 
 
-def _with_other_rows(value: Tensor) -> Tensor:
-    """The rows with all but the first one changed."""
-    array = ops.convert_to_numpy(value).copy()
-    if array.dtype.kind == "f":
-        array[1:] = array[1:] * 1.5 + 0.5
-    elif array.dtype.kind == "b":
-        array[1:] = ~array[1:]
-    else:
-        array[1:] = array.max() - array[1:]
-    return ops.convert_to_tensor(array)
+def _plausible(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Eight made-up rows with the shape of `value`'s and numbers of its kind."""
+    shape = (_NUM_ROWS, *value.shape[1:])
+    if value.dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    if value.dtype.kind == "f":
+        spread = value.std() or 1.0
+        return (value.mean() + spread * generator.normal(size=shape)).astype(value.dtype)
+    known = np.unique(value)
+    # Constant ids (padding, black pixels) would hide everything: 0 and 1 are ids of any table.
+    known = known if known.size > 1 else np.unique([*known.tolist(), 0, 1])
+    return generator.choice(known, shape).astype(value.dtype)
+
+
+def _column(mask: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """The mask of rows, with as many axes as `like`."""
+    return mask.reshape(-1, *[1] * (like.ndim - 1))

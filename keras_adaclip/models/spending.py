@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_adaclip import noise
 from keras_adaclip.accounting import Ledger, PrivacySpent
+from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 
+_OPTIMIZER_OF_VARIABLE = "_keras_adaclip_optimizer"
 _LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
 
 
@@ -18,6 +21,7 @@ class PrivacySpending:
     """The ledger of a private model."""
 
     _carried_run: Run = Run()
+    _included_runs: dict[tuple[int, int], Ledger] | None = None
 
     @property
     def privacy_ledger(self) -> Ledger:
@@ -41,6 +45,26 @@ class PrivacySpending:
             Epsilon, and what it is the epsilon of.
         """
         return PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
+
+    def _include_spending_on_shared_weights(self) -> None:
+        """Takes over what other private models have spent on weights that this one shares.
+
+        Two models that train the same weights in turns each take over all that the other has
+        spent, so that some of it counts twice: never too little.
+        """
+        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        included = dict(self._included_runs or {})
+        for variable in self.trainable_variables:  # type: ignore[attr-defined]
+            trained_by = getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
+            if trained_by is not None and trained_by is not optimizer:
+                run = trained_by.run
+                known = run.identity == optimizer.run.identity
+                if not known and included.get(run.identity) != run.ledger:
+                    included[run.identity] = run.ledger
+                    first, second = noise.fresh_key().tolist()
+                    optimizer.include_run(Run(run.ledger, (first, second)))
+            keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
+        keras_private.set_attribute(self, "_included_runs", included)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""

@@ -170,7 +170,8 @@ def from_foreign(
         {
             "x": data,
             "class_weight": class_weight,
-            "shuffle": shuffle,
+            # Keras shuffles no other kind of data set, and warns where it is asked to.
+            "shuffle": shuffle and isinstance(data, keras.utils.PyDataset),
             "steps_per_epoch": steps_per_epoch,
         },
         steps_per_release=num_batches if once_per_pass else None,

@@ -146,6 +146,9 @@ class DPOptimizer(WrappingOptimizer):
                 "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
                 "expected batch size is known. Train with `PrivateModel.fit`."
             )
+        # First: whatever interrupts the rest, the step is on the ledger and its noise is used up.
+        self._ledger.count_step()
+        self._noise.begin_draw()
         state = self.clip_state
         means = self._noise.noised_means(grads.gradients, state["clip_norm"])
         statistics = grads.statistics
@@ -158,8 +161,6 @@ class DPOptimizer(WrappingOptimizer):
         updated = self.clipping.update(state, statistics, self._noise.expected_units)
         for name, value in updated.items():
             self._clip_state[name].assign(value)
-        self._noise.count_draw()
-        self._ledger.count_step()
 
     @property
     def clipping(self) -> ClippingStrategy:
@@ -256,6 +257,12 @@ class DPOptimizer(WrappingOptimizer):
         self._is_configured = True
         return self._ledger.open(row)
 
+    def end_run(self) -> None:
+        """Ends what `configure` began: a step that ran all the same counts as a full release."""
+        if self.built and self._is_configured:
+            self._is_configured = False
+            self._ledger.open(self.open_row.as_stream())
+
     @property
     def open_row(self) -> LedgerRow:
         """The row of the ledger in which steps are counted."""
@@ -309,11 +316,13 @@ class DPOptimizer(WrappingOptimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """The optimizer that `get_config` describes."""
         config = dict(config)
-        for name in ("optimizer", "clipping"):
+        # Keras's function for optimizers finds them on another backend than the one that saved.
+        for name, deserialize in (
+            ("optimizer", keras.optimizers.deserialize),
+            ("clipping", keras.saving.deserialize_keras_object),
+        ):
             if isinstance(config[name], dict):
-                config[name] = keras.saving.deserialize_keras_object(
-                    config[name], custom_objects=custom_objects
-                )
+                config[name] = deserialize({**config[name]}, custom_objects=custom_objects)
         return cls(**config)
 
     def _refuse_plain_model(self) -> None:

@@ -92,8 +92,8 @@ class NoiseVariables:
         )
         return noised
 
-    def count_draw(self) -> None:
-        """Makes sure that the next step draws other noise."""
+    def begin_draw(self) -> None:
+        """Moves on to noise that was never drawn, before any of it is."""
         self._num_draws.assign(self._num_draws.value + 1)
 
 

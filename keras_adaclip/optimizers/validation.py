@@ -24,7 +24,8 @@ def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     Raises:
         ValueError: where it has an option that breaks clipping or noise.
     """
-    inner = keras.optimizers.get(optimizer)
+    # Keras writes into a config that it is given.
+    inner = keras.optimizers.get({**optimizer} if isinstance(optimizer, dict) else optimizer)
     if isinstance(inner, keras.optimizers.LossScaleOptimizer) or hasattr(inner, "noise_multiplier"):
         raise ValueError(
             "Argument `optimizer` must be a plain Keras optimizer, neither a loss-scaling nor a "

@@ -76,9 +76,7 @@ def test_round_trip_for_fixed_size_batches(accountant):
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "expected"), [(0.5, 3.695), (3.0, 1.0133)]
-)
+@pytest.mark.parametrize(("target", "expected"), [(0.5, 3.695), (3.0, 1.0133)])
 def test_known_values(target, expected):
     """60,000 examples, batches of 1,024, 15 epochs; from dp_accounting 0.6.0, 0.4.3 agrees."""
     noise_multiplier = calibrate_noise_multiplier(target, DELTA, 60_000, 1024, epochs=15)

@@ -93,6 +93,12 @@ def test_composed_full_releases(noise, releases):
     assert exact <= epsilon <= exact * (1 + 1e-4) + 1e-4
 
 
+def test_coarse_grids_stay_above_the_default_one_where_losses_underflow():
+    """With its interval of 1e-4 dp_accounting takes a minute, and gives 2010.3544."""
+    epsilon = compute_epsilon(**MNIST, steps=3515, sampling="stream")
+    assert 2010.3544 <= epsilon <= 2010.3544 * (1 + 1e-4)
+
+
 MIXED = (
     row(Sampling.POISSON, noise=1.0, steps=500),
     row(Sampling.SHUFFLE, noise=6.0, steps=400),
@@ -204,10 +210,12 @@ def test_epsilon_grows_with_steps_and_falls_with_noise(accountant):
 
 
 def test_a_plan_is_what_its_ledger_will_say():
-    """Training rounds 1.1 up to a float32; the plan takes the smaller of the two."""
+    """Training rounds 1.1 up to a float32, and 0.7 down; the plan takes the smaller of the two."""
     ran = ledger_epsilon([row(noise=1.1, steps=235)], DELTA)
     planned = compute_epsilon(**{**MNIST, "noise_multiplier": 1.1}, epochs=1)
     assert ran < planned == pytest.approx(ran, rel=1e-6)
+    ran = ledger_epsilon([row(noise=0.7, steps=235)], DELTA)
+    assert ran == compute_epsilon(**{**MNIST, "noise_multiplier": 0.7}, epochs=1)
     assert compute_epsilon(**MNIST, epochs=1) == ledger_epsilon([row(steps=235)], DELTA)
 
 

@@ -1,5 +1,6 @@
 """Runs the gradient code on a small compiled Keras model, outside of any training loop."""
 
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import keras
@@ -67,6 +68,25 @@ def held(model):
     return [(variable, variable.value) for variable in [*model.variables, *model.metrics_variables]]
 
 
+def training_scope(model):
+    """How a trainer of the backend runs a step: JAX without side effects, the others with them."""
+    if keras.backend.backend() == "jax":
+        return keras.StatelessScope(held(model))
+    return nullcontext()
+
+
+@contextmanager
+def restored(model):
+    """Puts the variables back to what they were."""
+    before = [(variable, ops.convert_to_numpy(variable.value)) for variable, _ in held(model)]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            if not np.array_equal(ops.convert_to_numpy(variable.value), value):
+                variable.assign(value)
+
+
 def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
     """A function `(x, y, sample_weight, mask)` that returns sums and observations as NumPy."""
     clipping = clipping or FixedClipping(clip_norm)
@@ -76,7 +96,7 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
             name: ops.convert_to_tensor(value, "float32")
             for name, value in clipping.initial_state().items()
         }
-        with keras.StatelessScope(held(model)):
+        with training_scope(model):
             batch = Batch(x, y, sample_weight, mask)
             total, observed = clipped_sum(model, batch, clipping, state, plan)
         return {
@@ -91,9 +111,9 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
     step = compiled(step) if compile_step else step
 
     def call(x, y=None, sample_weight=None, mask=None):
-        return SimpleNamespace(
-            **numpy(step(*(tensors(part) for part in (x, y, sample_weight, mask))))
-        )
+        with restored(model):
+            found = step(*(tensors(part) for part in (x, y, sample_weight, mask)))
+            return SimpleNamespace(**numpy(found))
 
     return call
 
@@ -104,7 +124,8 @@ def row_gradients(model, x, y=None, sample_weight=None):
     def one(x, y, sample_weight):
         def loss():
             y_pred = call_model(model, x, training=True)
-            return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight), ()
+            loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+            return ops.sum(loss), ()
 
         with keras.StatelessScope(held(model)):
             _, gradients = backend.gradients_of(loss, model.trainable_variables, model.variables)

@@ -204,7 +204,7 @@ def dropped(layerwise_way, rows):
     model = built(model, x, x * 3.0, loss="mae")
     plan = plan_for(model, x, x)
     assert ways(plan) == (["Dense"] if layerwise_way else "whole")
-    return runner(model, plan)(x, x * 3.0).norms == 0.0
+    return runner(model, plan)(x, x * 3.0).norms < 1e-9
 
 
 @pytest.mark.parametrize(("layerwise_way", "rows"), [(True, 900), (False, 100)])

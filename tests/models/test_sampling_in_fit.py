@@ -101,6 +101,7 @@ def test_the_number_of_examples_is_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_no_batch_is_lost_by_looking_at_the_first():
     seen = []
 

@@ -1,0 +1,94 @@
+"""Twenty steps without noise from fixed weights on fixed data, recorded for `tests/golden`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_adaclip as ka
+
+NUM_EPOCHS, STEPS_PER_EPOCH, BATCH_SIZE = 10, 2, 8
+
+CLIPPING = {
+    "fixed": lambda: ka.clipping.FixedClipping(0.5),
+    "quantile": lambda: ka.clipping.QuantileClipping(target_quantile=0.4, initial_clip_norm=0.5),
+    "quantile_linear": lambda: ka.clipping.QuantileClipping(
+        target_quantile=0.7, initial_clip_norm=0.5, learning_rate=0.05, update="linear"
+    ),
+}
+NETS = {
+    "mlp": lambda: [
+        keras.Input((5,)),
+        layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-3)),
+        layers.LayerNormalization(),
+        layers.Dense(3, activation="softmax"),
+    ],
+    "conv": lambda: [
+        keras.Input((6, 6, 2)),
+        layers.Conv2D(4, 3, strides=2, padding="same", activation="gelu"),
+        layers.GroupNormalization(2),
+        layers.Flatten(),
+        layers.Dense(3, activation="softmax"),
+    ],
+    "text": lambda: [
+        keras.Input((4,), dtype="int32"),
+        layers.Embedding(9, 4, mask_zero=True),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(3, activation="softmax"),
+    ],
+}
+
+
+@pytest.mark.parametrize("clipping", CLIPPING)
+@pytest.mark.parametrize("net", NETS)
+def test_twenty_steps(net, clipping, record_golden):
+    rng = np.random.default_rng(11)
+    model = ka.PrivateSequential(NETS[net]())
+    weights = [rng.normal(scale=0.4, size=w.shape).astype("float32") for w in model.get_weights()]
+    model.set_weights(weights)
+    num_examples = STEPS_PER_EPOCH * BATCH_SIZE
+    if net == "text":
+        x = rng.integers(0, 9, (num_examples, 4)).astype("int32")
+    else:
+        x = rng.normal(size=(num_examples, *model.input_shape[1:])).astype("float32")
+    y = rng.integers(0, 3, num_examples).astype("int32")
+    model.compile(
+        optimizer=ka.optimizers.DPOptimizer(
+            keras.optimizers.SGD(0.2, momentum=0.5),
+            clipping=CLIPPING[clipping](),
+            noise_multiplier=0.0,
+        ),
+        loss="sparse_categorical_crossentropy",
+    )
+    clip_norms = []
+    record = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: clip_norms.append(float(model.optimizer.clip_norm))
+    )
+    history = model.fit(
+        x,
+        y,
+        batch_size=BATCH_SIZE,
+        epochs=NUM_EPOCHS,
+        sampling="shuffle",
+        shuffle=False,
+        verbose=0,
+        callbacks=[record],
+    )
+    assert (
+        int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+        == NUM_EPOCHS * STEPS_PER_EPOCH
+        == 20
+    )
+    assert (len(set(clip_norms)) > 5) == (clipping != "fixed")
+    losses = history.history["loss"]
+    assert all(
+        np.abs(new - old).max() > 1e-3
+        for new, old in zip(model.get_weights(), weights, strict=True)
+    )
+    found = {f"weights/{number}": value for number, value in enumerate(model.get_weights())}
+    record_golden(
+        f"{net}-{clipping}",
+        {**found, "clip_norms": np.array(clip_norms), "losses": np.array(losses)},
+        rtol=1e-4,
+        atol=1e-5,
+    )

@@ -1,0 +1,260 @@
+"""DPOptimizer as a Keras optimizer: arguments, config, saving, delegation, read-outs."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from tests.soundness.setups import dp_sgd, flat_weights, line_data, line_model, recorded_fit
+
+DPOptimizer = ka.optimizers.DPOptimizer
+
+
+def train(model, num_steps=3, num_examples=20):
+    x, y = line_data(np.linspace(0.5, 2, num_examples))
+    recorded_fit(model, x, y, 10, num_steps)
+    return model
+
+
+def around(inner, noise_multiplier=0.0, clipping=10.0, **options):
+    return DPOptimizer(inner, clipping, noise_multiplier=noise_multiplier, **options)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("given", ["adam", keras.optimizers.Adam(0.5), None])
+def test_the_inner_optimizer_is_given_as_name_instance_or_config(given):
+    given = keras.optimizers.serialize(keras.optimizers.Adam(0.25)) if given is None else given
+    inner = DPOptimizer(given, noise_multiplier=1.0).inner_optimizer
+    assert isinstance(inner, keras.optimizers.Adam)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "expected"),
+    [
+        (0.5, ka.clipping.FixedClipping),
+        ("quantile", ka.clipping.QuantileClipping),
+        (ka.clipping.FixedClipping(2.0), ka.clipping.FixedClipping),
+    ],
+)
+def test_clipping_is_a_strategy_a_number_or_a_name(clipping, expected):
+    assert type(dp_sgd(clipping).clipping) is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must be finite and at least"),
+        ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
+        ({"noise_multiplier": float("inf")}, ValueError, "`noise_multiplier` must be finite"),
+        ({"noise_multiplier": 1e39}, ValueError, "`noise_multiplier` must be finite"),
+        ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a number"),
+        ({"noise_multiplier": True}, TypeError, "`noise_multiplier` must be a number"),
+        ({"noise_multiplier": None}, TypeError, "`noise_multiplier` must be a number"),
+        ({"microbatch_size": 0}, ValueError, "`microbatch_size` must be positive"),
+        ({"microbatch_size": 2.0}, TypeError, "`microbatch_size` must be an integer or None"),
+        ({"microbatch_size": True}, TypeError, "`microbatch_size` must be an integer or None"),
+        ({"seed": -1}, ValueError, "`seed` must not be negative"),
+        ({"seed": 0.5}, TypeError, "`seed` must be an integer or None"),
+        ({"seed": True}, TypeError, "`seed` must be an integer or None"),
+        ({"clipping": -1.0}, ValueError, "`clip_norm` must be positive"),
+        ({"clipping": "median"}, ValueError, "must name a known strategy"),
+        ({"clipping": None}, TypeError, "must be a clipping strategy"),
+        ({"optimizer": "no_such_optimizer"}, ValueError, "no_such_optimizer"),
+        ({"optimizer": 3.0}, ValueError, "Could not interpret optimizer identifier"),
+    ],
+)
+def test_arguments_out_of_range(arguments, error, message):
+    with pytest.raises(error, match=message):
+        DPOptimizer(**{"optimizer": "sgd", "noise_multiplier": 1.0, **arguments})
+
+
+def test_the_noise_multiplier_has_no_default():
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        DPOptimizer("sgd")
+
+
+def test_a_noise_multiplier_that_is_set_is_checked():
+    optimizer = dp_sgd()
+    with pytest.raises(ValueError, match="`noise_multiplier` must be finite"):
+        optimizer.noise_multiplier = -1.0
+    assert optimizer.noise_multiplier == 1.0
+
+
+def test_numbers_of_numpy_are_numbers():
+    optimizer = DPOptimizer(
+        "sgd",
+        np.float32(0.5),
+        noise_multiplier=np.float32(1.5),
+        microbatch_size=np.int64(2),
+        seed=np.int32(3),
+    )
+    assert (optimizer.clip_norm, optimizer.noise_multiplier) == (0.5, 1.5)
+    assert (optimizer.microbatch_size, optimizer.seed) == (2, 3)
+
+
+# Config and saving
+
+
+@pytest.mark.parametrize("clipping", [0.5, "quantile"])
+def test_the_config_comes_back(clipping):
+    inner = keras.optimizers.AdamW(0.125, weight_decay=0.25)
+    optimizer = DPOptimizer(
+        inner, clipping, noise_multiplier=1.5, microbatch_size=4, seed=9, name="private"
+    )
+    config = optimizer.get_config()
+    assert set(config) == set(inspect.signature(DPOptimizer).parameters)
+    for again in (
+        DPOptimizer.from_config(config),
+        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer)),
+    ):
+        assert type(again) is DPOptimizer
+        assert again.get_config() == config
+    assert config == optimizer.get_config()
+
+
+@pytest.mark.parametrize("clipping", [0.5, "quantile"])
+def test_a_saved_model_brings_its_optimizer_back(clipping, tmp_path):
+    model = train(line_model(around(keras.optimizers.Adam(0.125), 0.5, clipping), metrics=["mae"]))
+    path = tmp_path / "model.keras"
+    model.save(path)
+    with keras.saving.custom_object_scope({"minus_output": model.loss}):
+        loaded = keras.models.load_model(path)
+    optimizer = loaded.optimizer
+    assert type(optimizer) is DPOptimizer
+    assert optimizer.get_config() == model.optimizer.get_config()
+    assert optimizer.clip_norm == model.optimizer.clip_norm
+    assert optimizer.unclipped_fraction == model.optimizer.unclipped_fraction
+    assert int(optimizer.iterations) == 3
+    assert optimizer.ledger == model.optimizer.ledger
+    for mine, theirs in zip(
+        optimizer.inner_optimizer.variables, model.optimizer.inner_optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(flat_weights(loaded), flat_weights(model))
+    train(loaded, 1)
+    assert int(optimizer.iterations) == 4
+
+
+def test_the_variables_are_our_own_and_then_the_inner_ones():
+    model = train(line_model(around(keras.optimizers.Adam(0.1), 0.5, "quantile")))
+    optimizer = model.optimizer
+    names = [variable.name for variable in optimizer.variables]
+    inner = [variable.name for variable in optimizer.inner_optimizer.variables]
+    assert names[-len(inner) :] == inner
+    assert {"clip_norm", "unclipped_fraction", "noise_key", "ledger_closed_rows"} <= set(names)
+    assert len({id(variable) for variable in optimizer.variables}) == len(names)
+    assert len({variable.path for variable in optimizer.variables}) == len(names)
+
+
+def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
+    config = DPOptimizer(keras.optimizers.Adam(0.5), noise_multiplier=1.0).get_config()
+    module = "keras.src.backend.no_such_backend.optimizers.adam"
+    config["optimizer"] = {**config["optimizer"], "module": module}
+    again = DPOptimizer.from_config(config)
+    assert type(again.inner_optimizer) is type(keras.optimizers.Adam(0.5))
+
+
+# Delegation
+
+
+def test_learning_rate_is_the_inner_ones_and_can_be_set():
+    inner = keras.optimizers.SGD(0.5)
+    optimizer = around(inner)
+    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 0.5
+    optimizer.learning_rate = 0.25
+    assert float(ops.convert_to_numpy(inner.learning_rate)) == 0.25
+    model = line_model(optimizer)
+    train(model, 1)
+    before = flat_weights(model)
+    optimizer.learning_rate = 0.0
+    train(model, 1)
+    np.testing.assert_array_equal(flat_weights(model), before)
+
+
+def test_a_learning_rate_schedule_follows_the_inner_iterations():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.125])
+    optimizer = around(keras.optimizers.SGD(schedule))
+    train(line_model(optimizer), 2)
+    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 1.0
+    train(line_model(around(keras.optimizers.SGD(schedule))), 4)
+    model = train(line_model(optimizer := around(keras.optimizers.SGD(schedule))), 4)
+    assert int(model.optimizer.iterations) == 4
+    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 0.125
+    with pytest.raises(TypeError, match="LearningRateSchedule"):
+        optimizer.learning_rate = 0.1
+
+
+def test_keras_learning_rate_callbacks_reach_the_inner_optimizer():
+    model = line_model(dp_sgd(1.0, 0.0))
+    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 2.0**-epoch)
+    recorder = recorded_fit(model, *line_data([9.0] * 4), 4, 3, callbacks=[callback])
+    np.testing.assert_allclose(recorder.updates[:, 0], [1.0, 0.5, 0.25], rtol=1e-6)
+
+
+def test_moving_averages_of_weights_are_finalized():
+    plain = train(line_model(around(keras.optimizers.SGD(1.0), seed=1)))
+    averaged = train(
+        line_model(around(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5), seed=1))
+    )
+    assert 0 < flat_weights(averaged)[0] < flat_weights(plain)[0]
+
+
+def test_weight_decay_acts_beside_the_noised_mean():
+    inner = keras.optimizers.SGD(0.5, weight_decay=0.25)
+    model = line_model(around(inner), start=2.0)
+    recorder = recorded_fit(model, *line_data([0.0] * 4), 2)
+    np.testing.assert_allclose(recorder.updates, [[-0.5 * 0.25 * 2.0]], rtol=1e-6)
+
+
+def test_weight_constraints_act_after_the_noise():
+    dense = keras.layers.Dense(3, kernel_constraint=keras.constraints.NonNeg())
+    model = ka.PrivateSequential([keras.Input((2,)), dense])
+    model.compile(optimizer=dp_sgd(1.0, 50.0), loss="mse")
+    model.fit(np.ones((8, 2)), np.ones((8, 3)), batch_size=4, verbose=0)
+    assert (ops.convert_to_numpy(dense.kernel.value) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "inner", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", "lion", "ftrl", "adafactor"]
+)
+def test_any_keras_optimizer_serves(inner):
+    model = train(line_model(around(inner, 0.1)), 2)
+    assert np.isfinite(flat_weights(model)).all()
+    assert int(model.optimizer.iterations) == model.optimizer.ledger.steps == 2
+
+
+# Read-outs and seeds
+
+
+def test_read_outs_before_and_after_training():
+    optimizer = dp_sgd(ka.clipping.QuantileClipping(initial_clip_norm=0.75), 0.5)
+    assert optimizer.clip_norm == 0.75
+    assert optimizer.unclipped_fraction == 0.0
+    assert optimizer.ledger.steps == 0
+    train(line_model(optimizer))
+    assert type(optimizer.clip_norm) is type(optimizer.unclipped_fraction) is float
+    assert optimizer.clip_norm != 0.75
+    assert dp_sgd(0.5).unclipped_fraction is None
+
+
+def test_one_seed_gives_one_result_and_none_gives_another():
+    def weights(seed):
+        model = line_model(dp_sgd("quantile", 0.5, seed=seed))
+        return flat_weights(train(model, 3))[0]
+
+    assert weights(1) == weights(1)
+    assert len({weights(1), weights(2), weights(None), weights(None)}) == 4
+
+
+def test_an_optimizer_knows_what_it_was_built_for():
+    model = train(line_model(dp_sgd()), 1)
+    other = line_model(dp_sgd())
+    assert model.optimizer.is_built_for(model.trainable_variables)
+    assert not model.optimizer.is_built_for(other.trainable_variables)
+    assert not model.optimizer.is_built_for([])

@@ -1,0 +1,167 @@
+"""What happens before, after and instead of the steps of a `fit`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.accounting import Sampling
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def dense_model(model_class=ka.PrivateModel):
+    inputs = keras.Input((4,))
+    return model_class(inputs, keras.layers.Dense(1)(inputs))
+
+
+def compiled(model, **options):
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), "mse", **options)
+    return model
+
+
+def weights_of(model):
+    return [ops.convert_to_numpy(weight).copy() for weight in model.weights]
+
+
+def test_row_is_closed_after_fit_so_stray_steps_count_in_full():
+    model = compiled(dense_model())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    row = model.optimizer.open_row
+    assert row.sampling is Sampling.STREAM
+    assert row.steps == 0
+    assert model.privacy_ledger.steps == 8
+    if keras.backend.backend() != "jax":
+        with pytest.raises(ValueError, match="configure"):
+            model.optimizer.apply_gradients  # noqa: B018
+            model.run_eagerly = True
+            model.train_step((ops.convert_to_tensor(X), ops.convert_to_tensor(Y)))
+
+
+def test_overridden_train_step_is_refused():
+    class OwnStep(ka.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def train_step(self, *args):
+            return super().train_step(*args)
+
+    model = compiled(OwnStep())
+    with pytest.raises(ValueError, match="train_step"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.parametrize("failing_batch", [1, 3])
+def test_error_while_training_leaves_weights_and_ledger(failing_batch):
+    class Breaks(keras.utils.PyDataset):
+        """Keras takes some batches beforehand, to see what they look like."""
+
+        def __init__(self):
+            super().__init__()
+            self.armed = False
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if self.armed and index >= failing_batch:
+                raise RuntimeError("no more data")
+            return X[:8], Y[:8]
+
+    class Arm(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            data.armed = True
+
+    model = compiled(dense_model())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    before = model.privacy_ledger.steps
+    data = Breaks()
+    with pytest.raises(Exception, match="no more data"):
+        model.fit(data, num_examples=64, verbose=0, callbacks=[Arm()])
+    assert all(np.isfinite(value).all() for value in weights_of(model))
+    assert model.privacy_ledger.steps >= before
+    assert model.privacy_spent(1e-3).epsilon > 0
+
+
+def test_error_in_first_step_restores_weights():
+    class Stop(keras.callbacks.Callback):
+        armed = False
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.armed:
+                raise KeyboardInterrupt
+
+    stop = Stop()
+    model = compiled(dense_model())
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[stop])
+    before = weights_of(model)
+    stop.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[stop])
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.privacy_ledger.steps == 8
+
+
+def test_step_is_counted_before_it_is_applied(monkeypatch):
+    model = compiled(dense_model(), run_eagerly=True)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX steps are pure: an interrupted one changes nothing")
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.optimizer.inner_optimizer, "apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert model.privacy_ledger.steps == 9
+
+
+def test_shared_weights_carry_what_was_spent_on_them():
+    inputs = keras.Input((4,))
+    base = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    first = compiled(ka.privatize(base))
+    first.fit(X, Y, batch_size=8, verbose=0)
+    second = compiled(ka.privatize(base))
+    second.fit(X, Y, batch_size=8, verbose=0)
+    assert second.privacy_ledger.steps == 16
+    second.fit(X, Y, batch_size=8, verbose=0)
+    assert second.privacy_ledger.steps == 24
+
+
+def test_pass_of_unknown_length_stops_before_the_target():
+    def batches():
+        for start in range(0, 64, 8):
+            yield X[start : start + 8], Y[start : start + 8]
+
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("only tf.data has passes of unknown length that begin again")
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_generator(
+        batches,
+        output_signature=(tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1))),
+    )
+    model = compiled(dense_model())
+    privacy = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=8.0)
+    history = model.fit(
+        data, num_examples=64, once_per_pass=True, epochs=20, verbose=0, callbacks=[privacy]
+    )
+    epsilons = history.history["epsilon"]
+    assert 1 < len(epsilons) < 20
+    assert max(epsilons) <= 8.0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_monitoring_the_training_loss_is_warned_of():
+    model = compiled(dense_model())
+    callback = keras.callbacks.ReduceLROnPlateau(monitor="loss")
+    with pytest.warns(UserWarning, match="ReduceLROnPlateau"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])

@@ -1,0 +1,263 @@
+"""Poisson sampling: the law of the draws, and that a step sees just the rows that were drawn."""
+
+import itertools
+import math
+
+import keras
+import numpy as np
+import pytest
+from scipy import stats
+
+import keras_adaclip as ka
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset
+
+# Every statistical test below has a fixed seed; the stated false alarm is for another seed.
+FALSE_ALARM = 1e-6
+
+
+def numbered(num_examples):
+    """Rows that hold their own number."""
+    return np.arange(num_examples, dtype=np.float32)[:, None]
+
+
+def inclusions(num_examples, batch_size, num_draws, seed=0):
+    """Which rows were in which draw: bools of shape `(num_draws, num_examples)`."""
+    dataset = PoissonDataset(numbered(num_examples), expected_batch_size=batch_size, seed=seed)
+    drawn = np.zeros((num_draws, num_examples), bool)
+    for number in range(num_draws):
+        drawn[number, dataset.draw()] = True
+    return drawn
+
+
+# The law
+
+
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(20, 3), (10, 9), (7, 1)])
+def test_each_row_is_drawn_with_the_stated_probability(num_examples, batch_size):
+    """Chi-square over rows, one degree of freedom each; false alarm 1e-6."""
+    num_draws = 20_000
+    counts = inclusions(num_examples, batch_size, num_draws).sum(axis=0)
+    q = batch_size / num_examples
+    statistic = np.sum((counts - num_draws * q) ** 2) / (num_draws * q * (1 - q))
+    assert statistic < stats.chi2.isf(FALSE_ALARM, num_examples)
+
+
+def test_rows_are_drawn_independently_of_each_other():
+    """Pair counts; the largest of 190 standardized counts passes 6 with probability 4e-7."""
+    num_draws, q = 20_000, 3 / 20
+    drawn = inclusions(20, 3, num_draws).astype(np.int64)
+    together = drawn.T @ drawn
+    pairs = together[np.triu_indices(20, 1)]
+    deviation = math.sqrt(num_draws * q**2 * (1 - q**2))
+    assert np.abs(pairs - num_draws * q**2).max() < 6 * deviation
+
+
+def test_draws_are_independent_of_each_other():
+    """A row in one draw and in the next: 20,000 * q^2 times on average for each row."""
+    num_draws, q = 20_000, 3 / 20
+    drawn = inclusions(20, 3, num_draws)
+    again = np.sum(drawn[1:] & drawn[:-1], axis=0)
+    assert np.abs(again - num_draws * q**2).max() < 7 * math.sqrt(num_draws * q**2)
+
+
+def test_the_size_of_a_draw_is_binomial():
+    """Chi-square over sizes, rare ones put together; false alarm 1e-6."""
+    num_draws, law = 20_000, stats.binom(20, 3 / 20)
+    sizes = inclusions(20, 3, num_draws).sum(axis=1)
+    observed = np.bincount(np.minimum(sizes, 9), minlength=10)
+    expected = num_draws * np.append(law.pmf(np.arange(9)), law.sf(8))
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+
+
+def test_empty_draws_occur_as_often_as_they_must():
+    num_draws, probability = 5000, (1 - 1 / 50) ** 50
+    empty = np.sum(inclusions(50, 1, num_draws).sum(axis=1) == 0)
+    deviation = math.sqrt(num_draws * probability * (1 - probability))
+    assert abs(empty - num_draws * probability) < 5 * deviation
+
+
+def test_rows_ascend_and_none_comes_twice():
+    dataset = PoissonDataset(numbered(30), expected_batch_size=20)
+    for _ in range(200):
+        rows = dataset.draw()
+        assert (np.diff(rows) > 0).all()
+        assert rows.size == 0 or (rows[0] >= 0 and rows[-1] < 30)
+
+
+def test_with_probability_one_every_draw_is_everything():
+    dataset = PoissonDataset(numbered(6), expected_batch_size=6)
+    assert dataset.sampling_probability == 1.0
+    for _ in range(5):
+        np.testing.assert_array_equal(dataset.draw(), np.arange(6))
+
+
+# Seeds
+
+
+def draws(seed, num_draws=20):
+    dataset = PoissonDataset(numbered(200), expected_batch_size=50, seed=seed)
+    return [tuple(dataset.draw()) for _ in range(num_draws)]
+
+
+def test_a_seed_repeats_the_draws_and_never_within_a_run():
+    assert draws(3) == draws(3)
+    assert len({*draws(3), *draws(4), *draws(3 + 2**32), *draws(2**70)}) == 80
+
+
+def test_without_a_seed_draws_come_from_the_operating_system(monkeypatch):
+    np.random.seed(0)
+    keras.utils.set_random_seed(0)
+    first = draws(None)
+    np.random.seed(0)
+    keras.utils.set_random_seed(0)
+    assert not set(first) & set(draws(None))
+
+
+def test_a_seed_and_the_number_of_the_draw_are_not_added():
+    assert not set(draws(5)) & set(draws(6))
+
+
+# Batches
+
+
+def test_a_batch_holds_the_drawn_rows_of_every_part():
+    dataset = PoissonDataset(
+        {"a": numbered(9), "b": (numbered(9)[:, 0] * 2).astype("int64")},
+        (numbered(9) * 3, numbered(9) * 4),
+        np.arange(9.0) * 5,
+        expected_batch_size=3,
+    )
+    batch = dataset.take(np.array([1, 4]))
+    assert set(batch) == {"x", "y", "sample_weight", "mask"}
+    np.testing.assert_array_equal(batch["x"]["a"], [[1], [4]])
+    np.testing.assert_array_equal(batch["x"]["b"], [2, 8])
+    np.testing.assert_array_equal(batch["y"][0], [[3], [12]])
+    np.testing.assert_array_equal(batch["y"][1], [[4], [16]])
+    np.testing.assert_array_equal(batch["sample_weight"], [5, 20])
+    np.testing.assert_array_equal(batch["mask"], [True, True])
+    assert batch["x"]["a"].dtype == batch["sample_weight"].dtype == np.float32
+    assert batch["x"]["b"].dtype == np.int64
+
+
+def test_padding_is_zeros_and_masked_out():
+    dataset = PoissonDataset(numbered(9) + 1, expected_batch_size=3)
+    batch = dataset.take(np.array([2, 3]), padded_size=4)
+    np.testing.assert_array_equal(batch["x"], [[3], [4], [0], [0]])
+    np.testing.assert_array_equal(batch["mask"], [True, True, False, False])
+    empty = dataset.take(np.array([], np.int64))
+    np.testing.assert_array_equal(empty["mask"], [False])
+    np.testing.assert_array_equal(empty["x"], [[0]])
+
+
+def test_the_first_rows_do_not_count_as_a_draw():
+    dataset = PoissonDataset(numbered(2), expected_batch_size=1, seed=0)
+    before = dataset.first_rows
+    np.testing.assert_array_equal(before["x"], [[0], [1]])
+    again = PoissonDataset(numbered(2), expected_batch_size=1, seed=0)
+    np.testing.assert_array_equal(dataset.draw(), again.draw())
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "batch_size", "length"), [(100, 10, 10), (101, 10, 11), (5, 5, 1), (5, 4, 2)]
+)
+def test_an_epoch_is_the_number_of_examples_over_the_batch_size(num_examples, batch_size, length):
+    dataset = PoissonDataset(numbered(num_examples), expected_batch_size=batch_size)
+    assert len(dataset) == dataset.num_batches == length
+    assert dataset[0]["mask"].ndim == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200, 512])
+def test_a_draw_of_any_size_loses_nothing(size, monkeypatch):
+    dataset = PoissonDataset(numbered(512), expected_batch_size=16)
+    batches = FixedShapeBatches(dataset, 3, chunk_size=8)
+    assert batches.capacity == 40
+    assert len(batches) == batches.num_batches == 3
+    monkeypatch.setattr(dataset, "draw", lambda: np.arange(size))
+    batch = batches[0]
+    assert len(batch["mask"]) % batches.capacity == 0
+    assert len(batch["mask"]) >= batches.capacity
+    np.testing.assert_array_equal(batch["x"][batch["mask"], 0], np.arange(size))
+
+
+def test_one_shape_serves_nearly_all_draws():
+    """Six standard deviations: a draw beyond them comes once in some 10^6 at the earliest."""
+    dataset = PoissonDataset(numbered(1000), expected_batch_size=100, seed=1)
+    batches = FixedShapeBatches(dataset, 3, chunk_size=16)
+    assert {len(batches[0]["mask"]) for _ in range(500)} == {batches.capacity}
+
+
+def test_without_a_chunk_size_draws_keep_their_size(monkeypatch):
+    dataset = PoissonDataset(numbered(50), expected_batch_size=10)
+    batches = FixedShapeBatches(dataset, 1, chunk_size=None)
+    monkeypatch.setattr(dataset, "draw", lambda: np.arange(37))
+    assert len(batches[0]["mask"]) == 37
+
+
+# In training
+
+
+def test_a_fit_uses_the_rows_of_each_draw_and_no_others(monkeypatch):
+    """Row i has the gradient -2^i, so the update of a step spells the rows that it used."""
+    dataset = PoissonDataset(2.0 ** numbered(12), numbered(12) * 0, expected_batch_size=4, seed=2)
+    drawn, draw = [], dataset.draw
+
+    def recording():
+        drawn.append(draw())
+        return drawn[-1]
+
+    monkeypatch.setattr(dataset, "draw", recording)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = ka.PrivateSequential([keras.Input((1,)), dense])
+    model.compile(
+        optimizer=ka.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0), clipping=1e6, noise_multiplier=0.0
+        ),
+        loss=lambda y_true, y_pred: -y_pred[..., 0],
+    )
+    weights = [0.0]
+
+    class Record(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            weights.append(float(keras.ops.convert_to_numpy(dense.kernel.value)[0, 0]))
+
+    model.fit(dataset, epochs=8, steps_per_epoch=1, verbose=0, callbacks=[Record()])
+    sums = np.diff(weights) * 4
+    expected = [np.sum(2.0**rows) for rows in drawn]
+    # Keras may look at draws before the first step and after the last one.
+    starts = range(len(expected) - len(sums) + 1)
+    assert any(np.allclose(expected[start : start + len(sums)], sums) for start in starts)
+    assert len(set(expected)) > 6
+
+
+# Errors
+
+X = np.zeros((6, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"expected_batch_size": 0}, ValueError, "between 1 and the number of examples, 6"),
+        ({"expected_batch_size": 7}, ValueError, "between 1 and the number of examples, 6"),
+        ({"expected_batch_size": 2.0}, TypeError, "must be an integer"),
+        ({"expected_batch_size": True}, TypeError, "must be an integer"),
+        ({"expected_batch_size": None}, TypeError, "must be an integer"),
+        ({"y": np.zeros(5)}, ValueError, r"same number of rows .*x: \[6\], y: \[5\]"),
+        ({"sample_weight": np.ones(7)}, ValueError, r"sample_weight: \[7\]"),
+        ({"x": {"a": X, "b": X[:3]}}, ValueError, r"x: \[3, 6\]"),
+        ({"x": X[:0]}, ValueError, "at least one example"),
+        ({"x": np.float32(1.0)}, TypeError, "first axis counts the examples"),
+        ({"x": np.array([None] * 6)}, TypeError, "first axis counts the examples"),
+        ({"seed": -1}, ValueError, "`seed` must not be negative"),
+        ({"seed": 1.5}, TypeError, "`seed` must be an integer or None"),
+        ({"seed": True}, TypeError, "`seed` must be an integer or None"),
+    ],
+)
+def test_arguments_out_of_range(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PoissonDataset(**{"x": X, "expected_batch_size": 3, **arguments})
+
+
+def test_every_pair_of_draws_of_two_fits_differs():
+    first, second = draws(None), draws(None)
+    assert all(one != other for one, other in itertools.product(first, second))
