@@ -37,7 +37,9 @@ def build_model() -> keras.Model:
     )
 
 
-def train(data: ImageData, options: argparse.Namespace) -> tuple[keras.Model, keras.callbacks.History]:
+def train(
+    data: ImageData, options: argparse.Namespace
+) -> tuple[keras.Model, keras.callbacks.History]:
     """Calibrates the noise, compiles and trains."""
     num_examples = len(data.x_train)
     batch_size = min(options.batch_size, num_examples // 4)
@@ -103,7 +105,11 @@ def main() -> None:
     print(f"Data: {data.source}; backend: {keras.backend.backend()}")
     if options.smoke:
         data = ImageData(
-            data.x_train[:512], data.y_train[:512], data.x_test[:256], data.y_test[:256], data.source
+            data.x_train[:512],
+            data.y_train[:512],
+            data.x_test[:256],
+            data.y_test[:256],
+            data.source,
         )
     started = time.perf_counter()
     model, history = train(data, options)

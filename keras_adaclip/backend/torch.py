@@ -146,7 +146,7 @@ def loop_over_chunks(
 def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
     """Runs `function` outside training, discards its updates, returns NumPy arrays.
 
-    PyTorch's own generator, from which unseeded dropout draws, starts from the same state each time.
+    PyTorch's own generator, from which unseeded dropout draws, starts from one state each time.
     """
     with (
         torch.no_grad(),

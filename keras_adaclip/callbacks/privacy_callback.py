@@ -52,7 +52,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             None if target_epsilon is None else check_target_epsilon(target_epsilon)
         )
         self.accountant = check_accountant(accountant)
-        self._effective_delta = self.delta
+        self._effective_delta = self.delta or 0.0
         self._steps_per_epoch: int | None = None
         self._steps_per_execution = 1
         self._epoch_ends_executions = False
@@ -69,7 +69,6 @@ class PrivacyCallback(keras.callbacks.Callback):
         """
         self._steps_per_epoch = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions
-        self._effective_delta = self.delta
         if self.delta is None:
             if data.num_examples <= 1:
                 raise ValueError(
@@ -80,7 +79,9 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"PrivacyCallback: delta = {self._effective_delta:.3g} "
                 f"({data.num_examples} examples to the power -1.1)"
             )
-        elif data.num_examples > 0:
+        else:
+            self._effective_delta = self.delta
+        if self.delta is not None and data.num_examples > 0:
             warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
         self._steps_done = 0
         self._counted_ledger = model.privacy_ledger
@@ -113,7 +114,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if logs is not None:
             spent = self.model.privacy_spent(self._effective_delta, self.accountant)
             logs["epsilon"] = spent.epsilon
-        if self._allowed_steps is not None and self._next_pass_is_too_much():
+        if self.target_epsilon is not None and self._next_pass_exceeds(self.target_epsilon):
             self.model.stop_training = True
 
     def _find_allowed_steps(self, model: Any) -> int | None:
@@ -140,14 +141,13 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         return allowed
 
-    def _next_pass_is_too_much(self) -> bool:
+    def _next_pass_exceeds(self, target: float) -> bool:
         """Whether another pass over the data would pass the target, however long this one was."""
         ledger = self.model.privacy_ledger
         if ledger.current is None or not ledger.current.sampling.is_counted_in_passes:
             return False
         *past, row = ledger.begin_segment().rows
-        delta, target = self._effective_delta, self.target_epsilon
-        return max_steps_within(past, row, delta, target, self.accountant) < 1
+        return max_steps_within(past, row, self._effective_delta, target, self.accountant) < 1
 
     def _execution_size(self, begin: int) -> int:
         """Steps of the execution that begins with step `begin` of an epoch."""

@@ -87,4 +87,4 @@ class PrivacySpending:
         if getattr(self, "optimizer", None) is None:
             self._carried_run = self._carried_run.union_upward(loaded)
         else:
-            self.optimizer.include_run(loaded)
+            self.optimizer.include_run(loaded)  # type: ignore[attr-defined]
