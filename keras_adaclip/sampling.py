@@ -61,10 +61,28 @@ class PoissonDataset(keras.utils.PyDataset):
             for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
             if part is not None
         }
-        self.num_examples = common_length(self._parts)
-        self.expected_batch_size = checked_batch_size(expected_batch_size, self.num_examples)
+        self._num_examples = common_length(self._parts)
+        self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
         self._num_draws = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses: other draws than these would be accounted as if they were these."""
+        raise TypeError(
+            "`PoissonDataset` cannot be subclassed, because the privacy accounting relies on how "
+            "it draws. Prepare the arrays beforehand, or pass another `keras.utils.PyDataset` to "
+            f"`fit`, which is accounted without amplification. Received: class {cls.__name__}"
+        )
+
+    @property
+    def num_examples(self) -> int:
+        """Number of rows to draw from."""
+        return self._num_examples
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Expected number of rows in a draw."""
+        return self._expected_batch_size
 
     @property
     def sampling_probability(self) -> float:

@@ -258,6 +258,20 @@ def test_arguments_out_of_range(arguments, error, message):
         PoissonDataset(**{"x": X, "expected_batch_size": 3, **arguments})
 
 
+def test_the_law_of_the_draws_cannot_be_changed():
+    """`fit` accounts for the law above."""
+    with pytest.raises(TypeError, match="cannot be subclassed"):
+
+        class All(PoissonDataset):
+            def draw(self):
+                return np.arange(6)
+
+    dataset = PoissonDataset(X, expected_batch_size=3)
+    for name in ("expected_batch_size", "num_examples", "sampling_probability"):
+        with pytest.raises(AttributeError):
+            setattr(dataset, name, 1)
+
+
 def test_every_pair_of_draws_of_two_fits_differs():
     first, second = draws(None), draws(None)
     assert all(one != other for one, other in itertools.product(first, second))

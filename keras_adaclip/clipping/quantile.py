@@ -9,7 +9,6 @@ Sources: Andrew et al. 2021, "Differentially private learning with adaptive clip
 2.1; Thakkar et al. 2019, "Differentially private learning with adaptive clipping" (version 1).
 """
 
-import numbers
 import warnings
 from typing import Any
 
@@ -24,6 +23,7 @@ from keras_adaclip.clipping.strategy import (
     Tensor,
     factors_down_to,
     require_clip_norm,
+    require_number,
     require_positive,
 )
 
@@ -81,12 +81,8 @@ class QuantileClipping(ClippingStrategy):
         min_clip_norm: float | None = None,
         max_clip_norm: float | None = None,
     ) -> None:
-        if isinstance(target_quantile, bool) or not isinstance(target_quantile, numbers.Real):
-            raise TypeError(
-                "Argument `target_quantile` must be a number. "
-                f"Received: target_quantile={target_quantile!r}"
-            )
-        if not 0.0 <= target_quantile <= 1.0:
+        self.target_quantile = require_number("target_quantile", target_quantile)
+        if not 0.0 <= self.target_quantile <= 1.0:
             raise ValueError(
                 "Argument `target_quantile` must lie between 0 and 1. "
                 f"Received: target_quantile={target_quantile!r}"
@@ -95,7 +91,6 @@ class QuantileClipping(ClippingStrategy):
             raise ValueError(
                 f"Argument `update` must be 'geometric' or 'linear'. Received: update={update!r}"
             )
-        self.target_quantile = float(target_quantile)
         self.initial_clip_norm = require_clip_norm("initial_clip_norm", initial_clip_norm)
         self.learning_rate = require_positive("learning_rate", learning_rate)
         self.count_noise_stddev = (

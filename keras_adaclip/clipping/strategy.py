@@ -104,15 +104,21 @@ def factors_down_to(clip_norm: Tensor, norms: Tensor) -> Tensor:
     return ops.where(norms <= clip_norm, 1.0, clip_norm / ops.where(norms > 0.0, norms, 1.0))
 
 
-def require_positive(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises where it is not a positive finite number."""
+def require_number(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises where it is not a number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"Argument `{name}` must be a number. Received: {name}={value!r}")
-    if not (math.isfinite(value) and value > 0.0):
+    return float(value)
+
+
+def require_positive(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises where it is not a positive finite number."""
+    number = require_number(name, value)
+    if not (math.isfinite(number) and number > 0.0):
         raise ValueError(
             f"Argument `{name}` must be positive and finite. Received: {name}={value!r}"
         )
-    return float(value)
+    return number
 
 
 def require_clip_norm(name: str, value: Any) -> float:

@@ -175,17 +175,19 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     """
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, OuterProduct) and part.shape == parts[0].shape for part in parts):
+    products = [part for part in parts if isinstance(part, OuterProduct)]
+    if len(products) == len(parts) and len({part.shape for part in products}) == 1:
         return OuterProduct(
-            ops.concatenate([part.inputs for part in parts], axis=1),
-            ops.concatenate([part.cotangents for part in parts], axis=1),
-            parts[0].shape,
+            ops.concatenate([part.inputs for part in products], axis=1),
+            ops.concatenate([part.cotangents for part in products], axis=1),
+            products[0].shape,
         )
-    if all(isinstance(part, Lookup) and part.shape == parts[0].shape for part in parts):
+    lookups = [part for part in parts if isinstance(part, Lookup)]
+    if len(lookups) == len(parts):
         return Lookup(
-            ops.concatenate([part.ids for part in parts], axis=1),
-            ops.concatenate([part.cotangents for part in parts], axis=1),
-            parts[0].shape,
+            ops.concatenate([part.ids for part in lookups], axis=1),
+            ops.concatenate([part.cotangents for part in lookups], axis=1),
+            lookups[0].shape,
         )
     return Materialized(sum(part.materialize() for part in parts))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip import noise
 from keras_adaclip.accounting import Ledger, PrivacySpent
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
@@ -21,7 +20,6 @@ class PrivacySpending:
     """The ledger of a private model."""
 
     _carried_run: Run = Run()
-    _included_runs: dict[tuple[int, int], Ledger] | None = None
 
     @property
     def privacy_ledger(self) -> Ledger:
@@ -53,18 +51,11 @@ class PrivacySpending:
         spent, so that some of it counts twice: never too little.
         """
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
-        included = dict(self._included_runs or {})
         for variable in self.trainable_variables:  # type: ignore[attr-defined]
             trained_by = getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
             if trained_by is not None and trained_by is not optimizer:
-                run = trained_by.run
-                known = run.identity == optimizer.run.identity
-                if not known and included.get(run.identity) != run.ledger:
-                    included[run.identity] = run.ledger
-                    first, second = noise.fresh_key().tolist()
-                    optimizer.include_run(Run(run.ledger, (first, second)))
+                optimizer.include_run(trained_by.run)
             keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
-        keras_private.set_attribute(self, "_included_runs", included)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""

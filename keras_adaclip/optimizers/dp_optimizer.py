@@ -6,6 +6,7 @@ with C the clipping norm of this step, m the expected number of units, and z_D w
 noise multiplier z after the clipping strategy's own statistics are paid for.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -203,7 +204,14 @@ class DPOptimizer(WrappingOptimizer):
     @property
     def run(self) -> Run:
         """The ledger and the identity of the run."""
-        return self._ledger.run if self.built else self._past_run
+        if not self.built:
+            return self._past_run
+        run = self._ledger.run
+        if self._is_configured:
+            return run
+        # Between runs nothing is open: only rows in which something ran are of interest.
+        ledger = Ledger(tuple(row for row in run.ledger if row.steps > 0))
+        return Run(ledger, run.identity, run.included)
 
     # What `PrivateModel` calls
 

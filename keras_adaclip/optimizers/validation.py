@@ -47,13 +47,14 @@ def checked_noise_multiplier(value: Any) -> float:
         raise TypeError(
             f"Argument `noise_multiplier` must be a number. Received: noise_multiplier={value!r}"
         )
-    if not (math.isfinite(value) and 0.0 <= value <= _LARGEST_NOISE_MULTIPLIER):
+    number = float(value)
+    if not (math.isfinite(number) and 0.0 <= number <= _LARGEST_NOISE_MULTIPLIER):
         raise ValueError(
             "Argument `noise_multiplier` must be finite and at least 0 (and at most "
             f"{_LARGEST_NOISE_MULTIPLIER:g}: steps are float32). "
             f"Received: noise_multiplier={value!r}"
         )
-    return float(value)
+    return number
 
 
 def checked_microbatch_size(value: Any) -> int | None:

@@ -175,15 +175,14 @@ def masked_recurrence():
     )
 
 
-def conv(*arguments, shape=(5, 5, 2), **options):
-    return Architecture(
-        shape,
-        lambda: stack(
-            layers.Conv2D(*arguments, **options), layers.Flatten(), layers.Dense(2), shape=shape
-        ),
-        ["Conv2D", "Dense"],
-        ("tensorflow",) if options.get("data_format") == "channels_first" else (),
-    )
+def side_by_side(shape, makes, ways):
+    """Many layers on the same inputs, in one model: planned, compiled and checked at once."""
+
+    def call(inputs):
+        outputs = [layers.Flatten()(make()(inputs)) for make in makes]
+        return layers.Dense(2)(layers.Concatenate()(outputs))
+
+    return Architecture(shape, lambda: functional(shape, call), ways)
 
 
 def dense(*, shape, **options):
@@ -194,52 +193,64 @@ def dense(*, shape, **options):
     )
 
 
-def normalized(make, shape=(3, 4), not_on=(), **options):
+def convolution(*made, shape, ways=("Conv2D", "Dense"), not_on=()):
     return Architecture(
         shape,
-        lambda: stack(layers.Dense(4), make(**options), layers.Dense(2), shape=shape),
+        lambda: stack(*(make() for make in made), layers.Flatten(), layers.Dense(2), shape=shape),
+        list(ways),
+        not_on,
+    )
+
+
+def normalization(make, shape, not_on=()):
+    return Architecture(
+        shape,
+        lambda: stack(layers.Dense(4), make(), layers.Dense(2), shape=shape),
         ["Dense", "Normalization", "Dense"],
         not_on,
     )
 
 
-def general(make, shape=(4, 3), ways=("general", "Dense")):
-    return Architecture(shape, lambda: stack(make(), layers.Dense(2), shape=shape), list(ways))
-
-
 ARCHITECTURES = {
-    "dense_vector": dense(shape=(3,), activation="tanh"),
+    "dense_vectors": side_by_side(
+        (3,),
+        [
+            lambda: layers.Dense(5, activation="tanh"),
+            lambda: layers.Dense(5, use_bias=False),
+            lambda: layers.Dense(5, activation="softmax"),
+            lambda: layers.Dense(5, activation=lambda value: value * ops.tanh(value)),
+            lambda: layers.Dense(5, activation=layers.LeakyReLU()),
+            lambda: layers.Dense(5, activation=layers.PReLU()),
+        ],
+        ["Dense"] * 7 + ["general"],
+    ),
     "dense_sequence_written_out": dense(shape=(6, 3), activation="gelu"),
     "dense_sequence_gram": dense(shape=(2, 8), activation="relu"),
     "dense_4d": dense(shape=(2, 3, 4)),
-    "dense_no_bias": dense(shape=(3,), use_bias=False),
-    "dense_softmax": dense(shape=(3,), activation="softmax"),
-    "dense_callable_activation": dense(
-        shape=(3,), activation=lambda value: value * ops.tanh(value)
+    "convolutions": side_by_side(
+        (5, 5, 2),
+        [
+            lambda: layers.Conv2D(3, 3, activation="relu"),
+            lambda: layers.Conv2D(3, 3, use_bias=False),
+            lambda: layers.Conv2D(3, 3, strides=2, padding="same"),
+            lambda: layers.Conv2D(3, 2, strides=2, padding="same"),
+            lambda: layers.Conv2D(3, 2, strides=(2, 1)),
+            lambda: layers.Conv2D(3, 2, dilation_rate=2, padding="same"),
+            lambda: layers.Conv2D(3, (2, 1), dilation_rate=(1, 3)),
+            lambda: layers.Conv2D(4, 3, groups=2),
+            lambda: layers.Conv2D(3, 1),
+            lambda: layers.Conv2D(3, (1, 3), padding="same"),
+        ],
+        ["Conv2D"] * 10 + ["Dense"],
     ),
-    "dense_layer_activation": Architecture(
-        (3,), lambda: stack(layers.Dense(4, activation=layers.LeakyReLU()), shape=(3,)), ["Dense"]
+    "convolution_gram": convolution(lambda: layers.Conv2D(6, 3, strides=2), shape=(6, 6, 4)),
+    "convolution_channels_first": convolution(
+        lambda: layers.Conv2D(3, 3, data_format="channels_first", padding="same"),
+        shape=(2, 5, 5),
+        not_on=("tensorflow",),
     ),
-    "dense_trainable_activation": Architecture(
-        (3,),
-        lambda: stack(layers.Dense(4, activation=layers.PReLU()), shape=(3,)),
-        ["Dense", "general"],
-    ),
-    "conv_valid": conv(3, 3, activation="relu"),
-    "conv_same_strided": conv(3, 3, strides=2, padding="same"),
-    "conv_even_kernel_same": conv(3, 2, strides=2, padding="same"),
-    "conv_uneven_strides": conv(3, 2, strides=(2, 1)),
-    "conv_dilated": conv(3, 2, dilation_rate=2, padding="same"),
-    "conv_groups": conv(4, 3, groups=2),
-    "conv_pointwise": conv(3, 1),
-    "conv_rectangular": conv(3, (1, 3), padding="same"),
-    "conv_no_bias": conv(3, 3, use_bias=False),
-    "conv_gram": conv(6, 3, strides=2, shape=(6, 6, 4)),
-    "conv_channels_first": conv(3, 3, data_format="channels_first", padding="same"),
-    "conv_own_operation": Architecture(
-        (4, 4, 2),
-        lambda: stack(StandardizedConv2D(3, 2), layers.Flatten(), shape=(4, 4, 2)),
-        ["general"],
+    "convolution_own_operation": convolution(
+        lambda: StandardizedConv2D(3, 2), shape=(4, 4, 2), ways=("general", "Dense")
     ),
     "embedding": Architecture(
         7,
@@ -260,21 +271,26 @@ ARCHITECTURES = {
     "embedding_masked_recurrence": Architecture(
         3, masked_recurrence, ["Embedding", "general", "Dense"]
     ),
-    "layer_normalization": normalized(layers.LayerNormalization),
-    "layer_normalization_axes": normalized(layers.LayerNormalization, axis=[2, 1]),
+    "normalizations": side_by_side(
+        (3, 4),
+        [
+            lambda: layers.LayerNormalization(),
+            lambda: layers.LayerNormalization(axis=[2, 1]),
+            lambda: layers.LayerNormalization(center=False),
+            lambda: layers.LayerNormalization(scale=False),
+            lambda: layers.GroupNormalization(2),
+            lambda: layers.GroupNormalization(1, scale=False),
+            lambda: layers.GroupNormalization(-1, center=False),
+        ],
+        ["Normalization"] * 7 + ["Dense"],
+    ),
     # Keras's layer fails on PyTorch for an axis that is not among the last ones.
-    "layer_normalization_first_axis": normalized(
-        layers.LayerNormalization, axis=1, not_on=("torch",)
+    "layer_normalization_first_axis": normalization(
+        lambda: layers.LayerNormalization(axis=1), (3, 4), not_on=("torch",)
     ),
-    "layer_normalization_no_center": normalized(layers.LayerNormalization, center=False),
-    "layer_normalization_no_scale": normalized(layers.LayerNormalization, scale=False),
-    "group_normalization": normalized(layers.GroupNormalization, groups=2),
-    "group_normalization_one": normalized(layers.GroupNormalization, groups=1, scale=False),
-    "group_normalization_instance": normalized(layers.GroupNormalization, groups=-1, center=False),
-    "group_normalization_axis": normalized(
-        layers.GroupNormalization, shape=(4, 3, 4), groups=2, axis=1
+    "group_normalization_axis": normalization(
+        lambda: layers.GroupNormalization(groups=2, axis=1), (4, 3, 4)
     ),
-    "rms_normalization": general(lambda: layers.RMSNormalization()),
     "shared_dense": Architecture((3,), lambda: functional((3,), twice(layers.Dense(3))), ["Dense"]),
     "shared_convolution": Architecture(
         (5, 5, 2), lambda: functional((5, 5, 2), twice(layers.Conv2D(2, 2))), ["Conv2D"]
@@ -309,17 +325,27 @@ ARCHITECTURES = {
     "custom_layer": Architecture(
         (2, 3), lambda: stack(Scale(), shape=(2, 3)), ["general", "Dense"]
     ),
-    "einsum_dense": general(lambda: layers.EinsumDense("abc,cd->abd", (None, 5), bias_axes="d")),
-    "lstm": general(lambda: layers.LSTM(3, unroll=True)),
-    "gru": general(lambda: layers.GRU(3, return_sequences=True, unroll=True)),
-    "bidirectional": general(
-        lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
-        ways=("general", "general", "Dense"),
+    "layers_of_sequences": side_by_side(
+        (4, 3),
+        [
+            lambda: layers.EinsumDense("abc,cd->abd", (None, 5), bias_axes="d"),
+            lambda: layers.LSTM(3, unroll=True),
+            lambda: layers.GRU(3, return_sequences=True, unroll=True),
+            lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
+            lambda: layers.TimeDistributed(layers.Dense(3)),
+            lambda: layers.Conv1D(3, 2, padding="causal"),
+            lambda: layers.RMSNormalization(),
+            lambda: layers.PReLU(),
+        ],
+        ["general"] * 9 + ["Dense"],
     ),
-    "time_distributed": general(lambda: layers.TimeDistributed(layers.Dense(3))),
-    "conv1d": general(lambda: layers.Conv1D(3, 2, padding="causal")),
-    "depthwise": general(lambda: layers.DepthwiseConv2D(2), (4, 4, 2)),
-    "separable": general(lambda: layers.SeparableConv2D(3, 2), (4, 4, 2)),
-    "transposed_convolution": general(lambda: layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
-    "prelu": general(lambda: layers.PReLU()),
+    "layers_of_images": side_by_side(
+        (4, 4, 2),
+        [
+            lambda: layers.DepthwiseConv2D(2),
+            lambda: layers.SeparableConv2D(3, 2),
+            lambda: layers.Conv2DTranspose(3, 2, strides=2),
+        ],
+        ["general"] * 3 + ["Dense"],
+    ),
 }

@@ -45,12 +45,12 @@ def check_against_rows(model, x, y, plan):
 def test_clipped_sums_are_those_of_plain_gradients(name):
     architecture, model, x, y = case(name)
     plan = plan_for(model, x, y)
-    assert ways(plan) == architecture.ways, plan.describe()
+    assert sorted(ways(plan)) == sorted(architecture.ways), plan.describe()
     check_against_rows(model, x, y, plan)
 
 
 @pytest.mark.parametrize(
-    "name", ["conv_same_strided", "embedding_masked_mean", "inputs_and_outputs", "shared_dense"]
+    "name", ["convolutions", "embedding_masked_mean", "inputs_and_outputs", "shared_dense"]
 )
 def test_one_example_after_another_gives_the_same_sums(name):
     _, model, x, y = case(name)

@@ -132,7 +132,7 @@ def test_class_weights_with_one_hot_targets(sampling):
 def test_microbatches_change_nothing():
     models = [
         helpers.compiled(noise_multiplier=1.0, clipping=0.1, seed=5, microbatch_size=size)
-        for size in (None, 1, 4, 100)
+        for size in (None, 4, 100)
     ]
     initial = models[0].get_weights()
     losses = []
@@ -199,7 +199,7 @@ def test_epochs_and_validation_split():
         callbacks=[counter],
     )
     assert len(history["val_loss"]) == counter.epochs == 2
-    (row,) = model.privacy_ledger.rows
+    (row,) = [row for row in model.privacy_ledger if row.steps]
     assert (row.num_examples, row.expected_batch_size, row.steps) == (18, 6, 4)
     # The validation rows are the last ones, as in Keras.
     expected = model.evaluate(X[18:], Y[18:], verbose=0)

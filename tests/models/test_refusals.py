@@ -119,7 +119,7 @@ PARTS = {
         lambda: MeanOverBatchInTraining(name="centre"), "centre: It mixes examples"
     ),
     "state from data": layer_case(
-        lambda: KeepsRunningMean(name="running"), "running.*: Its state is updated from the data"
+        lambda: KeepsRunningMean(name="running"), "running.*: It is assigned in the forward pass"
     ),
     "add_loss": layer_case(lambda: AddsLoss(name="adds"), "adds: It adds a loss in its `call`"),
     "metric without weights": Case(

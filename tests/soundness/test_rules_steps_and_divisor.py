@@ -124,17 +124,17 @@ def test_an_empty_draw_is_pure_noise_and_is_counted(mode, clipping, monkeypatch)
     assert np.isfinite(recorder.history["loss"]).all()
 
 
-def test_small_poisson_batches_come_out_empty_now_and_then():
+def test_small_poisson_batches_come_out_empty_now_and_then(monkeypatch):
     """With one expected example of 50, a draw is empty with probability 0.36."""
-    sizes, draw = [], ka.sampling.PoissonDataset.draw
+    dataset = ka.sampling.PoissonDataset(*line_data([1.0] * 50), expected_batch_size=1, seed=0)
+    sizes, draw = [], dataset.draw
 
-    class Watched(ka.sampling.PoissonDataset):
-        def draw(self):
-            rows = draw(self)
-            sizes.append(len(rows))
-            return rows
+    def watched():
+        rows = draw()
+        sizes.append(len(rows))
+        return rows
 
-    dataset = Watched(*line_data([1.0] * 50), expected_batch_size=1, seed=0)
+    monkeypatch.setattr(dataset, "draw", watched)
     model = line_model(dp_sgd())
     model.fit(dataset, epochs=1, steps_per_epoch=30, verbose=0)
     assert 0 in sizes
