@@ -328,7 +328,7 @@ ARCHITECTURES = {
     "layers_of_sequences": side_by_side(
         (4, 3),
         [
-            lambda: layers.EinsumDense("abc,cd->abd", (None, 5), bias_axes="d"),
+            lambda: layers.EinsumDense("abc,cd->abd", (4, 5), bias_axes="d"),
             lambda: layers.LSTM(3, unroll=True),
             lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),

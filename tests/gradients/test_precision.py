@@ -33,6 +33,8 @@ def small_model():
 @pytest.mark.parametrize("whole_model", [False, True])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_norms_and_sums_are_float32(policy, whole_model):
+    if policy == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has float32 unless told otherwise")
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3, 4, 4, 2)).astype("float32")
     y = rng.normal(size=(3, 3)).astype("float32")
