@@ -6,7 +6,6 @@ with C the clipping norm of this step, m the expected number of units, and z_D w
 noise multiplier z after the clipping strategy's own statistics are paid for.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from keras import ops
 
 from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ClippingStrategy
 from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
@@ -345,4 +345,11 @@ class DPOptimizer(WrappingOptimizer):
     def _read(self, name: str) -> float:
         if not self.built:
             return float(self.clipping.initial_state()[name])
-        return float(ops.convert_to_numpy(self._clip_state[name].value))
+        variable = self._clip_state[name]
+        if keras_private.is_empty(variable):
+            raise RuntimeError(
+                f"`{name}` cannot be read in the middle of an epoch on JAX, where Keras holds the "
+                "state of training apart from the variables. Read it when the epoch ends, or call "
+                "`model.jax_state_sync()` first."
+            )
+        return float(ops.convert_to_numpy(variable.value))

@@ -138,3 +138,31 @@ def test_finite_gradients_whose_square_overflows_count_as_zero(whole_model):
     np.testing.assert_array_equal(found.finite, [True, False, True])
     total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in found.gradients))
     np.testing.assert_allclose(total, 2.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(whole_model):
+    # The gradient of the absolute error is a sign, finite for an infinite target too.
+    x, y = np.ones((3, 2), np.float32), np.array([[9.0], [np.inf], [9.0]], np.float32)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model = built(model, x, y, loss="mae")
+    plan = WHOLE_MODEL if whole_model else plan_for(model, x, y)
+    found = runner(model, plan, 100.0)(x, y)
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    np.testing.assert_array_equal(found.factors, [1.0, 0.0, 1.0])
+    np.testing.assert_allclose(found.gradients[0], np.full((2, 1), -2.0))
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_a_loss_that_cannot_stand_nan_never_sees_it(whole_model):
+    # PyTorch's binary cross-entropy stops the program for a prediction outside of [0, 1].
+    x, y = np.ones((3, 2), np.float32), np.zeros((3, 1), np.float32)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1, activation="sigmoid")])
+    model = built(model, x, y, loss="binary_crossentropy")
+    plan = WHOLE_MODEL if whole_model else plan_for(model, x, y)
+    run = runner(model, plan, 100.0)
+    expected = run(x, y, None, np.array([True, False, True])).gradients
+    x[1, 0] = np.nan
+    found = run(x, y)
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    assert_close(found.gradients, expected)
