@@ -6,7 +6,7 @@ batches, each example's gradient clipped to a private estimate of a quantile of 
 
     python examples/fashion_mnist.py
 
-takes about three minutes on two cores and ends with the test accuracy, the privacy statement and
+takes about one minute on two cores and ends with the test accuracy, the privacy statement and
 `fashion_mnist.png`, which shows accuracy, epsilon and clipping norm by epoch.
 """
 
