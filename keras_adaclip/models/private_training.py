@@ -204,9 +204,9 @@ class PrivateTraining(PrivacySpending):
         self._prepare(data)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         pass_counter = PassCounter(lambda: self._open_ledger(data), epochs_are_passes)
-        ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
-        self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
         try:
+            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+            self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
             with backend.keep_variables(self._all_variables()):
                 return super().fit(  # type: ignore[misc]
                     **data.with_layout(self._layout_chunk_size(data)),

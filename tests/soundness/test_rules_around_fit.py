@@ -39,6 +39,15 @@ def test_row_is_closed_after_fit_so_stray_steps_count_in_full():
             model.train_step(data)
 
 
+def test_row_is_closed_where_a_callback_refuses_to_train():
+    model = compiled(dense_model())
+    privacy = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)
+    with pytest.raises(ValueError, match="past the target"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[privacy])
+    assert model.optimizer.open_row.sampling is Sampling.STREAM
+    assert model.privacy_ledger.steps == 0
+
+
 def test_overridden_train_step_is_refused():
     class OwnStep(ka.PrivateModel):
         def __init__(self):
