@@ -43,6 +43,61 @@ def quantile_update(clip_norm, norms, target, learning_rate, rule, expected_unit
     return clip_norm - learning_rate * (fraction - target)
 
 
+def mean_norm_update(clip_norm, norms, factor, bound_factor, expected_units, noise=0.0):
+    """The next clipping norm (van der Veen et al. 2018); `noise` in units of the bound."""
+    bound = bound_factor * clip_norm
+    total = sum(min(norm, bound) - bound / 2 for norm in norms) + noise * bound
+    return factor * (total / expected_units + bound / 2)
+
+
+def group_stddevs(allocation, noise_multiplier, clip_norms, sizes):
+    """Noise of each group (Thakkar et al. 2019, section 2; McMahan et al. 2018)."""
+    clip_norms, sizes = np.asarray(clip_norms, np.float64), np.asarray(sizes, np.float64)
+    if allocation == "proportional":
+        return noise_multiplier * np.sqrt(len(sizes)) * clip_norms
+    if allocation == "optimal":
+        total = np.sum(clip_norms * np.sqrt(sizes))
+        return noise_multiplier * np.sqrt(clip_norms / np.sqrt(sizes) * total)
+    return np.full(len(sizes), noise_multiplier * np.sqrt(np.sum(clip_norms**2)))
+
+
+class AdaClip:
+    """AdaClip over flat vectors (Pichapati et al. 2019), one step after another."""
+
+    def __init__(self, size, beta1, beta2, min_variance, max_variance):
+        self.beta1, self.beta2 = beta1, beta2
+        self.floor, self.ceiling = min_variance, max_variance
+        self.centre = np.zeros(size)
+        self.variance = np.full(size, np.sqrt(min_variance * max_variance))
+
+    @property
+    def scale(self):
+        stddev = np.sqrt(self.variance)
+        return np.sqrt(stddev * stddev.sum())
+
+    def contributions(self, gradients):
+        """What each unit adds, in the scaled coordinates: shape `(units, size)`."""
+        scaled = (gradients - self.centre) / self.scale
+        norms = np.linalg.norm(scaled, axis=1, keepdims=True)
+        return np.where(np.isfinite(norms), scaled / np.maximum(norms, 1.0), 0.0)
+
+    def step(self, gradients, noise, noise_multiplier, expected_units):
+        """The noisy mean gradient; centre and variance move on.
+
+        Args:
+            gradients: of shape `(units, size)`.
+            noise: of shape `(size,)`, with standard deviation `noise_multiplier`.
+        """
+        scale, centre = self.scale, self.centre
+        mean = (self.contributions(gradients).sum(axis=0) + noise) / expected_units
+        gradient = centre + scale * mean
+        of_noise = (scale * noise_multiplier / expected_units) ** 2
+        seen = np.clip((gradient - centre) ** 2 - of_noise, self.floor, self.ceiling)
+        self.variance = self.beta2 * self.variance + (1 - self.beta2) * seen
+        self.centre = self.beta1 * centre + (1 - self.beta1) * gradient
+        return gradient
+
+
 # ---- small nets -------------------------------------------------------------------------------
 
 

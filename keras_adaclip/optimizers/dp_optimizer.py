@@ -7,47 +7,30 @@ noise multiplier z after the clipping strategy's own statistics are paid for. Wi
 variables, the noise of each is that of `noise.group_stddevs`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
-import numpy as np
-from keras import ops
 
 from keras_adaclip import clipping as clipping_strategies
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.clip_variables import ClipVariables
-from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
 from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
 from keras_adaclip.optimizers.validation import (
     checked_inner_optimizer,
     checked_microbatch_size,
-    checked_noise_multiplier,
     checked_seed,
 )
-from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
-from keras_adaclip.schedules import Schedule
 
 Tensor = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """What the ledger must know of a run of steps, besides the noise: see `configure`."""
-
-    sampling: Sampling
-    expected_batch_size: int
-    num_examples: int
-    steps_per_release: int | None = None
-    steps_per_epoch: int | None = None
-
-
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class DPOptimizer(WrappingOptimizer):
+class DPOptimizer(AccountedOptimizer):
     """Wraps a Keras optimizer so that what it applies is differentially private.
 
     Use it with `PrivateModel`, whose training step clips and sums the gradients of single
@@ -97,21 +80,17 @@ class DPOptimizer(WrappingOptimizer):
         optimizer: Any,
         clipping: Any = 1.0,
         *,
-        noise_multiplier: float,
+        noise_multiplier: Any,
         microbatch_size: int | None = None,
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(checked_inner_optimizer(optimizer), name)
+        super().__init__(checked_inner_optimizer(optimizer), noise_multiplier, name)
         self._clipping = clipping_strategies.get(clipping)
-        self.noise_multiplier = noise_multiplier
         self.microbatch_size = checked_microbatch_size(microbatch_size)
         self.seed = checked_seed(seed)
         self._is_for_private_model = False
-        self._is_configured = False
-        self._past_run = Run()
         self._built_for: list[int] = []
-        self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     # Keras's optimizer protocol
 
@@ -135,8 +114,7 @@ class DPOptimizer(WrappingOptimizer):
         self._noise = NoiseVariables(
             add, self.seed, self._past_run.ledger.steps, groups, self.clipping.noise_allocation
         )
-        self._ledger = LedgerVariables(add, np.float32(self._noise_multiplier_at(0, 1)))
-        self._ledger.include(self._past_run)
+        self._build_ledger()
         self._built_for = [id(variable) for variable in variables]
         super().build(variables)
 
@@ -195,18 +173,6 @@ class DPOptimizer(WrappingOptimizer):
         """The clipping strategy. It stays what it is: a compiled step would not see another."""
         return self._clipping
 
-    @property
-    def noise_multiplier(self) -> Any:
-        """The total noise multiplier, or its schedule.
-
-        A new one takes effect, and is accounted, at the next run.
-        """
-        return self._noise_multiplier
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, noise_multiplier: Any) -> None:
-        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
-
     # What is read out
 
     @property
@@ -227,105 +193,11 @@ class DPOptimizer(WrappingOptimizer):
         """The clipping strategy as it stands at this step, for the gradient code."""
         return self._clip.current
 
-    @property
-    def ledger(self) -> Ledger:
-        """Everything that ran with this optimizer, for the accountant."""
-        return self.run.ledger
-
-    @property
-    def run(self) -> Run:
-        """The ledger and the identity of the run."""
-        if not self.built:
-            return self._past_run
-        run = self._ledger.run
-        if self._is_configured:
-            return run
-        # Between runs nothing is open: only rows in which something ran are of interest.
-        ledger = Ledger(tuple(row for row in run.ledger if row.steps > 0))
-        return Run(ledger, run.identity, run.included)
-
     # What `PrivateModel` calls
 
     def mark_for_private_model(self) -> None:
         """Allows `build`: the model clips the gradients of single examples."""
         self._is_for_private_model = True
-
-    def include_run(self, run: Run) -> None:
-        """Takes over what was spent elsewhere; the ledger is never lowered.
-
-        Args:
-            run: the ledger to cover, and whose it is.
-        """
-        if self.built:
-            self._ledger.include(run)
-        else:
-            self._past_run = self._past_run.union_upward(run)
-
-    def configure(
-        self,
-        sampling: Sampling,
-        expected_batch_size: int,
-        num_examples: int,
-        steps_per_release: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> LedgerRow:
-        """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
-
-        Args:
-            sampling: how the units are sampled.
-            expected_batch_size: expected number of units in a step.
-            num_examples: number of units in the data set, 0 where unknown.
-            steps_per_release: steps in a pass, where passes are released.
-            steps_per_epoch: steps in an epoch, for schedules; None where unknown.
-
-        Returns:
-            The row as it stands before the first step.
-
-        Raises:
-            ValueError: where the clipping strategy's statistics cannot be paid for, or a schedule
-                counts in epochs of unknown length.
-        """
-        checked_inner_optimizer(self.inner_optimizer)
-        self._run_settings = RunSettings(
-            sampling, expected_batch_size, num_examples, steps_per_release, steps_per_epoch
-        )
-        row = self._row_now()
-        of_sum, of_statistics = self._noise_split(row)
-        self._clip.begin_run(self._steps_taken, steps_per_epoch)
-        self._noise.configure(of_sum, of_statistics, expected_batch_size)
-        self._is_configured = True
-        return self._ledger.open(row)
-
-    def begin_epoch(self, is_pass: bool) -> None:
-        """Sets the noise of a later epoch of the run, and the row that counts it.
-
-        Args:
-            is_pass: whether the epoch opens a new pass over the data.
-        """
-        row = self._row_now()
-        if row.noise_multiplier != self.open_row.noise_multiplier:
-            self._noise.configure(*self._noise_split(row), row.expected_batch_size)
-            self._ledger.open(row)
-        elif is_pass:
-            self._ledger.open(self.open_row)
-
-    def ledger_of_next_epoch(self) -> Ledger:
-        """The ledger as `begin_epoch(is_pass=True)` would leave it."""
-        row, ledger = self._row_now(), self.ledger
-        if row.noise_multiplier == self.open_row.noise_multiplier:
-            return ledger.begin_segment()
-        return ledger.append(row)
-
-    def end_run(self) -> None:
-        """Ends what `configure` began: a step that ran all the same counts as a full release."""
-        if self.built and self._is_configured:
-            self._is_configured = False
-            self._ledger.open(self.open_row.as_stream())
-
-    @property
-    def open_row(self) -> LedgerRow:
-        """The row of the ledger in which steps are counted."""
-        return self._ledger.current_row()
 
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether the optimizer was built for exactly these trainable variables."""
@@ -391,35 +263,16 @@ class DPOptimizer(WrappingOptimizer):
                 "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
             )
 
-    @property
-    def _steps_taken(self) -> int:
-        return int(ops.convert_to_numpy(self.iterations.value))
-
-    def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
-        """The total noise multiplier of the epoch that begins with `step`, as float32 holds it."""
-        value = self.noise_multiplier
-        if isinstance(value, Schedule):
-            value = checked_noise_multiplier(value.value_at(step, steps_per_epoch))
-        return float(np.float32(value))
-
-    def _row_now(self) -> LedgerRow:
-        """The row of an epoch that begins now, in the run that was configured last."""
-        settings = self._run_settings
-        return LedgerRow.open(
-            settings.sampling,
-            settings.expected_batch_size,
-            settings.num_examples,
-            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
-            steps_per_release=settings.steps_per_release,
-        )
-
-    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
-        """What the total noise multiplier leaves for the sum, and the noise on the statistics."""
-        total, expected_units = row.noise_multiplier, float(row.expected_batch_size)
+    def _set_noise(self, row: LedgerRow) -> None:
+        """Splits the row's noise multiplier between the sum and the strategy's statistics."""
+        total, expected_units = row.noise_multiplier, row.expected_batch_size
         num_groups = self._clip.current.num_groups
-        of_sum, of_statistics = self.clipping.noise_split(total, expected_units, num_groups)
-        self.clipping.remember_split(total, of_sum, of_statistics, num_groups)
-        return of_sum, of_statistics
+        split = self.clipping.noise_split(total, float(expected_units), num_groups)
+        self._noise.configure(*split, expected_units)
+        self.clipping.remember_split(total, *split, num_groups)
+
+    def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
+        self._clip.begin_run(step, steps_per_epoch)
 
     def _read(self, name: str) -> Any:
         """An entry of the clipping state; a float where there are no groups."""

@@ -9,6 +9,7 @@ from keras import ops
 from scipy import stats
 
 import keras_adaclip as ka
+from tests import oracles
 from tests.soundness.setups import (
     COMPILED,
     MODES,
@@ -61,6 +62,70 @@ def test_the_noise_is_what_the_ledger_says(mode, strategy, microbatch_size):
     assert recorder.updates.size >= 20_000
     spread(recorder.updates, stddev * math.sqrt(per_epoch))
     assert stats.kstest(recorder.updates.ravel() / np.std(recorder.updates), "norm").pvalue > 1e-6
+
+
+# Strategies whose threshold moves, and groups: two kernels of `SIDE` times `SIDE`, and joint norms.
+FURTHER = {
+    "scheduled": lambda **options: ka.clipping.ScheduledClipping(
+        ka.schedules.ExponentialDecay(0.7, 0.5, 1), **options
+    ),
+    "automatic": lambda **options: ka.clipping.AutomaticClipping(0.7, **options),
+    "mean": lambda **options: ka.clipping.MeanNormClipping(
+        0.7, mean_noise_stddev=COUNT_NOISE, **options
+    ),
+    "fixed by group": lambda **options: ka.clipping.FixedClipping([0.3, 0.9], **options),
+    "quantile": lambda **options: ka.clipping.QuantileClipping(
+        initial_clip_norm=0.7, count_noise_stddev=COUNT_NOISE, **options
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups", "allocation"),
+    [
+        *((name, "flat", "global") for name in FURTHER if name != "fixed by group"),
+        *((name, "per_layer", "global") for name in FURTHER),
+        ("fixed by group", "per_layer", "proportional"),
+        ("fixed by group", "per_layer", "optimal"),
+        ("quantile", "per_layer", "optimal"),
+    ],
+)
+@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.filterwarnings("ignore:The statistics of `.*` take much")
+def test_the_noise_of_each_group_is_what_the_ledger_says(mode, strategy, groups, allocation):
+    """Three steps, each with the thresholds from before it: 30,000 draws a group at least."""
+    clipping = FURTHER[strategy](groups=groups, noise_allocation=allocation)
+    optimizer = dp_sgd(clipping, noise_multiplier=5.0)
+    model = pure_noise_model(optimizer, **COMPILED[mode])
+    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE, 3)
+    (row,) = optimizer.ledger
+    num_groups = 1 if groups == "flat" else 2
+    assert (row.noise_multiplier, row.steps) == (5.0, 3)
+    of_sum = 5.0
+    if strategy in ("quantile", "mean"):
+        of_sum = (5.0**-2 - num_groups * (2.0 * COUNT_NOISE) ** -2) ** -0.5
+    standardized = [[] for _ in range(num_groups)]
+    for update, clip_norms in zip(recorder.updates, recorder.clip_norms, strict=False):
+        clip_norms = np.atleast_1d(clip_norms)
+        sizes = [NUM_DRAWS / num_groups] * num_groups
+        stddevs = oracles.group_stddevs(allocation, of_sum, clip_norms, sizes)
+        np.testing.assert_allclose(np.sum((clip_norms / stddevs) ** 2), of_sum**-2)
+        for number, part in enumerate(np.split(update, num_groups)):
+            standardized[number].append(part / (stddevs[number] / BATCH_SIZE))
+    for draws in standardized:
+        assert np.size(draws) >= 20_000
+        spread(np.concatenate(draws), 1.0)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+def test_the_noise_of_adaclip_is_z_in_each_scaled_coordinate(mode):
+    """In the first step all scales are equal: `b = sqrt(s sum s) = s sqrt(size)`, centre zero."""
+    optimizer = dp_sgd(ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2), 5.0)
+    model = pure_noise_model(optimizer, **COMPILED[mode])
+    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE)
+    scale = math.sqrt(1e-4) * math.sqrt(NUM_DRAWS)
+    spread(recorder.updates, 5.0 * scale / BATCH_SIZE)
+    assert recorder.updates.size >= 20_000
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])

@@ -1,0 +1,193 @@
+"""Runs of steps as the accountant sees them: which noise, over which data, counted where.
+
+What `PrivateModel.fit` calls around its steps stands here; what a step does stands in
+`DPOptimizer`.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
+from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
+from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
+from keras_adaclip.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What the ledger must know of a run of steps, besides the noise: see `configure`."""
+
+    sampling: Sampling
+    expected_batch_size: int
+    num_examples: int
+    steps_per_release: int | None = None
+    steps_per_epoch: int | None = None
+
+
+class AccountedOptimizer(WrappingOptimizer):
+    """Keeps the ledger, and the noise in step with it.
+
+    Args:
+        inner_optimizer: the optimizer that applies the updates.
+        noise_multiplier: float >= 0, or a schedule.
+        name: name of the optimizer.
+
+    Guarantees:
+        The noise multiplier of a step is that of the ledger row which counts the step. It changes
+        between epochs only, when another row is opened.
+    """
+
+    _ledger: LedgerVariables
+
+    def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
+        super().__init__(inner_optimizer, name)
+        self.noise_multiplier = noise_multiplier
+        self._is_configured = False
+        self._past_run = Run()
+        self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
+
+    @property
+    def noise_multiplier(self) -> Any:
+        """The total noise multiplier, or its schedule.
+
+        A new one takes effect, and is accounted, from the next epoch or run on.
+        """
+        return self._noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, noise_multiplier: Any) -> None:
+        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that ran with this optimizer, for the accountant."""
+        return self.run.ledger
+
+    @property
+    def run(self) -> Run:
+        """The ledger and the identity of the run."""
+        if not self.built:
+            return self._past_run
+        run = self._ledger.run
+        if self._is_configured:
+            return run
+        # Between runs nothing is open: only rows in which something ran are of interest.
+        ledger = Ledger(tuple(row for row in run.ledger if row.steps > 0))
+        return Run(ledger, run.identity, run.included)
+
+    def include_run(self, run: Run) -> None:
+        """Takes over what was spent elsewhere; the ledger is never lowered.
+
+        Args:
+            run: the ledger to cover, and whose it is.
+        """
+        if self.built:
+            self._ledger.include(run)
+        else:
+            self._past_run = self._past_run.union_upward(run)
+
+    def configure(
+        self,
+        sampling: Sampling,
+        expected_batch_size: int,
+        num_examples: int,
+        steps_per_release: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> LedgerRow:
+        """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
+
+        Args:
+            sampling: how the units are sampled.
+            expected_batch_size: expected number of units in a step.
+            num_examples: number of units in the data set, 0 where unknown.
+            steps_per_release: steps in a pass, where passes are released.
+            steps_per_epoch: steps in an epoch, for schedules; None where unknown.
+
+        Returns:
+            The row as it stands before the first step.
+
+        Raises:
+            ValueError: where the clipping strategy's statistics cannot be paid for, or a schedule
+                counts in epochs of unknown length.
+        """
+        checked_inner_optimizer(self.inner_optimizer)
+        self._run_settings = RunSettings(
+            sampling, expected_batch_size, num_examples, steps_per_release, steps_per_epoch
+        )
+        row = self._row_now()
+        self._set_noise(row)
+        self._begin_schedules(self._steps_taken, steps_per_epoch)
+        self._is_configured = True
+        return self._ledger.open(row)
+
+    def begin_epoch(self, is_pass: bool) -> None:
+        """Sets the noise of a later epoch of the run, and the row that counts it.
+
+        Args:
+            is_pass: whether the epoch opens a new pass over the data.
+        """
+        row = self._row_now()
+        if row.noise_multiplier != self.open_row.noise_multiplier:
+            self._set_noise(row)
+            self._ledger.open(row)
+        elif is_pass:
+            self._ledger.open(self.open_row)
+
+    def ledger_of_next_epoch(self) -> Ledger:
+        """The ledger as `begin_epoch(is_pass=True)` would leave it."""
+        row, ledger = self._row_now(), self.ledger
+        if row.noise_multiplier == self.open_row.noise_multiplier:
+            return ledger.begin_segment()
+        return ledger.append(row)
+
+    def end_run(self) -> None:
+        """Ends what `configure` began: a step that ran all the same counts as a full release."""
+        if self.built and self._is_configured:
+            self._is_configured = False
+            self._ledger.open(self.open_row.as_stream())
+
+    @property
+    def open_row(self) -> LedgerRow:
+        """The row of the ledger in which steps are counted."""
+        return self._ledger.current_row()
+
+    @abc.abstractmethod
+    def _set_noise(self, row: LedgerRow) -> None:
+        """Sets noise and divisor to what the row says."""
+
+    @abc.abstractmethod
+    def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
+        """Tells the clipping strategy that a run of steps begins."""
+
+    def _build_ledger(self) -> None:
+        """Makes the variables of the ledger, and takes over what was spent before."""
+        first = np.float32(self._noise_multiplier_at(0, 1))
+        self._ledger = LedgerVariables(self._add_own_variable, first)
+        self._ledger.include(self._past_run)
+
+    @property
+    def _steps_taken(self) -> int:
+        return int(ops.convert_to_numpy(self.iterations.value))
+
+    def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
+        """The total noise multiplier of the epoch that begins with `step`, as float32 holds it."""
+        value = self.noise_multiplier
+        if isinstance(value, Schedule):
+            value = checked_noise_multiplier(value.value_at(step, steps_per_epoch))
+        return float(np.float32(value))
+
+    def _row_now(self) -> LedgerRow:
+        """The row of an epoch that begins now, in the run that was configured last."""
+        settings = self._run_settings
+        return LedgerRow.open(
+            settings.sampling,
+            settings.expected_batch_size,
+            settings.num_examples,
+            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
+            steps_per_release=settings.steps_per_release,
+        )
