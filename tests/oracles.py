@@ -238,3 +238,33 @@ def per_example_gradients(blocks, x, labels):
             gradients = of_weights + gradients
         examples.append(gradients)
     return np.array(losses), [np.stack(parts) for parts in zip(*examples, strict=True)]
+
+
+# ---- schedules --------------------------------------------------------------------------------
+
+
+def linear_decay(step, initial_value, total_steps):
+    """Yu et al. 2018: the initial value over a divisor that grows from one to two."""
+    divisor = 1.0
+    if step >= total_steps:
+        divisor = 2.0
+    else:
+        divisor += step / total_steps
+    return initial_value / divisor
+
+
+def exponential_decay(step, initial_value, decay_rate, total_steps):
+    """Du et al. 2021: one division by the rate every `total_steps` steps."""
+    return initial_value * np.float64(decay_rate) ** (-step / total_steps)
+
+
+def power_decay(step, initial_value, power, steps_per_epoch):
+    """Lin et al. 2022, equation 11; the epoch is found by counting."""
+    epoch = len(range(0, step + 1, steps_per_epoch))
+    return initial_value / np.power(np.float64(epoch), power)
+
+
+def piecewise_constant(step, values, steps_per_epoch):
+    """One value an epoch, the last one held."""
+    epoch = len(range(0, step + 1, steps_per_epoch))
+    return values[epoch - 1] if epoch <= len(values) else values[-1]

@@ -13,7 +13,7 @@ Guarantees:
       would have millions of buckets (from an epsilon of some tens on). Coarser grids that lie in
       the finer one only enlarge epsilon, by less than 1e-4 of it while it is below 100. Where no
       grid will do, RDP's bound is taken: for epsilons of ten thousands, or a delta so small that
-      rounding alone exceeds it.
+      rounding alone exceeds it. Gaussians of different noise are composed exactly, into one.
     - RDP adds the rounding error of a release's divergence back. `dp_accounting` takes a
       divergence that came out as zero or below for a proof of epsilon = 0, however many releases
       there are.
@@ -43,6 +43,7 @@ _COARSEST_INTERVAL = 0.1
 _MAX_BUCKETS = 400_000
 _MAX_BUCKETS_OF_RELEASE = 200_000  # those of a sampled release are computed one by one
 _MOST_COMPOSED_AT_ONCE = 100_000
+_MOST_KEPT = 4
 # Above this loss exp(-loss) is lost to float64 and `dp_accounting` returns a point of the grid.
 _UNDERFLOWING_LOSS = 700.0
 _LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that dp_accounting cuts off
@@ -53,13 +54,17 @@ _ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 
 
 @functools.lru_cache(maxsize=1024)
-def composed_epsilon(events: CountedEvents, delta: float, accountant: str) -> float:
+def composed_epsilon(
+    events: CountedEvents, delta: float, accountant: str, coarseness: int = 1
+) -> float:
     """Epsilon of some events.
 
     Args:
         events: Pairs of an event of sensitivity 1 and its count.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`. Fixed-size batches need `"rdp"`.
+        coarseness: How much coarser PLD's grid is made than it need be: an upper bound still, and
+            quicker to search with.
 
     Returns:
         Epsilon: 0.0 if nothing happened, infinite if something happened without noise.
@@ -70,7 +75,7 @@ def composed_epsilon(events: CountedEvents, delta: float, accountant: str) -> fl
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(events, delta, _ALL_ORDERS)
-    return _pld_epsilon(events, delta)
+    return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
@@ -80,8 +85,24 @@ def rough_epsilon(events: CountedEvents, delta: float) -> float:
     return _rdp_epsilon(events, delta, _ROUGH_ORDERS) if events else 0.0
 
 
-def _pld_epsilon(events: CountedEvents, delta: float) -> float:
-    interval = _discretization_interval(events)
+def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
+    """The events, Gaussians of different noise composed into one: their `1 / z**2` add up."""
+    gaussians = [(event, count) for event, count in events if isinstance(event, GaussianDpEvent)]
+    if len(gaussians) < 2:
+        return events
+    precision = sum(count / event.noise_multiplier**2 for event, count in gaussians)
+    # In the place of the latest one: what is composed before a running row stays the same.
+    latest = gaussians[-1][0]
+    composed = (GaussianDpEvent(1 / math.sqrt(precision)), 1)
+    return tuple(
+        composed if event == latest else (event, count)
+        for event, count in events
+        if event == latest or not isinstance(event, GaussianDpEvent)
+    )
+
+
+def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
+    interval = coarseness * _discretization_interval(events)
     epsilon = math.inf
     if interval <= _COARSEST_INTERVAL:
         epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
@@ -98,7 +119,7 @@ def _rdp_epsilon(events: CountedEvents, delta: float, orders: tuple[float, ...])
     return float(rdp_privacy_accountant.compute_epsilon(orders, divergence, delta)[0])
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
     """Rényi divergences of one release. Shape: `(len(orders),)`."""
     if isinstance(event, SampledWithoutReplacementDpEvent):
@@ -120,20 +141,33 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
     return divergence
 
 
-@functools.lru_cache(maxsize=4)
+# Compositions of some first events of a run, the latest last.
+_kept_plds: dict[tuple[CountedEvents, float], PrivacyLossDistribution] = {}
+
+
 def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribution:
     """The distribution of all events; that of all but the last one is kept too."""
-    if not events:
-        return privacy_loss_distribution.identity(value_discretization_interval=interval)
-    event, count = events[-1]
+    # A loop: a ledger has more rows than Python allows calls inside of calls.
+    start = next((n for n in range(len(events), 0, -1) if (events[:n], interval) in _kept_plds), 0)
+    if start > 0:
+        composed = _kept_plds[events[:start], interval]
+    else:
+        composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    for index, (event, count) in enumerate(events[start:], start=start):
+        composed = composed.compose(_repeated_pld(event, count, interval))
+        if index >= len(events) - 2:
+            _kept_plds[events[: index + 1], interval] = composed
+    while len(_kept_plds) > _MOST_KEPT:
+        del _kept_plds[next(iter(_kept_plds))]
+    return composed
+
+
+def _repeated_pld(event: DpEvent, count: int, interval: float) -> PrivacyLossDistribution:
+    """The distribution of `count` releases of one kind."""
     if isinstance(event, GaussianDpEvent):
         # A Gaussian composed with itself is a Gaussian with less noise.
-        composed = _release_pld(
-            GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval
-        )
-    else:
-        composed = _self_composed(_release_pld(event, interval), count)
-    return _composed_pld(events[:-1], interval).compose(composed)
+        return _release_pld(GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval)
+    return _self_composed(_release_pld(event, interval), count)
 
 
 def _self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:

@@ -11,10 +11,16 @@ from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.noise_schedules import (
+    NoiseSchedule,
+    is_noise_schedule,
+    noise_by_epoch,
+)
 from keras_adaclip.accounting.rows import LedgerRow, Sampling
 
 _RELATIONS_IN_WORDS = {
@@ -24,7 +30,7 @@ _RELATIONS_IN_WORDS = {
 
 
 def compute_epsilon(
-    noise_multiplier: float,
+    noise_multiplier: float | NoiseSchedule,
     num_examples: int,
     batch_size: int,
     *,
@@ -38,7 +44,9 @@ def compute_epsilon(
 
     Args:
         noise_multiplier: Standard deviation of the noise over the clip norm, from 0. Training
-            rounds it to float32; the smaller of the two values is taken here.
+            rounds it to float32; the smaller of the two values is taken here. A schedule is read
+            once an epoch, at the epoch's first step, and each value rounded to float32; by PLD, 40
+            epochs of different noise take some seconds.
         num_examples: Number of units (examples or clients) in the data, taken to be public.
         batch_size: Expected number of units a step.
         epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
@@ -65,7 +73,8 @@ def compute_epsilon(
     >>> print(f"{epsilon:.3f}")
     1.351
     """
-    noise_multiplier = _validation.check_noise_multiplier(noise_multiplier)
+    if not is_noise_schedule(noise_multiplier):
+        noise_multiplier = _validation.check_noise_multiplier(noise_multiplier)
     num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
     sampling = _validation.check_sampling_name(sampling)
     accountant = _validation.check_accountant(accountant)
@@ -84,21 +93,37 @@ def effective_accountant(sampling: str, accountant: str) -> str:
 
 
 def planned_events(
-    noise_multiplier: float, num_examples: int, batch_size: int, num_steps: int, sampling: str
+    noise_multiplier: float | NoiseSchedule,
+    num_examples: int,
+    batch_size: int,
+    num_steps: int,
+    sampling: str,
 ) -> CountedEvents:
     """The events of a plan, all arguments checked; see `compute_epsilon`."""
-    noise_multiplier = min(noise_multiplier, float(np.float32(noise_multiplier)))
-    if num_steps == 0:
-        return ()
+    steps_per_epoch = math.ceil(num_examples / batch_size)
+    if isinstance(noise_multiplier, (int, float)):
+        least = min(noise_multiplier, float(np.float32(noise_multiplier)))
+        noises = iter([(least, num_steps)] if num_steps else [])
+    else:
+        noises = noise_by_epoch(noise_multiplier, num_steps, steps_per_epoch)
+    counts: dict[DpEvent, int] = {}
+    for noise, steps in noises:
+        event = _planned_event(noise, num_examples, batch_size, sampling)
+        releases = math.ceil(steps / steps_per_epoch) if sampling == "shuffle" else steps
+        # The latest one last, as in a ledger: see `events.counted_events`.
+        counts[event] = counts.pop(event, 0) + releases
+    return tuple(counts.items())
+
+
+def _planned_event(
+    noise_multiplier: float, num_examples: int, batch_size: int, sampling: str
+) -> DpEvent:
+    """The event of one release."""
     if sampling == "poisson":
-        probability = batch_size / num_examples
-        return ((events.poisson_event(noise_multiplier, probability), num_steps),)
+        return events.poisson_event(noise_multiplier, batch_size / num_examples)
     if sampling == "fixed":
-        event = events.fixed_size_event(noise_multiplier, num_examples, batch_size)
-        return ((event, num_steps),)
-    if sampling == "shuffle":
-        num_steps = math.ceil(num_steps / math.ceil(num_examples / batch_size))
-    return ((events.full_event(noise_multiplier), num_steps),)
+        return events.fixed_size_event(noise_multiplier, num_examples, batch_size)
+    return events.full_event(noise_multiplier)
 
 
 def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> float:

@@ -8,13 +8,16 @@ see `events.neighboring_relation`.
 """
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+import numpy.typing as npt
+
 from keras_adaclip.accounting._validation import INT32_MAX
-from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.rows import LedgerRow, Mechanism, Sampling
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def add_rows(first: LedgerRow, second: LedgerRow) -> LedgerRow:
@@ -71,6 +74,8 @@ def compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
     """Merges rows upward until at most `max_rows` are left; the last row, which runs, stays.
 
     The pair whose merging loses least goes first, equal mechanisms (no loss at all) before any.
+    The losses of all pairs are computed once, and after a merge those of the merged row, so that
+    thousands of rows take seconds.
 
     Args:
         rows: Rows, the running one last.
@@ -82,18 +87,30 @@ def compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
     Raises:
         ValueError: If no pair is left whose counts fit int32 together.
     """
-    kept = list(rows)
-    while len(kept) > max_rows:
-        pairs = itertools.combinations(range(len(kept) - 1), 2)
-        loss, first, second = min((_merging_loss(kept[i], kept[j]), i, j) for i, j in pairs)
-        if loss == math.inf:
+    if len(rows) <= max_rows:
+        return tuple(rows)
+    closed, running = list(rows[:-1]), rows[-1]
+    count = len(closed)
+    table = _Table(closed)
+    losses = np.full((count, count), np.inf)
+    for index in range(count):
+        losses[index, index + 1 :] = table.losses(index)[index + 1 :]
+    is_left = np.ones(count, dtype=bool)
+    for _ in range(len(rows) - max_rows):
+        first, second = divmod(int(np.argmin(losses)), count)
+        if losses[first, second] == np.inf:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
                 f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
             )
-        kept[first] = merge_upward(kept[first], kept[second])
-        del kept[second]
-    return tuple(kept)
+        closed[first] = merge_upward(closed[first], closed[second])
+        table.set_row(first, closed[first])
+        is_left[second] = False
+        losses[second, :] = losses[:, second] = np.inf
+        changed = np.where(is_left, table.losses(first), np.inf)
+        losses[first, first + 1 :] = changed[first + 1 :]
+        losses[:first, first] = changed[:first]
+    return (*(row for row, left in zip(closed, is_left, strict=True) if left), running)
 
 
 def _exact_probability(row: LedgerRow) -> Fraction:
@@ -103,36 +120,54 @@ def _exact_probability(row: LedgerRow) -> Fraction:
     return min(Fraction(1), Fraction(row.expected_batch_size, row.num_examples))
 
 
-def _merging_loss(first: LedgerRow, second: LedgerRow) -> float:
-    """How much the cost grows when two rows are merged; infinite if they cannot be."""
-    if first.steps + second.steps > INT32_MAX:
-        return math.inf
-    if first.mechanism == second.mechanism:
-        return -1.0
-    if min(first.noise_multiplier, second.noise_multiplier) == 0:
-        # A row without noise makes epsilon infinite already: there is nothing left to lose.
-        return 0.0
-    merged = (
-        1.0
-        if first.sampling is not second.sampling
-        else max(_release_probability(first), _release_probability(second))
-    )
-    noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
-    cost = (first.releases + second.releases) * _release_cost(merged, noise_multiplier)
-    return cost - sum(
-        row.releases * _release_cost(_release_probability(row), row.noise_multiplier)
-        for row in (first, second)
-    )
+class _Table:
+    """What merging costs depends on, in columns. Shape of each: `(rows,)`."""
+
+    def __init__(self, rows: Sequence[LedgerRow]) -> None:
+        count = len(rows)
+        self._steps, self._releases = np.zeros(count), np.zeros(count)
+        self._noise, self._probability = np.zeros(count), np.zeros(count)
+        self._sampling, self._mechanism = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._numbers: dict[Mechanism, int] = {}
+        for index, row in enumerate(rows):
+            self.set_row(index, row)
+
+    def set_row(self, index: int, row: LedgerRow) -> None:
+        """Puts another row into the place of one."""
+        self._steps[index], self._releases[index] = row.steps, row.releases
+        self._noise[index] = row.noise_multiplier
+        is_poisson = row.sampling is Sampling.POISSON
+        self._probability[index] = row.sampling_probability if is_poisson else 1.0
+        self._sampling[index] = row.sampling
+        self._mechanism[index] = self._numbers.setdefault(row.mechanism, len(self._numbers))
+
+    def losses(self, index: int) -> FloatArray:
+        """How much the cost grows when row `index` is merged with each row; infinite if it cannot.
+
+        Equal mechanisms lose nothing, and come before all others. A row without noise makes epsilon
+        infinite already, so that there is nothing left to lose with it.
+        """
+        noise = np.minimum(self._noise[index], self._noise)
+        probability = np.where(
+            self._sampling == self._sampling[index],
+            np.maximum(self._probability[index], self._probability),
+            1.0,
+        )
+        alone = self._releases * _release_cost(self._probability, self._noise)
+        releases = self._releases[index] + self._releases
+        loss = releases * _release_cost(probability, noise) - (alone[index] + alone)
+        loss = np.where(noise == 0, 0.0, loss)
+        loss = np.where(self._mechanism == self._mechanism[index], -1.0, loss)
+        return np.where(self._steps[index] + self._steps > INT32_MAX, np.inf, loss)
 
 
-def _release_probability(row: LedgerRow) -> float:
-    return row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
+def _release_cost(sampling_probability: FloatArray, noise_multiplier: FloatArray) -> FloatArray:
+    """Rényi divergence of order 2, log(1 + q² (exp(1/σ²) - 1)): cheap to rank pairs by.
 
-
-def _release_cost(sampling_probability: float, noise_multiplier: float) -> float:
-    """Rényi divergence of order 2, log(1 + q² (exp(1/σ²) - 1)): cheap to rank pairs by."""
-    exponent = 1 / noise_multiplier**2 if noise_multiplier > 1e-150 else math.inf
-    if exponent > 700:
-        # The two agree to the last digit here, or the cost is as large as the bound says.
-        return max(0.0, exponent + 2 * math.log(sampling_probability))
-    return math.log1p(sampling_probability**2 * math.expm1(exponent))
+    Without noise, what it says is of no use.
+    """
+    exponent = np.where(noise_multiplier > 0, noise_multiplier, 1.0) ** -2
+    cost = np.log1p(sampling_probability**2 * np.expm1(np.minimum(exponent, 700.0)))
+    # Beyond, the two agree to the last digit, or the cost is as large as the bound says.
+    beyond = np.maximum(0.0, exponent + 2 * np.log(sampling_probability))
+    return np.where(exponent > 700, beyond, cost)

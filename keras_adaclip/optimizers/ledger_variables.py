@@ -15,7 +15,7 @@ from keras import ops
 from keras_adaclip import noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 
-MAX_ROWS = 64
+MAX_ROWS = 512
 _STEPS_PER_RELEASE, _STEPS, _RELEASES, _STEPS_IN_RELEASE = 3, 4, 5, 6
 
 Identity = tuple[int, int]

@@ -1,6 +1,8 @@
 """The ledger: it only grows, and epsilon never falls, however rows are merged and joined."""
 
 import dataclasses
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -183,6 +185,51 @@ def test_compact_survives_hardly_any_noise():
     kept = Ledger(rows).compact(3)
     assert len(kept) == 3
     assert kept.rows[0].noise_multiplier == float(np.float32(1e-30))
+
+
+def test_compact_takes_hundreds_of_rows_and_merges_the_nearest():
+    """As a noise schedule leaves them: all differ, and the pairs that lose least are neighbours."""
+    noises = [0.5 + number / 256 + (number % 7) / 4096 for number in range(520)]
+    ledger = append_all(Ledger(), [row(noise=noise, steps=235) for noise in noises])
+    small = ledger.compact(512)
+    assert len(small) == 512
+    assert (small.steps, small.releases) == (ledger.steps, ledger.releases)
+    assert small.current == ledger.current
+    kept = {each.noise_multiplier: each.steps for each in small}
+    assert set(kept) < {each.noise_multiplier for each in ledger}
+    merged = [noise for noise, count in kept.items() if count > 235]
+    assert min(merged) > np.median(noises)
+    assert sum(each.releases / each.noise_multiplier**2 for each in small) == pytest.approx(
+        sum(each.releases / each.noise_multiplier**2 for each in ledger), rel=1e-3
+    )
+
+
+@given(rows=st.lists(ROWS, min_size=3, max_size=8), max_rows=st.integers(2, 6))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_compact_takes_the_least_loss_at_every_merge(rows, max_rows):
+    """Against a loop over all pairs, with the loss written out."""
+    kept = list(rows)
+    while len(kept) > max_rows:
+        pairs = itertools.combinations(range(len(kept) - 1), 2)
+        first, second = min(pairs, key=lambda pair: loss_of_merging(*(kept[i] for i in pair)))
+        kept[first] = merge_upward(kept[first], kept[second])
+        del kept[second]
+    found = compact(rows, max_rows)
+    assert sum(order_two_divergence(each) for each in found) == pytest.approx(
+        sum(order_two_divergence(each) for each in kept), rel=1e-9
+    )
+
+
+def order_two_divergence(row):
+    probability = row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
+    return row.releases * math.log1p(probability**2 * math.expm1(row.noise_multiplier**-2))
+
+
+def loss_of_merging(first, second):
+    if first.mechanism == second.mechanism:
+        return -1.0
+    merged = order_two_divergence(merge_upward(first, second))
+    return merged - order_two_divergence(first) - order_two_divergence(second)
 
 
 def test_compact_says_when_nothing_fits():

@@ -199,13 +199,30 @@ def test_no_sequence_of_loading_lowers_a_ledger_or_misses_a_step(data):
 # A full table
 
 
+def filled(num_rows):
+    """A ledger of many mechanisms, as a noise schedule leaves it."""
+    rows = (fresh_row(noise_multiplier=0.5 + n / 32).advance(2) for n in range(num_rows))
+    return Run(Ledger(tuple(rows)), (1, 2))
+
+
+def test_hundreds_of_mechanisms_are_held_exactly():
+    assert MAX_ROWS >= 512
+    run = filled(MAX_ROWS - 1)
+    ledger = new()
+    ledger.include(run)
+    assert ledger.read() == run.ledger
+    ran(1, noise_multiplier=0.25, ledger=ledger)
+    assert ledger.read() == run.ledger.append(fresh_row(noise_multiplier=0.25).advance(1))
+
+
 def test_more_mechanisms_than_rows_are_merged_and_no_step_is_lost():
     ledger = new()
-    for number in range(MAX_ROWS + 6):
+    ledger.include(filled(MAX_ROWS - 3))
+    for number in range(MAX_ROWS - 3, MAX_ROWS + 6):
         ran(2, noise_multiplier=0.5 + number / 32, ledger=ledger)
         read = ledger.read()
         assert read.steps == 2 * (number + 1)
-        assert len(read) <= MAX_ROWS
+        assert len(read) == min(number + 1, MAX_ROWS)
         assert read.rows[-1].noise_multiplier == np.float32(0.5 + number / 32)
     before = ledger.read()
     ledger.include(ledger.run)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.ledger_variables import Run
+from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from tests.soundness.setups import (
     dp_sgd,
     flat_weights,
@@ -183,20 +183,20 @@ def test_load_weights_of_another_optimizer_raises(tmp_path):
 def test_more_than_a_table_of_mechanisms_is_never_cheaper():
     """The noise grows, so that the first mechanism dominates what a merged row may say."""
 
-    def row(number):
-        sampling = ka.accounting.Sampling.POISSON
+    def row(number, sampling=ka.accounting.Sampling.STREAM):
         return ka.accounting.LedgerRow.open(sampling, 4, 8, 1.0 + number / 64).advance(1)
 
-    exact = ka.accounting.Ledger(tuple(row(number) for number in range(1, 64)))
+    exact = ka.accounting.Ledger(tuple(row(number) for number in range(1, MAX_ROWS)))
     model = line_model(dp_sgd())
     model.optimizer.include_run(Run(exact, (1, 2)))
     x, y = line_data([1.0] * 8)
-    for number in range(64, 67):
-        model.optimizer.noise_multiplier = row(number).noise_multiplier
+    for number in range(MAX_ROWS, MAX_ROWS + 3):
+        ran = row(number, ka.accounting.Sampling.POISSON)
+        model.optimizer.noise_multiplier = ran.noise_multiplier
         model.fit(x, y, batch_size=4, steps_per_epoch=1, verbose=0)
-        exact = exact.append(row(number))
+        exact = exact.append(ran)
         assert steps(model) == number
-        assert len(model.privacy_ledger) <= 64
+        assert len(model.privacy_ledger) <= MAX_ROWS
     spent = model.privacy_spent(DELTA, "rdp").epsilon
     assert spent > ka.accounting.PrivacySpent.from_ledger(exact, DELTA, "rdp").epsilon
     before = model.privacy_ledger
