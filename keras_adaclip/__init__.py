@@ -6,7 +6,17 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from keras_adaclip import accounting, callbacks, clipping, models, optimizers, plots, sampling
+from keras_adaclip import (
+    accounting,
+    activations,
+    callbacks,
+    clipping,
+    models,
+    optimizers,
+    plots,
+    sampling,
+    schedules,
+)
 from keras_adaclip.models import (
     PrivacyIssue,
     PrivateModel,
@@ -26,6 +36,7 @@ __all__ = [
     "PrivateSequential",
     "__version__",
     "accounting",
+    "activations",
     "callbacks",
     "check",
     "clipping",
@@ -34,4 +45,5 @@ __all__ = [
     "plots",
     "privatize",
     "sampling",
+    "schedules",
 ]

@@ -12,6 +12,8 @@ Everything here runs on the host, in NumPy, and knows nothing of Keras.
 from keras_adaclip.accounting._validation import (
     check_accountant,
     check_delta,
+    check_integer,
+    check_real,
     check_target_epsilon,
     default_delta,
     warn_of_large_delta,
@@ -25,6 +27,8 @@ __all__ = [
     "calibrate_noise_multiplier",
     "check_accountant",
     "check_delta",
+    "check_integer",
+    "check_real",
     "check_target_epsilon",
     "compute_epsilon",
     "default_delta",

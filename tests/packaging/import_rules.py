@@ -28,6 +28,7 @@ LAYERS = (
     "schedules",
     "sampling",
     "noise",
+    "activations",
     "accounting",
     "integrations",
     "backend",

@@ -1,0 +1,23 @@
+"""Schedules: values that are fixed before training and change from step to step.
+
+They serve clipping norms and noise multipliers alike. Nothing in them looks at the data, so a
+schedule costs no privacy by itself.
+"""
+
+from keras_adaclip.schedules.exponential_decay import ExponentialDecay
+from keras_adaclip.schedules.identify import get
+from keras_adaclip.schedules.keras_schedule import KerasSchedule
+from keras_adaclip.schedules.linear_decay import LinearDecay
+from keras_adaclip.schedules.piecewise_constant import PiecewiseConstant
+from keras_adaclip.schedules.power_decay import PowerDecay
+from keras_adaclip.schedules.schedule import Schedule
+
+__all__ = [
+    "ExponentialDecay",
+    "KerasSchedule",
+    "LinearDecay",
+    "PiecewiseConstant",
+    "PowerDecay",
+    "Schedule",
+    "get",
+]

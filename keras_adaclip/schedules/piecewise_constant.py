@@ -1,0 +1,102 @@
+"""One value an epoch, as found by a search or by an earlier run, and its file.
+
+The file is JSON: `{"format": "keras_adaclip.PiecewiseConstant", "version": 1, "values": [1.0, 0.5],
+"steps_per_epoch": null}`, with one positive number an epoch and a whole number or null.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+from keras_adaclip.schedules.arithmetic import Arithmetic, Number
+from keras_adaclip.schedules.schedule import EpochSchedule, check_value
+
+_FORMAT, _VERSION = "keras_adaclip.PiecewiseConstant", 1
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class PiecewiseConstant(EpochSchedule):
+    """Takes one given value an epoch, and holds the last one.
+
+    A schedule that was found on public data, or by a search that is accounted for, is saved with
+    `save`, and serves other runs.
+
+    Args:
+        values: sequence of positive floats, the value of each epoch.
+        steps_per_epoch: int from 1, the steps of one epoch; None leaves it to `fit`.
+
+    Raises:
+        TypeError: where an argument is not of its kind.
+        ValueError: where there is no value, or a number is out of range.
+
+    Example:
+
+    >>> schedule = PiecewiseConstant([1.0, 0.5, 0.25], steps_per_epoch=10)
+    >>> [schedule.value_at(step) for step in (0, 9, 10, 1000)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+
+    def __init__(self, values: Iterable[float], steps_per_epoch: int | None = None) -> None:
+        super().__init__(steps_per_epoch)
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(
+                f"Argument `values` must be a sequence of numbers. Received: values={values!r}"
+            )
+        self.values = [check_value(value, "values") for value in values]
+        if not self.values:
+            raise ValueError("Argument `values` must hold a value at least. Received: values=[]")
+
+    def save(self, path: str | Path) -> None:
+        """Writes the schedule to a JSON file, which `load` reads.
+
+        Args:
+            path: the file; one that is there already is replaced.
+        """
+        document = {"format": _FORMAT, "version": _VERSION, **self.get_config()}
+        Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a schedule that `save` has written.
+
+        Args:
+            path: the file.
+
+        Raises:
+            OSError: where the file cannot be read.
+            ValueError: where it holds something else, or comes from a later version.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON file: {error}") from error
+        if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
+            raise ValueError(f"{path} holds no schedule: its `format` must be {_FORMAT!r}.")
+        version = document.pop("version", None)
+        if version != _VERSION:
+            raise ValueError(
+                f"{path} has a version that this release of keras_adaclip does not read: it reads "
+                f"version {_VERSION}. Received: version={version!r}"
+            )
+        try:
+            return cls(**document)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} holds a schedule that is not valid: {error}") from error
+
+    def scaled(self, factor: float) -> Self:
+        """The schedule with every value multiplied by a positive `factor`."""
+        factor = check_value(factor, "factor")
+        return type(self)([value * factor for value in self.values], self.steps_per_epoch)
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument under its own name."""
+        return {"values": list(self.values), "steps_per_epoch": self.steps_per_epoch}
+
+    def _formula(self, time: Number, arithmetic: Arithmetic) -> Number:
+        functions = arithmetic.functions
+        epoch = functions.minimum(time, len(self.values) - 1)
+        return functions.take(arithmetic.real(np.asarray(self.values)), epoch)
