@@ -16,7 +16,11 @@ from .results import ResultsFile
 from .runs import Scale
 
 _SMOKE_SCALE = Scale(batch_size=64, num_train=512)
-_SMOKE_STAGES = (Stage("paper", (1,), driver.FIRST), Stage("grid", (GRID_SEED,)))
+_SMOKE_STAGES = (
+    Stage("paper", (1,), driver.FIRST),
+    Stage("grid", (GRID_SEED,)),
+    Stage("tuned", (1,), driver.FIRST),
+)
 
 
 def context(folder: Path) -> Context:
@@ -97,5 +101,5 @@ def smoke(folder: Path) -> None:
     )
     run(plans, folder, _SMOKE_SCALE, _SMOKE_STAGES)
     plans = replace(plans, results=ResultsFile(folder).read())
-    print(write_tables(plans, folder))
-    print(*write_figures(plans, folder), sep="\n")
+    print(write_tables(plans, folder, _SMOKE_STAGES))
+    print(*write_figures(plans, folder, _SMOKE_STAGES), sep="\n")

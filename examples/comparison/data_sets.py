@@ -58,7 +58,7 @@ def images(name: str, scored_on: str, limit: int | None = None) -> ImageData:
     Raises:
         ValueError: where the data are not those that are meant but a replacement.
     """
-    data = DATA_SETS[name].load()
+    data = _loaded(name)
     if limit is None and len(data.x_train) != DATA_SETS[name].num_train:
         raise ValueError(f"The images of {name!r} are not available here. Found: {data.source}")
     num_held_out = DATA_SETS[name].num_held_out
@@ -79,6 +79,11 @@ def images(name: str, scored_on: str, limit: int | None = None) -> ImageData:
         data.y_train[split:],
         f"{data.source}, the last {num_held_out:,} training images held out",
     )
+
+
+@cache
+def _loaded(name: str) -> ImageData:
+    return DATA_SETS[name].load()
 
 
 def public_images(path: Path, num_train: int, split: float = 0.8) -> ImageData:

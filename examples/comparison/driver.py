@@ -11,6 +11,8 @@ from .experiments import EXPERIMENTS, GRID_SEED, Context
 from .results import ResultsFile
 from .runs import Run, Scale, train
 
+# Beginning and end of a slice of an experiment's budgets.
+ALL, FIRST, OTHERS = (None, None), (0, 1), (1, None)
 _POLL_SECONDS = 5.0
 
 
@@ -21,15 +23,13 @@ class Stage:
     Args:
         experiment: a key of `EXPERIMENTS`.
         seeds: one run each, the first seed of every method before the second.
-        budgets: which of the experiment's epsilons.
+        budgets: which of the experiment's epsilons: `ALL`, `FIRST` or `OTHERS`.
     """
 
     experiment: str
     seeds: tuple[int, ...]
-    budgets: slice = slice(None)
+    budgets: tuple[int | None, int | None] = ALL
 
-
-FIRST, OTHERS = slice(0, 1), slice(1, None)
 
 # In order of value.
 STAGES = (
@@ -73,7 +73,7 @@ def planned(context: Context, stages: tuple[Stage, ...] = STAGES) -> list[Planne
 def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planned]:
     for stage in stages:
         experiment = EXPERIMENTS[stage.experiment]
-        epsilons = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[stage.budgets]
+        epsilons = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[slice(*stage.budgets)]
         for epsilon in epsilons:
             for seed in stage.seeds:
                 for method in experiment.methods_in(context):

@@ -100,14 +100,14 @@ def accuracies(title: str, results: Results) -> Figure:
 
 
 def _panels(num_rows: int, num_columns: int, title: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(4.2 * num_columns + 2.2, 3.4 * num_rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(4.2 * num_columns + 2.2, 3.4 * num_rows + 0.6), layout="constrained")
     rows = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True)
     for axes in rows.flat:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     for axes in rows[-1]:
         axes.set_xlabel("epoch")
-    figure.suptitle(f"{title} (mean over seeds; band: least to greatest)", fontsize=11)
+    figure.suptitle(f"{title}\n(mean over seeds; band: least to greatest)", fontsize=11)
     return figure, rows
 
 

@@ -25,11 +25,14 @@ def report(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
         f"{context.accountant.upper()} accountant. *Paper*: {paper()['source']}. Nothing was spent "
         "on choosing hyperparameters, as in the paper.",
     ]
-    for name in ("paper", "tuned", "small"):
-        parts += [f"## {EXPERIMENTS[name].title}", method_table(context, name, stages)]
-    parts += [f"## {EXPERIMENTS['powers'].title}", power_table(context, stages)]
-    parts += ["## What was tried for the tuned table", *grid_tables(context)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    asked = {stage.experiment for stage in stages}
+    for name in ("paper", "tuned", "powers", "small"):
+        if name in asked and EXPERIMENTS[name].methods_in(context):
+            table = power_table if name == "powers" else method_table
+            parts += [f"## {EXPERIMENTS[name].title}", table(context, name, stages)]
+    if "grid" in asked:
+        parts += ["## What was tried for the tuned table", *grid_tables(context)]
+    return "\n\n".join(parts) + "\n"
 
 
 def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
@@ -61,14 +64,12 @@ def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES
     return _markdown(header, rows) + (f"\n\nBest first at ε = {first:g}: {order}." if order else "")
 
 
-def power_table(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
-    """A column for each power."""
-    experiment = EXPERIMENTS["powers"]
-    if not experiment.methods_in(context):
-        return ""
+def power_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
+    """A column for each power; arguments as of `method_table`."""
+    experiment = EXPERIMENTS[name]
     epsilon = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[0]
-    plan = planned(context, tuple(stage for stage in stages if stage.experiment == "powers"))
-    reference = paper()[context.data_set]["table1"][f"{epsilon:.1f}"]
+    plan = planned(context, tuple(stage for stage in stages if stage.experiment == name))
+    reference = paper()[context.data_set][experiment.reference][f"{epsilon:.1f}"]
     here, there = [f"ε = {epsilon:g}"], ["paper"]
     for power in POWERS:
         entries = [e for e in plan if e.run and json.loads(e.run.hyperparameters)["power"] == power]
