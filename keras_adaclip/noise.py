@@ -1,10 +1,11 @@
-"""Gaussian noise for a list of tensors.
+"""Gaussian noise for a list of tensors, and how it is spread over groups of them.
 
 Tensor `k` of step `t` gets `stddev * N(0, 1)` drawn from a stream of random numbers that is a
 function of `(key, t, k)` alone: no state is carried from step to step, so that nothing can be
 lost, repeated or reused in a compiled step.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from keras_adaclip import backend
 
 Tensor = Any
 _NOISE_STREAM = 1
+_ALLOCATIONS = ("global", "proportional", "optimal")
 
 
 def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray:
@@ -36,13 +38,17 @@ def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray
 
 
 def add_noise(
-    tensors: Sequence[Tensor], stddev: Tensor, key: Tensor, step: Tensor, first_stream: int = 0
+    tensors: Sequence[Tensor],
+    stddevs: Sequence[Tensor],
+    key: Tensor,
+    step: Tensor,
+    first_stream: int = 0,
 ) -> list[Tensor]:
     """Adds independent Gaussian noise to each tensor.
 
     Args:
         tensors: float tensors of known shape.
-        stddev: scalar tensor, the standard deviation of each coordinate's noise.
+        stddevs: for each tensor a scalar, the standard deviation of each coordinate's noise.
         key: int32 tensor of shape (2,).
         step: integer scalar tensor, the number of earlier draws with this key.
         first_stream: number of the first tensor's stream within the step.
@@ -52,5 +58,52 @@ def add_noise(
     """
     return [
         ops.cast(tensor, "float32") + stddev * backend.gaussian(tensor.shape, key, step, stream)
-        for stream, tensor in enumerate(tensors, start=first_stream)
+        for stream, (tensor, stddev) in enumerate(
+            zip(tensors, stddevs, strict=True), start=first_stream
+        )
     ]
+
+
+def group_stddevs(
+    allocation: str, noise_multiplier: Tensor, clip_norms: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """The standard deviation of each group's noise, with one joint noise multiplier z.
+
+        sum_k (C_k / s_k)^2 = 1 / z^2
+        global:        s_k   = z sqrt(sum_j C_j^2)
+        proportional:  s_k   = z sqrt(K) C_k
+        optimal:       s_k^2 = z^2 (C_k / sqrt(d_k)) sum_j C_j sqrt(d_j),  the least sum_k d_k s_k^2
+
+    Args:
+        allocation: `"global"`, `"proportional"` or `"optimal"`.
+        noise_multiplier: scalar tensor, z.
+        clip_norms: float32 tensor of shape `(num_groups,)`, C_k.
+        sizes: number of coordinates of each group, d_k.
+
+    Returns:
+        A float32 tensor of shape `(num_groups,)`.
+
+    Reference:
+        Thakkar et al. 2019, "Differentially private learning with adaptive clipping" (version 1),
+        section 2; McMahan et al. 2018, section 2.3.
+    """
+    if len(sizes) == 1:
+        return noise_multiplier * clip_norms
+    if allocation == "proportional":
+        return noise_multiplier * math.sqrt(len(sizes)) * clip_norms
+    if allocation == "optimal":
+        roots = ops.convert_to_tensor(np.sqrt(np.asarray(sizes, np.float32)))
+        total = ops.sqrt(ops.sum(clip_norms * roots))
+        return noise_multiplier * ops.sqrt(clip_norms / roots) * total
+    joint = ops.sqrt(ops.sum(ops.square(clip_norms)))
+    return noise_multiplier * joint * ops.ones_like(clip_norms)
+
+
+def checked_allocation(allocation: str) -> str:
+    """Returns the name of an allocation, or raises where there is none of that name."""
+    if allocation not in _ALLOCATIONS:
+        raise ValueError(
+            f"Argument `noise_allocation` must be one of {_ALLOCATIONS}. "
+            f"Received: noise_allocation={allocation!r}"
+        )
+    return allocation

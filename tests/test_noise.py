@@ -15,7 +15,7 @@ KEY = np.array([12345, -678], np.int32)
 def add_noise(tensors, stddev, key=KEY, step=0, first_stream=0):
     noised = noise.add_noise(
         [ops.convert_to_tensor(tensor) for tensor in tensors],
-        ops.convert_to_tensor(np.float32(stddev)),
+        [ops.convert_to_tensor(np.float32(stddev))] * len(tensors),
         ops.convert_to_tensor(key),
         ops.convert_to_tensor(np.int32(step)),
         first_stream,

@@ -4,13 +4,15 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 
 
 class ClippingMonitor(keras.callbacks.Callback):
     """Logs `clip_norm`, and `unclipped_fraction` where the strategy releases it.
 
     Both are outputs of the private mechanism: the fraction is the noised one that moved the
-    threshold.
+    threshold. With groups, `clip_norm` is the joint norm (the root of the sum of squares) and
+    `unclipped_fraction` the mean over the groups; `model.optimizer.clip_norm` has each group's.
 
     Args:
         private_diagnostics: whether to log also the mean raw norm (`gradient_norm`) and the true
@@ -47,10 +49,10 @@ class ClippingMonitor(keras.callbacks.Callback):
         if logs is None:
             return
         optimizer = self.model.optimizer
-        logs["clip_norm"] = optimizer.clip_norm
+        logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(optimizer.clip_norm)))
         fraction = optimizer.unclipped_fraction
         if fraction is not None:
-            logs["unclipped_fraction"] = fraction
+            logs["unclipped_fraction"] = float(np.mean(fraction))
         # `evaluate` reports every metric of the model, these too, though it clips nothing.
         for name in ("val_gradient_norm", "val_clipped_fraction"):
             logs.pop(name, None)

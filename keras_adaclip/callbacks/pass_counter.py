@@ -1,4 +1,4 @@
-"""Keeps the ledger's view of a `fit`: what runs, and where a pass over the data begins."""
+"""Keeps the ledger's view of a `fit`: what runs, with which noise, and where a pass begins."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ import keras
 
 
 class PassCounter(keras.callbacks.Callback):
-    """Opens the ledger when the first epoch begins, and a new release at each later one.
+    """Opens the ledger when the first epoch begins, and prepares each later one.
 
     `fit` adds it. A callback such as `BackupAndRestore` loads a checkpoint when training begins,
     and with it the noise, divisor and ledger row of the run that saved it; they are set anew for
     the run at hand. Where an epoch is a pass over the data, a pass that was cut short never lends
-    its remaining steps to the next one.
+    its remaining steps to the next one. A noise schedule moves on with every epoch.
 
     Args:
         open_ledger: prepares optimizer and ledger for the run.
@@ -26,9 +26,9 @@ class PassCounter(keras.callbacks.Callback):
         self._is_open = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Opens the ledger, or closes the pass that it has open."""
+        """Opens the ledger, or sets the noise of the epoch and opens its pass."""
         if not self._is_open:
             self._is_open = True
             self._open_ledger()
-        elif self._every_epoch:
-            self.model.optimizer.begin_pass()
+        else:
+            self.model.optimizer.begin_epoch(is_pass=self._every_epoch)

@@ -85,15 +85,24 @@ class PrivacyCallback(keras.callbacks.Callback):
             warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
         self._steps_done = 0
         self._counted_ledger = model.privacy_ledger
-        self._allowed_steps = self._find_allowed_steps(model)
+        self._steps_per_execution = int(model.steps_per_execution)
+        self._allowed_steps = None
+        if self.target_epsilon is not None:
+            self._allowed_steps = self._find_allowed_steps(model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the allowed steps again where a callback has restored an earlier run."""
-        if self._steps_done > 0 or self._allowed_steps is None:
+        """Counts the allowed steps again where what runs is not what ran when it was counted.
+
+        So it is where a callback has restored an earlier run, and where a noise schedule has
+        moved on.
+        """
+        if self._allowed_steps is None:
             return
-        if self.model.privacy_ledger != self._counted_ledger:
-            self._counted_ledger = self.model.privacy_ledger
-            self._allowed_steps = self._find_allowed_steps(self.model)
+        ledger, counted = self.model.privacy_ledger, self._counted_ledger
+        is_restored = self._steps_done == 0 and ledger != counted
+        if is_restored or ledger.rows[-1].mechanism != counted.rows[-1].mechanism:
+            self._counted_ledger = ledger
+            self._allowed_steps = self._steps_done + self._find_allowed_steps(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stops where the next execution could pass the target."""
@@ -114,13 +123,12 @@ class PrivacyCallback(keras.callbacks.Callback):
         if logs is not None:
             spent = self.model.privacy_spent(self._effective_delta, self.accountant)
             logs["epsilon"] = spent.epsilon
-        if self.target_epsilon is not None and self._next_pass_exceeds(self.target_epsilon):
+        if self.target_epsilon is not None and self._next_epoch_exceeds(self.target_epsilon):
             self.model.stop_training = True
 
-    def _find_allowed_steps(self, model: Any) -> int | None:
-        self._steps_per_execution = int(model.steps_per_execution)
+    def _find_allowed_steps(self, model: Any) -> int:
         if self.target_epsilon is None:
-            return None
+            raise RuntimeError("Without a target every number of steps is allowed.")
         *past, row = model.privacy_ledger.rows
         allowed = max_steps_within(
             past, row, self._effective_delta, self.target_epsilon, self.accountant
@@ -141,13 +149,18 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         return allowed
 
-    def _next_pass_exceeds(self, target: float) -> bool:
-        """Whether another pass over the data would pass the target, however long this one was."""
-        ledger = self.model.privacy_ledger
-        if ledger.current is None or not ledger.current.sampling.is_counted_in_passes:
+    def _next_epoch_exceeds(self, target: float) -> bool:
+        """Whether the next epoch's first execution would pass the target.
+
+        Asked where an epoch is not just more of the same: where it opens a pass over the data,
+        however long the last one was, or has noise of its own.
+        """
+        row = self.model.privacy_ledger.rows[-1]
+        *past, following = self.model.optimizer.ledger_of_next_epoch().rows
+        if following.mechanism == row.mechanism and not row.sampling.is_counted_in_passes:
             return False
-        *past, row = ledger.begin_segment().rows
-        return max_steps_within(past, row, self._effective_delta, target, self.accountant) < 1
+        allowed = max_steps_within(past, following, self._effective_delta, target, self.accountant)
+        return allowed < self._execution_size(0)
 
     def _execution_size(self, begin: int) -> int:
         """Steps of the execution that begins with step `begin` of an epoch."""

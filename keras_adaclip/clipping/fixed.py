@@ -1,19 +1,19 @@
 """A clipping norm that stays what it is.
 
-Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1.
+Sources: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1; for groups,
+McMahan et al. 2018, "Learning differentially private recurrent language models", section 2.3.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_adaclip.clipping.strategy import (
-    ClippingStrategy,
-    State,
-    Tensor,
-    factors_down_to,
-    require_clip_norm,
-)
+from keras_adaclip.clipping._validation import require_clip_norm
+from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups
+from keras_adaclip.clipping.joint_norm import split_evenly
+from keras_adaclip.clipping.strategy import ClippingStrategy, State, Tensor, factors_down_to
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -24,32 +24,54 @@ class FixedClipping(ClippingStrategy):
 
     Args:
         clip_norm: positive float, the largest Euclidean norm of a contribution, in the units of
-            the gradient.
+            the gradient. With K groups it is the joint bound, and each group is clipped to
+            `clip_norm / sqrt(K)`; a sequence gives the bound of each group.
+        groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
+        noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 
     Raises:
-        TypeError: where `clip_norm` is not a number.
-        ValueError: where it is not positive, or out of the range of float32 norms.
+        TypeError: where `clip_norm` is not a number or a sequence of numbers.
+        ValueError: where it is not positive, or out of the range of float32 norms; at the start
+            of training, where a sequence is not as long as there are groups.
 
     Example:
 
-    >>> FixedClipping(0.5).get_config()
-    {'clip_norm': 0.5}
+    >>> FixedClipping(0.5).clip_norm
+    0.5
 
     Reference:
         Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
     """
 
-    def __init__(self, clip_norm: float) -> None:
-        self.clip_norm = require_clip_norm("clip_norm", clip_norm)
+    def __init__(
+        self,
+        clip_norm: float | Sequence[float],
+        groups: GroupsArgument = "flat",
+        noise_allocation: str = "global",
+    ) -> None:
+        super().__init__(groups, noise_allocation)
+        self.clip_norm: float | list[float]
+        if isinstance(clip_norm, (list, tuple)):
+            self.clip_norm = [require_clip_norm("clip_norm", value) for value in clip_norm]
+        else:
+            self.clip_norm = require_clip_norm("clip_norm", clip_norm)
 
-    def initial_state(self) -> dict[str, float]:
-        """The clipping norm alone."""
-        return {"clip_norm": self.clip_norm}
+    def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
+        """The clipping norm of each group."""
+        if not isinstance(self.clip_norm, list):
+            return {"clip_norm": split_evenly(self.clip_norm, groups)}
+        if len(self.clip_norm) != groups.num_groups:
+            raise ValueError(
+                "Argument `clip_norm` must have one norm for each group, or be a single number. "
+                f"There are {groups.num_groups} groups: {', '.join(groups.names)}. "
+                f"Received: clip_norm={self.clip_norm}"
+            )
+        return {"clip_norm": np.asarray(self.clip_norm, np.float32)}
 
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """`min(1, clip_norm / norm)`, of shape `(batch_size,)`."""
+        """`min(1, clip_norm / norm)`, of shape `(batch_size, num_groups)`."""
         return factors_down_to(state["clip_norm"], norms)
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument under its own name."""
-        return {"clip_norm": self.clip_norm}
+        return {"clip_norm": self.clip_norm, **self._group_config()}

@@ -1,59 +1,109 @@
 """What every clipping strategy offers to the gradient code and to the optimizer.
 
-A strategy is a set of pure functions over a small *state* (a dict of float32 tensors) that the
-optimizer keeps among its variables: clip factors from norms, statistics that are summed over the
-units and noised, and the state of the next step.
+A strategy is a set of pure functions over a small *state* (a dict of tensors) that the optimizer
+keeps among its variables: clip factors from norms, statistics that are summed over the units and
+noised, and the state of the next step.
 """
 
 import abc
-import math
-import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from keras import ops
 
-# Squares of what is smaller vanish in float32, and a norm that reads 0 is never clipped; what is
-# larger has a square that is not finite. Between the two, norms and noise can be trusted.
-SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
+from keras_adaclip.clipping.groups import (
+    GroupsArgument,
+    ParameterGroups,
+    checked_groups,
+    serialized_groups,
+)
+from keras_adaclip.noise import checked_allocation
 
 Tensor = Any
 State = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Release:
+    """What one step releases: all that the next threshold may depend on.
+
+    Args:
+        means: the noised means, one a variable, in the coordinates in which they were clipped.
+        mean_stddevs: the standard deviation of the noise in each of them.
+        statistics: the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
+        expected_units: expected number of units in a step.
+        step: the number of steps taken, this one included.
+    """
+
+    means: Sequence[Tensor]
+    mean_stddevs: Sequence[Tensor]
+    statistics: Tensor
+    expected_units: Tensor
+    step: Tensor
+
+
 class ClippingStrategy(abc.ABC):
     """Base class of the clipping strategies.
 
+    Args:
+        groups: `"flat"` clips the whole contribution to one norm, `"per_layer"` the part of each
+            layer to its own; a function takes a variable and returns the name of its group.
+        noise_allocation: how the noise is spread over groups: `"global"` (the same for every
+            coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (the least
+            noise in all).
+
     Guarantees:
-        One unit adds at most `state["clip_norm"]` (Euclidean) to the sum, under addition or
-        removal of that unit and under its replacement by a hole. A unit whose norm is not a
-        finite number adds zero. `noise_split` says how the total noise multiplier pays for the
-        sum and for the strategy's own statistics.
+        One unit adds at most `state["clip_norm"][k]` (Euclidean) to group k of the sum, under
+        addition or removal of that unit and under its replacement by a hole. A unit of which a
+        number is not finite adds zero. `noise_split` says how the total noise multiplier pays for
+        the sum and for the strategy's own statistics.
     """
 
-    num_statistics: ClassVar[int] = 0
+    # Whether contributions are clipped in coordinates of the strategy's own.
+    has_coordinates: ClassVar[bool] = False
+    groups: GroupsArgument = "flat"
+    noise_allocation: str = "global"
+
+    def __init__(self, groups: GroupsArgument = "flat", noise_allocation: str = "global") -> None:
+        self.groups = checked_groups(groups)
+        self.noise_allocation = checked_allocation(noise_allocation)
+        self._latest_split: tuple[float, float, float, int] | None = None
 
     @abc.abstractmethod
-    def initial_state(self) -> dict[str, float]:
-        """The state before the first step, which holds `"clip_norm"` at least."""
+    def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
+        """The state before the first step.
+
+        Args:
+            groups: the groups of the trainable variables.
+
+        Returns:
+            Arrays, among them `"clip_norm"` of shape `(num_groups,)`.
+        """
 
     @abc.abstractmethod
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """The factor of each unit's contribution.
+        """The factor of each unit's contribution to each group.
 
         Args:
             state: the state of this step.
-            norms: float32 tensor of shape `(batch_size,)`, all finite.
+            norms: float32 tensor of shape `(batch_size, num_groups)`, all finite.
 
         Returns:
-            A float32 tensor of shape `(batch_size,)` with `factor * norm <= clip_norm`.
+            A float32 tensor of the same shape with `factor * norm <= clip_norm`.
         """
+
+    def num_statistics(self, num_groups: int) -> int:
+        """The number of statistics that each unit adds."""
+        return 0
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:
         """Statistics of each unit, to be summed and noised; None where there are none.
 
         Args:
             state: the state of this step.
-            norms: float32 tensor of shape `(batch_size,)`, zero where not finite.
+            norms: float32 tensor of shape `(batch_size, num_groups)`, zero where not finite.
             finite: bool tensor of shape `(batch_size,)`.
 
         Returns:
@@ -61,12 +111,15 @@ class ClippingStrategy(abc.ABC):
         """
         return None
 
-    def noise_split(self, noise_multiplier: float, expected_units: float) -> tuple[float, float]:
+    def noise_split(
+        self, noise_multiplier: float, expected_units: float, num_groups: int = 1
+    ) -> tuple[float, float]:
         """Splits the total noise multiplier into that of the sum and that of the statistics.
 
         Args:
             noise_multiplier: the total, which the accountant sees.
             expected_units: expected number of units in a step.
+            num_groups: number of groups.
 
         Returns:
             The noise multiplier of the clipped sum, and the standard deviation of the noise on
@@ -74,15 +127,77 @@ class ClippingStrategy(abc.ABC):
         """
         return noise_multiplier, 0.0
 
-    def update(self, state: State, statistics: Tensor, expected_units: Tensor) -> State:
+    def coordinates(self, state: State, groups: ParameterGroups) -> list[tuple[Tensor, Tensor]]:
+        """Centre and scale of each variable, where `has_coordinates`.
+
+        Unit i is clipped as `(g_i - centre) / scale`; both may depend on earlier releases only.
+        """
+        raise NotImplementedError
+
+    def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
+        """The noised means in the coordinates of the gradient."""
+        return list(means)
+
+    def begin_run(
+        self, state: dict[str, np.ndarray], step: int, steps_per_epoch: int | None
+    ) -> dict[str, np.ndarray]:
+        """What of the state changes as a run of steps begins; nothing, by default.
+
+        Args:
+            state: the state as arrays.
+            step: the number of steps taken so far.
+            steps_per_epoch: steps in an epoch, None where unknown.
+        """
+        return {}
+
+    def update(self, state: State, release: Release) -> State:
         """The state of the next step.
 
         Args:
             state: the state of this step.
-            statistics: the noised sums, of shape `(num_statistics,)`.
-            expected_units: expected number of units in a step.
+            release: what this step released.
         """
         return state
+
+    def describe(
+        self,
+        noise_multiplier: float | None = None,
+        expected_units: float | None = None,
+        num_groups: int = 1,
+    ) -> str:
+        """In words: the strategy, and what its statistics cost in noise.
+
+        Args:
+            noise_multiplier: the total; None means that of the latest run.
+            expected_units: expected number of units in a step; None as above.
+            num_groups: number of groups.
+        """
+        split = self._latest_split if hasattr(self, "_latest_split") else None
+        if noise_multiplier is not None and expected_units is not None:
+            of_sum, of_statistics = self.noise_split(noise_multiplier, expected_units, num_groups)
+            split = (noise_multiplier, of_sum, of_statistics, num_groups)
+        name = type(self).__name__
+        if split is None:
+            return (
+                f"{name}: the noise is split when training starts; "
+                "`describe(noise_multiplier, expected_units)` tells it now"
+            )
+        total, of_sum, of_statistics, num_groups = split
+        added = 100.0 * (of_sum / total - 1.0) if total > 0.0 else 0.0
+        parts = [f"{name}: noise multiplier z = {total:.6g}, of the sum z_D = {of_sum:.6g}"]
+        parts.append(f"{added:.3g}% more noise on the sum than without statistics")
+        if self.num_statistics(num_groups):
+            parts.append(
+                f"{self.num_statistics(num_groups)} statistic(s) noised with standard deviation "
+                f"{of_statistics:.6g}"
+            )
+        if num_groups > 1:
+            parts.append(f"{num_groups} groups, noise allocation {self.noise_allocation!r}")
+        return "; ".join(parts)
+
+    def remember_split(self, total: float, of_sum: float, of_statistics: float, num: int) -> None:
+        """Keeps what the optimizer's latest run pays, for `describe`."""
+        self._latest_split = (total, of_sum, of_statistics, num)
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -93,41 +208,19 @@ class ClippingStrategy(abc.ABC):
         """The strategy that `get_config` describes."""
         return cls(**config)
 
+    def _group_config(self) -> dict[str, Any]:
+        """The part of the config that all strategies with groups share."""
+        return {
+            "groups": serialized_groups(self.groups),
+            "noise_allocation": self.noise_allocation,
+        }
+
 
 def factors_down_to(clip_norm: Tensor, norms: Tensor) -> Tensor:
     """`min(1, clip_norm / norm)`, one where the norm is zero.
 
     Args:
-        clip_norm: scalar tensor.
-        norms: tensor of shape `(batch_size,)`.
+        clip_norm: tensor of shape `(num_groups,)`.
+        norms: tensor of shape `(batch_size, num_groups)`.
     """
     return ops.where(norms <= clip_norm, 1.0, clip_norm / ops.where(norms > 0.0, norms, 1.0))
-
-
-def require_number(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises where it is not a number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"Argument `{name}` must be a number. Received: {name}={value!r}")
-    return float(value)
-
-
-def require_positive(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises where it is not a positive finite number."""
-    number = require_number(name, value)
-    if not (math.isfinite(number) and number > 0.0):
-        raise ValueError(
-            f"Argument `{name}` must be positive and finite. Received: {name}={value!r}"
-        )
-    return number
-
-
-def require_clip_norm(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises where float32 cannot clip to it."""
-    norm = require_positive(name, value)
-    if not SMALLEST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM:
-        raise ValueError(
-            f"Argument `{name}` must lie between {SMALLEST_CLIP_NORM:g} and "
-            f"{LARGEST_CLIP_NORM:g}, where float32 norms can be trusted; scale the loss instead. "
-            f"Received: {name}={value!r}"
-        )
-    return norm

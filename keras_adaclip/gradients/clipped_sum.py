@@ -1,6 +1,6 @@
 """The seam: model, batch and clipping strategy in, a `ClippedSum` out.
 
-    sum_i factor_i g_i,  factor_i from the norm of g_i alone
+    sum_i factor_i g_i,  factor_i from the norm of g_i alone (with groups, each group's part)
 
 Guarantees:
     The contribution of a unit depends on that unit and on the model, never on another unit. Its
@@ -15,8 +15,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.clipping import ClippingStrategy
-from keras_adaclip.clipping.strategy import State
+from keras_adaclip.clipping import CurrentClipping
 from keras_adaclip.gradients import layerwise, losses, one_by_one
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.plan import GradientPlan
@@ -48,9 +47,10 @@ class Observed:
         y_pred: predictions of shape `(batch_size, ...)`.
         losses: float32 of shape `(batch_size,)`.
         loss_increments: what each example adds to the trackers of single outputs' losses.
-        norms: float32 of shape `(batch_size,)`, zero where not finite.
+        norms: float32 of shape `(batch_size, num_groups)`, in the coordinates in which the
+            contributions are clipped; zero where not finite.
         finite: bool of shape `(batch_size,)`, false for padding too.
-        factors: float32 of shape `(batch_size,)`.
+        factors: float32 of shape `(batch_size, num_groups)`.
     """
 
     y_pred: Any
@@ -62,44 +62,46 @@ class Observed:
 
 
 def clipped_sum(
-    model: keras.Model,
-    batch: Batch,
-    clipping: ClippingStrategy,
-    state: State,
-    plan: GradientPlan,
+    model: keras.Model, batch: Batch, clipping: CurrentClipping, plan: GradientPlan
 ) -> tuple[ClippedSum, Observed]:
     """Clips the gradient of each example and adds them up.
 
     Args:
         model: a built model with a compiled loss.
         batch: the examples.
-        clipping: the clipping strategy.
-        state: its state, with the threshold of this step.
+        clipping: the clipping strategy with the thresholds of this step.
         plan: which way each layer takes.
 
     Returns:
         The sum, and what the forward pass showed.
     """
+    coordinates, groups = clipping.coordinates, clipping.groups
     if plan.is_layerwise:
         gradients, forward = layerwise.per_example_gradients(model, batch, plan)
-        squared_norms = gradients.squared_norms()
-        squared_norms = ops.where(ops.isfinite(forward.losses), squared_norms, float("nan"))
+        if coordinates is not None:
+            gradients = gradients.in_coordinates(coordinates)
+        squared_norms = gradients.squared_norms(groups)
+        finite_losses = ops.isfinite(forward.losses)[:, None]
+        squared_norms = ops.where(finite_losses, squared_norms, float("nan"))
         norms, finite = _norms(squared_norms, batch)
-        factors = _factors(clipping, state, norms, finite)
-        sums = gradients.weighted_sums(factors, finite)
+        factors = clipping.factors(norms, finite)
+        sums = gradients.weighted_sums(factors, finite, groups)
     else:
 
         def factors_of(squared_norms: Tensor, alone: Batch) -> tuple[Tensor, Tensor]:
             norms, finite = _norms(squared_norms, alone)
-            return _factors(clipping, state, norms, finite), finite
+            return clipping.factors(norms, finite), finite
 
-        sums, squared_norms, forward = one_by_one.weighted_sums(model, batch, factors_of)
+        sums, squared_norms, forward = one_by_one.weighted_sums(
+            model, batch, groups, factors_of, coordinates
+        )
         norms, finite = _norms(squared_norms, batch)
-        factors = _factors(clipping, state, norms, finite)
-    return (
-        ClippedSum(sums, _summed_statistics(clipping, state, norms, finite, batch)),
-        Observed(forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors),
+        factors = clipping.factors(norms, finite)
+    total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
+    observed = Observed(
+        forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors
     )
+    return total, observed
 
 
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
@@ -114,20 +116,7 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
 
 
 def _norms(squared_norms: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Norms, zero where not finite, and which rows hold a unit with a finite norm."""
+    """Norms by group, zero where one is not finite, and which rows hold a finite unit."""
     norms = ops.sqrt(squared_norms)
-    finite = ops.logical_and(ops.isfinite(norms), batch.present)
-    return ops.where(finite, norms, 0.0), finite
-
-
-def _factors(clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor) -> Tensor:
-    return ops.where(finite, clipping.clip_factors(state, norms), 0.0)
-
-
-def _summed_statistics(
-    clipping: ClippingStrategy, state: State, norms: Tensor, finite: Tensor, batch: Batch
-) -> Tensor:
-    statistics = clipping.statistics(state, norms, finite)
-    if statistics is None:
-        return ops.zeros((clipping.num_statistics,), "float32")
-    return ops.sum(ops.where(batch.present[:, None], statistics, 0.0), axis=0)
+    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), batch.present)
+    return ops.where(finite[:, None], norms, 0.0), finite

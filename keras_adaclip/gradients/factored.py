@@ -192,6 +192,23 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     return Materialized(sum(part.materialize() for part in parts))
 
 
+def shifted_and_scaled(
+    part: PerExampleGradient | None, centre: Tensor, scale: Tensor, num_rows: Any
+) -> PerExampleGradient:
+    """The gradients as `(g - centre) / scale`, of a variable that was not used too.
+
+    Args:
+        part: the gradients; None stands for zeros.
+        centre: tensor of the variable's shape.
+        scale: positive tensor of the variable's shape.
+        num_rows: the number of rows.
+    """
+    if part is None:
+        rows = ops.ones((num_rows, *([1] * len(centre.shape))), "float32")
+        return Materialized(-rows * (centre / scale))
+    return Materialized((part.materialize() - centre) / scale)
+
+
 def _sum_of_sizes(inputs: Tensor, cotangents: Tensor) -> Tensor:
     """`sum_t |a_t| |g_t|` of shape `(batch_size,)`, no smaller for underflow."""
     squares = [ops.sum(ops.square(value), axis=2) + _UNDERFLOW for value in (inputs, cotangents)]

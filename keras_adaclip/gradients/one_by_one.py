@@ -4,7 +4,7 @@ Exact for every model, with memory of one example; each example draws its own dr
 faster on CPU than a `vmap` of the whole model, whose batched convolutions have no fast kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.layerwise import Forward, call_model
 from keras_adaclip.gradients.losses import compute_loss, per_example_losses
@@ -22,7 +23,9 @@ Tensor = Any
 def weighted_sums(
     model: keras.Model,
     batch: Batch,
+    groups: ParameterGroups,
     factors_of: Callable[[Tensor, Batch], tuple[Tensor, Tensor]],
+    coordinates: Sequence[tuple[Tensor, Tensor]] | None = None,
     training: bool = True,
 ) -> tuple[list[Tensor], Tensor, Forward]:
     """Sums of weighted gradients, each example differentiated alone.
@@ -30,13 +33,16 @@ def weighted_sums(
     Args:
         model: a built model with a compiled loss.
         batch: the examples.
-        factors_of: takes squared norms of shape `(1,)` and a batch of one; returns the factors
-            and whether they are finite.
+        groups: the groups of the trainable variables.
+        factors_of: takes squared norms of shape `(1, num_groups)` and a batch of one; returns
+            the factors, of the same shape, and whether the example is finite, of shape `(1,)`.
+        coordinates: centre and scale of each variable, where the gradients are to be taken as
+            `(g - centre) / scale`.
         training: the mode of the forward pass.
 
     Returns:
-        One sum for each trainable variable, the squared norms of shape `(batch_size,)` (NaN where
-        the loss is not finite), and what a forward pass over the batch showed.
+        One sum for each trainable variable, the squared norms of shape `(batch_size, num_groups)`
+        (NaN where the loss is not finite), and what a forward pass over the batch showed.
     """
     trainable = model.trainable_variables
     changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -46,21 +52,33 @@ def weighted_sums(
         *sums, squared_norms = carry
         alone = batch.rows(index, 1)
         gradients, loss = single_gradient(model, alone, training)
-        squared = sum(ops.sum(ops.square(gradient)) for gradient in gradients)
-        squared = ops.reshape(ops.where(ops.isfinite(loss), squared, float("nan")), (1,))
+        if coordinates is not None:
+            gradients = [
+                (gradient - centre) / scale
+                for gradient, (centre, scale) in zip(gradients, coordinates, strict=True)
+            ]
+        squared = ops.where(ops.isfinite(loss), _squared_norms(gradients, groups), float("nan"))
         factors, finite = factors_of(squared, alone)
         sums = [
-            total + ops.where(finite[0], factors[0] * gradient, 0.0)
-            for total, gradient in zip(sums, gradients, strict=True)
+            total + ops.where(finite[0], factors[0, number] * gradient, 0.0)
+            for total, gradient, number in zip(sums, gradients, groups.assignment, strict=True)
         ]
-        return [*sums, ops.slice_update(squared_norms, [index], squared)]
+        return [*sums, ops.slice_update(squared_norms, [index, 0], squared)]
 
     zeros = [ops.zeros(variable.shape, "float32") for variable in trainable]
-    carry = [*zeros, ops.zeros((batch.num_rows,), "float32")]
+    carry = [*zeros, ops.zeros((batch.num_rows, groups.num_groups), "float32")]
     *sums, squared_norms = backend.loop_over_chunks(
         body, carry, batch.num_rows, changing, trainable
     )
     return sums, squared_norms, forward
+
+
+def _squared_norms(gradients: Sequence[Tensor], groups: ParameterGroups) -> Tensor:
+    """Squared norms of each group's part, of shape `(1, num_groups)`."""
+    norms = [ops.zeros((), "float32") for _ in groups.names]
+    for gradient, number in zip(gradients, groups.assignment, strict=True):
+        norms[number] = norms[number] + ops.sum(ops.square(gradient))
+    return ops.expand_dims(ops.stack(norms), 0)
 
 
 def single_gradient(

@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients import layerwise, one_by_one
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
@@ -186,8 +187,10 @@ def _agrees_with_plain_gradients(
 
     def layer_wise() -> list[Tensor]:
         gradients, _ = layerwise.per_example_gradients(model, batch, plan, training=training)
-        ones, finite = ops.ones((2,), "float32"), ops.ones((2,), "bool")
-        return [gradients.squared_norms(), *gradients.weighted_sums(ones, finite)]
+        whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
+        ones, finite = ops.ones((2, 1), "float32"), ops.ones((2,), "bool")
+        squared_norms = gradients.squared_norms(whole)[:, 0]
+        return [squared_norms, *gradients.weighted_sums(ones, finite, whole)]
 
     def plain() -> list[Tensor]:
         singles = [

@@ -294,7 +294,11 @@ class PrivateTraining(PrivacySpending):
     def _open_ledger(self, data: TrainingData) -> None:
         """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""
         self.optimizer.configure(  # type: ignore[attr-defined]
-            data.sampling, data.expected_batch_size, data.num_examples, data.steps_per_release
+            data.sampling,
+            data.expected_batch_size,
+            data.num_examples,
+            data.steps_per_release,
+            data.steps_per_epoch,
         )
         if data.poisson is not None and data.is_sampled_by_fit:
             # A checkpoint that was loaded meanwhile has moved the number of steps.

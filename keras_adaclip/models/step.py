@@ -43,9 +43,9 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
     """The clipped sum over the whole batch, chunk by chunk where a chunk size is set."""
     optimizer, plan = model.optimizer, model.gradient_plan
-    state = optimizer.clip_state
+    clipping = optimizer.current_clipping
     if model.chunk_size is None:
-        total, observed = clipped_sum(model, batch, optimizer.clipping, state, plan)
+        total, observed = clipped_sum(model, batch, clipping, plan)
         return total, _observe(model, batch, observed)
 
     size = model.chunk_size
@@ -56,13 +56,13 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
 
     def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         chunk = batch.rows(index * size, size)
-        part, observed = clipped_sum(model, chunk, optimizer.clipping, state, plan)
+        part, observed = clipped_sum(model, chunk, clipping, plan)
         _observe(model, chunk, observed)
         parts = [part.statistics, *part.gradients]
         return [total + part for total, part in zip(carry, parts, strict=True)]
 
     carry = [
-        ops.zeros((optimizer.clipping.num_statistics,), "float32"),
+        ops.zeros((clipping.num_statistics,), "float32"),
         *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
     ]
     changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -103,5 +103,11 @@ def _diagnostics(model: keras.Model, observed: Observed) -> list[tuple[Any, Tens
     metrics = model.diagnostic_metrics
     if metrics is None:
         return []
-    clipped = ops.cast(observed.factors < 1.0, "float32")
-    return [(metrics["gradient_norm"], observed.norms), (metrics["clipped_fraction"], clipped)]
+    clip_norms = model.optimizer.current_clipping.state["clip_norm"]
+    is_clipped = ops.any(observed.norms > clip_norms, axis=1)
+    is_clipped = ops.logical_or(is_clipped, ops.logical_not(observed.finite))
+    norms = ops.sqrt(ops.sum(ops.square(observed.norms), axis=1))
+    return [
+        (metrics["gradient_norm"], norms),
+        (metrics["clipped_fraction"], ops.cast(is_clipped, "float32")),
+    ]

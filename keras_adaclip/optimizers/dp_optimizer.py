@@ -3,9 +3,11 @@
     update = inner optimizer((sum + N(0, (z_D C)^2 I)) / m),  then  C <- next C
 
 with C the clipping norm of this step, m the expected number of units, and z_D what is left of the
-noise multiplier z after the clipping strategy's own statistics are paid for.
+noise multiplier z after the clipping strategy's own statistics are paid for. With groups of
+variables, the noise of each is that of `noise.group_stddevs`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -15,9 +17,9 @@ from keras import ops
 
 from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import ClippingStrategy
+from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
+from keras_adaclip.optimizers.clip_variables import ClipVariables
 from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
 from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
@@ -28,8 +30,20 @@ from keras_adaclip.optimizers.validation import (
     checked_seed,
 )
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
+from keras_adaclip.schedules import Schedule
 
 Tensor = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What the ledger must know of a run of steps, besides the noise: see `configure`."""
+
+    sampling: Sampling
+    expected_batch_size: int
+    num_examples: int
+    steps_per_release: int | None = None
+    steps_per_epoch: int | None = None
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -42,11 +56,13 @@ class DPOptimizer(WrappingOptimizer):
 
     Args:
         optimizer: any Keras optimizer: an instance, its name, or its config.
-        clipping: a strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), or
-            `"quantile"`.
+        clipping: a strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), a
+            schedule of norms, `"quantile"` or `"automatic"`.
         noise_multiplier: float >= 0, the standard deviation of the noise in units of the
             clipping norm, what the strategy's own statistics cost included: the number that the
-            accountant sees. 0 means no privacy, and epsilon is then infinite.
+            accountant sees. 0 means no privacy, and epsilon is then infinite. A schedule from
+            `keras_adaclip.schedules` is evaluated at the first step of each epoch, for all of
+            the epoch, and each epoch is accounted with the number that it ran with.
         microbatch_size: number of examples that are processed at a time; None lets the step
             decide. Changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
@@ -95,7 +111,7 @@ class DPOptimizer(WrappingOptimizer):
         self._is_configured = False
         self._past_run = Run()
         self._built_for: list[int] = []
-        self._clip_state: dict[str, keras.Variable] = {}
+        self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     # Keras's optimizer protocol
 
@@ -114,11 +130,12 @@ class DPOptimizer(WrappingOptimizer):
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         add = self._add_own_variable
-        for name, value in self.clipping.initial_state().items():
-            self._clip_state[name] = add(name, np.asarray(value, np.float32))
-        earlier_steps = self._past_run.ledger.steps
-        self._noise = NoiseVariables(add, self.seed, earlier_steps)
-        self._ledger = LedgerVariables(add, np.float32(self.noise_multiplier))
+        groups = ParameterGroups.of(self.clipping.groups, variables)
+        self._clip = ClipVariables(add, self.clipping, groups)
+        self._noise = NoiseVariables(
+            add, self.seed, self._past_run.ledger.steps, groups, self.clipping.noise_allocation
+        )
+        self._ledger = LedgerVariables(add, np.float32(self._noise_multiplier_at(0, 1)))
         self._ledger.include(self._past_run)
         self._built_for = [id(variable) for variable in variables]
         super().build(variables)
@@ -150,18 +167,28 @@ class DPOptimizer(WrappingOptimizer):
         # First: whatever interrupts the rest, the step is on the ledger and its noise is used up.
         self._ledger.count_step()
         self._noise.begin_draw()
-        state = self.clip_state
-        means = self._noise.noised_means(grads.gradients, state["clip_norm"])
+        clipping = self._clip.current
+        stddevs = self._noise.sum_stddevs(clipping.state["clip_norm"])
+        means = self._noise.noised_means(grads.gradients, stddevs)
         statistics = grads.statistics
-        if self.clipping.num_statistics > 0:
+        if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)
+        gradients = self.clipping.gradients(clipping.state, means)
         if grads.public_gradients is not None:
-            means = [m + p for m, p in zip(means, grads.public_gradients, strict=True)]
-        self.inner_optimizer.apply(means, trainable_variables)
+            pairs = zip(gradients, grads.public_gradients, strict=True)
+            gradients = [private + public for private, public in pairs]
+        self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped, and noised, with the threshold as it was.
-        updated = self.clipping.update(state, statistics, self._noise.expected_units)
-        for name, value in updated.items():
-            self._clip_state[name].assign(value)
+        expected_units = self._noise.expected_units
+        self._clip.update(
+            Release(
+                means,
+                [stddev / expected_units for stddev in stddevs],
+                statistics,
+                expected_units,
+                self.iterations.value,
+            )
+        )
 
     @property
     def clipping(self) -> ClippingStrategy:
@@ -169,32 +196,36 @@ class DPOptimizer(WrappingOptimizer):
         return self._clipping
 
     @property
-    def noise_multiplier(self) -> float:
-        """The total noise multiplier; a new one takes effect, and is accounted, at the next run."""
+    def noise_multiplier(self) -> Any:
+        """The total noise multiplier, or its schedule.
+
+        A new one takes effect, and is accounted, at the next run.
+        """
         return self._noise_multiplier
 
     @noise_multiplier.setter
-    def noise_multiplier(self, noise_multiplier: float) -> None:
+    def noise_multiplier(self, noise_multiplier: Any) -> None:
         self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
 
     # What is read out
 
     @property
-    def clip_norm(self) -> float:
-        """The clipping norm of the next step, in units of the gradient. A private output."""
+    def clip_norm(self) -> Any:
+        """The clipping norm of the next step, in units of the gradient. A private output.
+
+        A float; with groups an array of shape `(num_groups,)`.
+        """
         return self._read("clip_norm")
 
     @property
-    def unclipped_fraction(self) -> float | None:
+    def unclipped_fraction(self) -> Any:
         """The noised share of unclipped units in the latest step; None where none is released."""
-        if "unclipped_fraction" not in self.clipping.initial_state():
-            return None
         return self._read("unclipped_fraction")
 
     @property
-    def clip_state(self) -> dict[str, Tensor]:
-        """The clipping strategy's state as tensors, for the gradient code."""
-        return {name: ops.cast(v.value, "float32") for name, v in self._clip_state.items()}
+    def current_clipping(self) -> CurrentClipping:
+        """The clipping strategy as it stands at this step, for the gradient code."""
+        return self._clip.current
 
     @property
     def ledger(self) -> Ledger:
@@ -236,6 +267,7 @@ class DPOptimizer(WrappingOptimizer):
         expected_batch_size: int,
         num_examples: int,
         steps_per_release: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> LedgerRow:
         """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
 
@@ -244,26 +276,45 @@ class DPOptimizer(WrappingOptimizer):
             expected_batch_size: expected number of units in a step.
             num_examples: number of units in the data set, 0 where unknown.
             steps_per_release: steps in a pass, where passes are released.
+            steps_per_epoch: steps in an epoch, for schedules; None where unknown.
 
         Returns:
             The row as it stands before the first step.
 
         Raises:
-            ValueError: where the clipping strategy's statistics cannot be paid for.
+            ValueError: where the clipping strategy's statistics cannot be paid for, or a schedule
+                counts in epochs of unknown length.
         """
-        total = float(np.float32(self.noise_multiplier))
-        of_sum, of_statistics = self.clipping.noise_split(total, float(expected_batch_size))
-        row = LedgerRow.open(
-            sampling,
-            expected_batch_size,
-            num_examples,
-            noise_multiplier=total,
-            steps_per_release=steps_per_release,
-        )
         checked_inner_optimizer(self.inner_optimizer)
+        self._run_settings = RunSettings(
+            sampling, expected_batch_size, num_examples, steps_per_release, steps_per_epoch
+        )
+        row = self._row_now()
+        of_sum, of_statistics = self._noise_split(row)
+        self._clip.begin_run(self._steps_taken, steps_per_epoch)
         self._noise.configure(of_sum, of_statistics, expected_batch_size)
         self._is_configured = True
         return self._ledger.open(row)
+
+    def begin_epoch(self, is_pass: bool) -> None:
+        """Sets the noise of a later epoch of the run, and the row that counts it.
+
+        Args:
+            is_pass: whether the epoch opens a new pass over the data.
+        """
+        row = self._row_now()
+        if row.noise_multiplier != self.open_row.noise_multiplier:
+            self._noise.configure(*self._noise_split(row), row.expected_batch_size)
+            self._ledger.open(row)
+        elif is_pass:
+            self._ledger.open(self.open_row)
+
+    def ledger_of_next_epoch(self) -> Ledger:
+        """The ledger as `begin_epoch(is_pass=True)` would leave it."""
+        row, ledger = self._row_now(), self.ledger
+        if row.noise_multiplier == self.open_row.noise_multiplier:
+            return ledger.begin_segment()
+        return ledger.append(row)
 
     def end_run(self) -> None:
         """Ends what `configure` began: a step that ran all the same counts as a full release."""
@@ -275,10 +326,6 @@ class DPOptimizer(WrappingOptimizer):
     def open_row(self) -> LedgerRow:
         """The row of the ledger in which steps are counted."""
         return self._ledger.current_row()
-
-    def begin_pass(self) -> None:
-        """Tells the ledger that the next step opens a new pass over the data."""
-        self._ledger.open(self.open_row)
 
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether the optimizer was built for exactly these trainable variables."""
@@ -305,7 +352,7 @@ class DPOptimizer(WrappingOptimizer):
             loaded = self._ledger.run_from(values)
             self._ledger.include(loaded)
             self._noise.renew_key()
-        for variable in [*self._clip_state.values(), *self.inner_optimizer.variables]:
+        for variable in [*self._clip.variables, *self.inner_optimizer.variables]:
             variable.assign(values[id(variable)])
 
     def get_config(self) -> dict[str, Any]:
@@ -314,7 +361,9 @@ class DPOptimizer(WrappingOptimizer):
         return {
             "optimizer": serialize(self.inner_optimizer),
             "clipping": serialize(self.clipping),
-            "noise_multiplier": self.noise_multiplier,
+            "noise_multiplier": self.noise_multiplier
+            if isinstance(self.noise_multiplier, float)
+            else serialize(self.noise_multiplier),
             "microbatch_size": self.microbatch_size,
             "seed": self.seed,
             "name": self.name,
@@ -342,14 +391,47 @@ class DPOptimizer(WrappingOptimizer):
                 "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
             )
 
-    def _read(self, name: str) -> float:
-        if not self.built:
-            return float(self.clipping.initial_state()[name])
-        variable = self._clip_state[name]
-        if keras_private.is_empty(variable):
+    @property
+    def _steps_taken(self) -> int:
+        return int(ops.convert_to_numpy(self.iterations.value))
+
+    def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
+        """The total noise multiplier of the epoch that begins with `step`, as float32 holds it."""
+        value = self.noise_multiplier
+        if isinstance(value, Schedule):
+            value = checked_noise_multiplier(value.value_at(step, steps_per_epoch))
+        return float(np.float32(value))
+
+    def _row_now(self) -> LedgerRow:
+        """The row of an epoch that begins now, in the run that was configured last."""
+        settings = self._run_settings
+        return LedgerRow.open(
+            settings.sampling,
+            settings.expected_batch_size,
+            settings.num_examples,
+            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
+            steps_per_release=settings.steps_per_release,
+        )
+
+    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
+        """What the total noise multiplier leaves for the sum, and the noise on the statistics."""
+        total, expected_units = row.noise_multiplier, float(row.expected_batch_size)
+        num_groups = self._clip.current.num_groups
+        of_sum, of_statistics = self.clipping.noise_split(total, expected_units, num_groups)
+        self.clipping.remember_split(total, of_sum, of_statistics, num_groups)
+        return of_sum, of_statistics
+
+    def _read(self, name: str) -> Any:
+        """An entry of the clipping state; a float where there are no groups."""
+        if self.built:
+            value = self._clip.read(name)
+        elif self.clipping.groups == "flat":
+            value = self.clipping.initial_state(ParameterGroups.single()).get(name)
+        else:
             raise RuntimeError(
-                f"`{name}` cannot be read in the middle of an epoch on JAX, where Keras holds the "
-                "state of training apart from the variables. Read it when the epoch ends, or call "
-                "`model.jax_state_sync()` first."
+                f"`{name}` has one value a group, and the groups are known when the model is "
+                "built. Read it after `fit` has begun."
             )
-        return float(ops.convert_to_numpy(variable.value))
+        if value is None or self.clipping.groups != "flat":
+            return value
+        return float(value[0])

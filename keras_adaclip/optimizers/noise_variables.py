@@ -1,6 +1,8 @@
 """The state of the noise as Keras variables: key, counter, standard deviations and divisor.
 
-    means = (sums + N(0, (sum_noise_multiplier * clip_norm)^2)) / expected_units
+    means = (sums + N(0, stddevs^2)) / expected_units
+
+with the standard deviations of `noise.group_stddevs` for the sum's noise multiplier.
 
 The step reads all of it from variables, so that nothing is fixed when a step is compiled.
 """
@@ -12,11 +14,13 @@ import keras
 import numpy as np
 
 from keras_adaclip import noise
+from keras_adaclip.clipping import ParameterGroups
 
 Tensor = Any
 
-# Norms and products are float32, right to about five digits: the noise is drawn that much wider.
-_ROUNDING_MARGIN = 1.0 + 2.0**-16
+# Norms and products are float32, right to about five digits: the noise is drawn that much wider,
+# and a little more for each group whose norm goes into a sum.
+_ROUNDING_MARGIN, _MARGIN_OF_A_GROUP = 1.0 + 2.0**-16, 2.0**-23
 _STREAM_OF_STATISTICS, _FIRST_STREAM_OF_SUMS = 0, 1
 
 
@@ -27,6 +31,8 @@ class NoiseVariables:
         add_variable: makes a variable from a name and an initial array.
         seed: None, or the integer that the key is derived from.
         num_earlier_steps: steps that the ledger held before these variables.
+        groups: the groups of the trainable variables.
+        allocation: how the noise is spread over the groups.
     """
 
     def __init__(
@@ -34,8 +40,12 @@ class NoiseVariables:
         add_variable: Callable[[str, np.ndarray], keras.Variable],
         seed: int | None,
         num_earlier_steps: int,
+        groups: ParameterGroups,
+        allocation: str,
     ) -> None:
         self._seed = seed
+        self._groups = groups
+        self._allocation = allocation
         self.key = add_variable("noise_key", noise.fresh_key(seed, num_earlier_steps))
         self._num_draws = add_variable("num_noise_draws", np.zeros((), np.int32))
         self._sum_noise_multiplier = add_variable("sum_noise_multiplier", np.zeros((), np.float32))
@@ -48,14 +58,14 @@ class NoiseVariables:
         """Sets the noise of the steps to come; without a seed, under a new key.
 
         Args:
-            sum_noise_multiplier: standard deviation of the noise on the sums, in clipping norms.
+            sum_noise_multiplier: joint noise multiplier of the sums.
             statistics_stddev: standard deviation of the noise on the statistics.
             expected_units: expected number of units in a step.
         """
         if self._seed is None:
             self.key.assign(noise.fresh_key())
-        margin = sum_noise_multiplier * _ROUNDING_MARGIN
-        self._sum_noise_multiplier.assign(_rounded_up(margin))
+        margin = _ROUNDING_MARGIN + _MARGIN_OF_A_GROUP * self._groups.num_groups
+        self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
         self._statistics_stddev.assign(_rounded_up(statistics_stddev))
         self._expected_units.assign(np.float32(expected_units))
 
@@ -68,16 +78,26 @@ class NoiseVariables:
         """Expected number of units in a step, what every sum is divided by."""
         return self._expected_units.value
 
-    def noised_means(self, sums: Sequence[Tensor], clip_norm: Tensor) -> list[Tensor]:
+    def sum_stddevs(self, clip_norms: Tensor) -> list[Tensor]:
+        """The standard deviation of the noise on each variable's sum.
+
+        Args:
+            clip_norms: what this step's contributions were clipped to, of shape `(num_groups,)`.
+        """
+        stddevs = noise.group_stddevs(
+            self._allocation, self._sum_noise_multiplier.value, clip_norms, self._groups.sizes
+        )
+        return [stddevs[number] for number in self._groups.assignment]
+
+    def noised_means(self, sums: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
         """The noised sums over the expected number of units, float32.
 
         Args:
-            sums: sums of contributions.
-            clip_norm: what the contributions of this step were clipped to.
+            sums: sums of contributions, one a variable.
+            stddevs: the standard deviation of the noise on each.
         """
-        stddev = self._sum_noise_multiplier.value * clip_norm
         noised = noise.add_noise(
-            sums, stddev, self.key.value, self._num_draws.value, _FIRST_STREAM_OF_SUMS
+            sums, stddevs, self.key.value, self._num_draws.value, _FIRST_STREAM_OF_SUMS
         )
         return [total / self.expected_units for total in noised]
 
@@ -85,7 +105,7 @@ class NoiseVariables:
         """The noised sums of the strategy's statistics, of shape `(num_statistics,)`."""
         (noised,) = noise.add_noise(
             [statistics],
-            self._statistics_stddev.value,
+            [self._statistics_stddev.value],
             self.key.value,
             self._num_draws.value,
             _STREAM_OF_STATISTICS,

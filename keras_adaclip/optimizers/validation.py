@@ -6,6 +6,9 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_adaclip import schedules
 
 _LARGEST_NOISE_MULTIPLIER = 1e15
 _FORBIDDEN = {
@@ -41,11 +44,14 @@ def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     return inner
 
 
-def checked_noise_multiplier(value: Any) -> float:
-    """Returns the noise multiplier as a float >= 0."""
+def checked_noise_multiplier(value: Any) -> Any:
+    """Returns a noise multiplier as a float >= 0, a schedule of them as it is."""
+    if isinstance(value, (dict, schedules.Schedule, LearningRateSchedule)):
+        return schedules.get(value)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"Argument `noise_multiplier` must be a number. Received: noise_multiplier={value!r}"
+            "Argument `noise_multiplier` must be a number or a schedule from "
+            f"`keras_adaclip.schedules`. Received: noise_multiplier={value!r}"
         )
     number = float(value)
     if not (math.isfinite(number) and 0.0 <= number <= _LARGEST_NOISE_MULTIPLIER):

@@ -7,8 +7,8 @@ class Optimizer:
     def __init__(self):
         self.calls = []
 
-    def begin_pass(self):
-        self.calls.append("pass")
+    def begin_epoch(self, is_pass):
+        self.calls.append("pass" if is_pass else "epoch")
 
 
 class Model:
@@ -16,8 +16,11 @@ class Model:
         self.optimizer = Optimizer()
 
 
-def test_opens_once_and_begins_passes():
-    for every_epoch, expected in ((True, ["open", "pass", "pass"]), (False, ["open"])):
+def test_opens_once_and_begins_epochs():
+    for every_epoch, expected in (
+        (True, ["open", "pass", "pass"]),
+        (False, ["open", "epoch", "epoch"]),
+    ):
         model = Model()
         calls = model.optimizer.calls
         counter = PassCounter(lambda calls=calls: calls.append("open"), every_epoch)

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 
 import keras
 import numpy as np
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 from keras import ops
 
 import keras_adaclip as ka
-from keras_adaclip.clipping.strategy import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from keras_adaclip import noise
+from keras_adaclip.clipping import CurrentClipping, ParameterGroups
+from keras_adaclip.clipping._validation import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 
 # Every exported strategy, with the arguments that a test of its own would use.
 STRATEGIES = {
-    "FixedClipping": lambda: ka.clipping.FixedClipping(0.75),
-    "QuantileClipping": lambda: ka.clipping.QuantileClipping(
+    "FixedClipping": lambda **options: ka.clipping.FixedClipping(0.75, **options),
+    "QuantileClipping": lambda **options: ka.clipping.QuantileClipping(
         target_quantile=0.7,
         initial_clip_norm=0.3,
         learning_rate=0.1,
@@ -24,24 +28,54 @@ STRATEGIES = {
         update="linear",
         min_clip_norm=0.01,
         max_clip_norm=9.0,
+        **options,
     ),
+    "ScheduledClipping": lambda **options: ka.clipping.ScheduledClipping(
+        ka.schedules.LinearDecay(0.8, 10), **options
+    ),
+    "AutomaticClipping": lambda **options: ka.clipping.AutomaticClipping(0.9, 0.02, **options),
+    "MeanNormClipping": lambda **options: ka.clipping.MeanNormClipping(
+        initial_clip_norm=0.4, factor=0.9, norm_bound_factor=3.0, mean_noise_stddev=7.0, **options
+    ),
+    "AdaClip": lambda: ka.clipping.AdaClip(0.8, 0.95, 1e-6, 1e-2),
 }
+WITH_GROUPS = [name for name in STRATEGIES if name != "AdaClip"]
+# Each group has two coordinates here.
+GROUPS = {
+    "flat": SINGLE,
+    "three groups": ParameterGroups(("a", "b", "c"), (0, 1, 2), ((2,), (2,), (2,))),
+}
+CASES = [
+    *((name, "flat", "global") for name in STRATEGIES),
+    *(
+        (name, "three groups", allocation)
+        for name in WITH_GROUPS
+        for allocation in ("global", "proportional", "optimal")
+    ),
+]
 CLIP_NORMS = [SMALLEST_CLIP_NORM, 1e-6, 0.1, 1.0, 3.7, 1e6, LARGEST_CLIP_NORM]
 NORMS = np.array([0.0, 1e-38, 1e-20, 1e-6, 0.1, 0.5, 1.0, 1.0 + 1e-7, 2.5, 1e6, 1e18], np.float32)
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_case = pytest.mark.parametrize(("name", "groups", "allocation"), CASES)
 
 
-def state_of(strategy, clip_norm=None):
-    state = {name: np.asarray(v, np.float32) for name, v in strategy.initial_state().items()}
+def strategy_for(name, allocation="global"):
+    return (
+        STRATEGIES[name](noise_allocation=allocation) if name in WITH_GROUPS else STRATEGIES[name]()
+    )
+
+
+def state_of(strategy, groups=SINGLE, clip_norm=None):
+    state = strategy.initial_state(groups)
     if clip_norm is not None:
-        state["clip_norm"] = np.float32(clip_norm)
-    return {name: ops.convert_to_tensor(value) for name, value in state.items()}
+        state["clip_norm"] = np.full(groups.num_groups, clip_norm, np.float32)
+    return state
 
 
 def factors(strategy, norms, clip_norm=None):
-    tensor = strategy.clip_factors(state_of(strategy, clip_norm), ops.convert_to_tensor(norms))
-    return ops.convert_to_numpy(tensor)
+    state = tensors(state_of(strategy, clip_norm=clip_norm))
+    return ops.convert_to_numpy(strategy.clip_factors(state, ops.convert_to_tensor(norms[:, None])))
 
 
 def test_the_battery_holds_every_exported_strategy():
@@ -55,37 +89,55 @@ def test_the_battery_holds_every_exported_strategy():
     assert exported == set(STRATEGIES)
 
 
-@every_strategy
-def test_the_config_comes_back(name):
-    strategy = STRATEGIES[name]()
+@keras.saving.register_keras_serializable(package="tests")
+def kind_of(variable):
+    return variable.name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in STRATEGIES),
+        *((name, {"groups": "per_layer", "noise_allocation": "optimal"}) for name in WITH_GROUPS),
+        *((name, {"groups": kind_of, "noise_allocation": "proportional"}) for name in WITH_GROUPS),
+    ],
+)
+def test_the_config_comes_back(name, options):
+    strategy = STRATEGIES[name](**options)
     config = strategy.get_config()
     assert set(config) == set(inspect.signature(type(strategy)).parameters)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(strategy))
-    assert type(again) is type(strategy)
-    assert again.get_config() == config
-    assert type(strategy).from_config(config).get_config() == config
-    assert ka.clipping.get(keras.saving.serialize_keras_object(strategy)).get_config() == config
+    serialized = keras.saving.serialize_keras_object(strategy)
+    for again in (
+        keras.saving.deserialize_keras_object(serialized),
+        type(strategy).from_config(config),
+        ka.clipping.get(serialized),
+    ):
+        assert type(again) is type(strategy)
+        assert again.get_config() == config
+        assert again.groups == options.get("groups", "flat")
+        assert again.noise_allocation == options.get("noise_allocation", "global")
 
 
-@every_strategy
-def test_the_state_begins_with_a_clip_norm(name):
-    assert STRATEGIES[name]().initial_state()["clip_norm"] > 0
+@every_case
+def test_the_state_begins_with_a_clip_norm_for_each_group(name, groups, allocation):
+    """In float32, and the same joint norm however many groups there are."""
+    groups = GROUPS[groups]
+    state = strategy_for(name, allocation).initial_state(groups)
+    joint = strategy_for(name).initial_state(SINGLE)["clip_norm"]
+    assert state["clip_norm"].shape == (groups.num_groups,)
+    assert state["clip_norm"].dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(state["clip_norm"]), joint, rtol=1e-6)
 
 
 @every_strategy
 @pytest.mark.parametrize("clip_norm", CLIP_NORMS)
 def test_no_contribution_is_longer_than_the_clip_norm(name, clip_norm):
-    found = factors(STRATEGIES[name](), NORMS, clip_norm)
+    found = factors(strategy_for(name), NORMS, clip_norm)
     assert found.dtype == np.float32
+    assert found.shape == (len(NORMS), 1)
     assert np.isfinite(found).all()
     assert (found >= 0).all()
-    assert (found.astype(np.float64) * NORMS <= np.float32(clip_norm) * (1 + 1e-6)).all()
-
-
-@every_strategy
-def test_a_zero_contribution_stays_zero_and_a_short_one_whole(name):
-    found = factors(STRATEGIES[name](), NORMS[:3], 1.0)
-    np.testing.assert_array_equal(found, np.ones(3))
+    assert (found[:, 0].astype(np.float64) * NORMS <= np.float32(clip_norm) * (1 + 1e-6)).all()
 
 
 @given(
@@ -94,82 +146,164 @@ def test_a_zero_contribution_stays_zero_and_a_short_one_whole(name):
 )
 @every_strategy
 def test_no_contribution_is_longer_than_the_clip_norm_anywhere(name, norm, clip_norm):
-    (found,) = factors(STRATEGIES[name](), np.array([norm], np.float32), clip_norm)
-    assert 0 <= found * norm <= np.float32(clip_norm) * (1 + 1e-6)
+    ((found,),) = factors(strategy_for(name), np.array([norm], np.float32), clip_norm)
+    assert 0 <= float(found) * norm <= np.float32(clip_norm) * (1 + 1e-6)
 
 
 @every_strategy
-@pytest.mark.parametrize("noise_multiplier", [0.1, 0.5, 1.0, 3.0, 11.9])
-@pytest.mark.filterwarnings("ignore:The bits of `QuantileClipping` take much")
-def test_sum_and_statistics_together_cost_the_total(name, noise_multiplier):
-    """Two Gaussian mechanisms of noise multipliers a and b are one of (a^-2 + b^-2)^(-1/2)."""
-    strategy = STRATEGIES[name]()
-    of_sum, of_statistics = strategy.noise_split(noise_multiplier, 100.0)
+def test_a_short_contribution_stays_whole(name):
+    """But for the method that normalizes them all."""
+    found = factors(strategy_for(name), NORMS[:3], 1.0)[:, 0]
+    np.testing.assert_allclose(found, np.full(3, 50.0 if name == "AutomaticClipping" else 1.0))
+
+
+@every_case
+def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
+    groups = GROUPS[groups]
+    strategy = strategy_for(name, allocation)
+    clipping = CurrentClipping(strategy, groups, tensors(state_of(strategy, groups)))
+    norms = np.zeros((4, groups.num_groups), np.float32)
+    norms[0] = 1e18
+    finite = np.array([True, False, False, True])
+    present = np.array([True, True, False, True])
+    arguments = [ops.convert_to_tensor(value) for value in (norms, finite, present)]
+    found = ops.convert_to_numpy(clipping.factors(*arguments[:2]))
+    np.testing.assert_array_equal(found[1:3], 0.0)
+    assert (found[[0, 3]] > 0.0).all()
+    sums = ops.convert_to_numpy(clipping.summed_statistics(*arguments))
+    without_padding = summed_statistics(strategy, clipping.state, norms[present], finite[present])
+    assert sums.shape == (strategy.num_statistics(groups.num_groups),)
+    np.testing.assert_allclose(sums, without_padding)
+    # One that is not finite counts like one that is as long as can be.
+    endless = np.where(finite[:, None], norms, np.float32(1e18))[present]
+    np.testing.assert_allclose(sums, summed_statistics(strategy, clipping.state, endless))
+
+
+@every_strategy
+@pytest.mark.parametrize("num_groups", [1, 3])
+@pytest.mark.parametrize("noise_multiplier", [0.1, 0.5, 1.0, 3.0, 6.5])
+@pytest.mark.filterwarnings("ignore:The statistics of `.*` take much")
+def test_sum_and_statistics_together_cost_the_total(name, noise_multiplier, num_groups):
+    """Gaussian mechanisms of noise multipliers a and b are one of (a^-2 + b^-2)^(-1/2)."""
+    strategy = strategy_for(name)
+    of_sum, of_statistics = strategy.noise_split(noise_multiplier, 100.0, num_groups)
     assert of_sum >= noise_multiplier
     cost = of_sum**-2
-    if strategy.num_statistics:
-        cost += (0.5 / of_statistics) ** 2 * strategy.num_statistics
+    num_statistics = strategy.num_statistics(num_groups)
+    if num_statistics:
+        cost += (0.5 / of_statistics) ** 2 * num_statistics
     np.testing.assert_allclose(cost, noise_multiplier**-2, rtol=1e-12)
 
 
 @every_strategy
 def test_no_noise_is_split_into_no_noise(name):
-    assert STRATEGIES[name]().noise_split(0.0, 100.0)[0] == 0.0
+    assert strategy_for(name).noise_split(0.0, 100.0)[0] == 0.0
 
 
-def released(strategy, units, clip_norm):
-    """Clipped sum and summed statistics of units in the plane, as the step makes them."""
-    state = state_of(strategy, clip_norm)
-    units = np.asarray(units, np.float32).reshape(-1, 2)
-    norms = np.linalg.norm(units, axis=1).astype(np.float32)
-    finite = np.isfinite(norms)
-    norms = ops.convert_to_tensor(np.where(finite, norms, np.float32(0)))
-    clip_factors = ops.convert_to_numpy(strategy.clip_factors(state, norms)) * finite
-    total = np.sum(np.where(finite[:, None], units, 0) * clip_factors[:, None], axis=0)
-    statistics = strategy.statistics(state, norms, ops.convert_to_tensor(finite))
-    if statistics is None:
-        return total, np.zeros(0)
-    return total, np.sum(ops.convert_to_numpy(statistics), axis=0)
+def in_coordinates(strategy, state, groups, unit):
+    """A unit, of shape `(num_groups, 2)`, as the strategy sees it."""
+    if not strategy.has_coordinates:
+        return unit
+    pairs = strategy.coordinates(tensors(state), groups)
+    pairs = [tuple(map(ops.convert_to_numpy, pair)) for pair in pairs]
+    return np.stack([(part - a) / b for part, (a, b) in zip(unit, pairs, strict=True)])
 
 
-UNITS = [
-    (r * np.cos(angle), r * np.sin(angle))
-    for r in (0.0, 0.5, 0.999, 1.0, 1.001, 30.0)
-    for angle in (0.0, 0.7, np.pi)
-] + [(np.inf, 0.0), (np.nan, 1.0)]
+def released(strategy, state, groups, units):
+    """Clipped sums of shape `(num_groups, 2)` and summed statistics, as the step makes them."""
+    units = np.asarray(units, np.float32).reshape(-1, groups.num_groups, 2)
+    units = np.stack([in_coordinates(strategy, state, groups, unit) for unit in units])
+    with np.errstate(invalid="ignore"):
+        norms = np.linalg.norm(units, axis=2).astype(np.float32)
+    finite = np.isfinite(norms).all(axis=1)
+    norms = np.where(finite[:, None], norms, np.float32(0))
+    clip_factors = strategy.clip_factors(tensors(state), ops.convert_to_tensor(norms))
+    weights = (ops.convert_to_numpy(clip_factors) * finite[:, None])[:, :, None]
+    total = np.sum(np.where(finite[:, None, None], units, 0) * weights, axis=0)
+    return total, summed_statistics(strategy, state, norms, finite)
 
 
-@every_strategy
-def test_the_joint_sensitivity_is_what_the_split_pays_for(name):
+def units_for(num_groups, generator):
+    """Short, long, borderline and broken units, of shape `(num_groups, 2)` each."""
+    units = []
+    for radius in (0.0, 0.5, 0.999, 1.0, 1.001, 300.0):
+        for angle in (0.0, 0.7, math.pi):
+            units.append([[radius * math.cos(angle), radius * math.sin(angle)]] * num_groups)
+    units.extend(generator.lognormal(0, 2, (6, num_groups, 2)))
+    for bad in (math.inf, math.nan):
+        units.append([[1.0, 0.0]] * (num_groups - 1) + [[bad, 0.0]])
+    return [np.asarray(unit, np.float32) for unit in units]
+
+
+@every_case
+def test_the_joint_sensitivity_is_what_the_split_pays_for(name, groups, allocation):
     """The worst case over all batches of up to two units, and one more or less."""
-    strategy = STRATEGIES[name]()
-    clip_norm, total = 1.0, 2.0
-    of_sum, of_statistics = strategy.noise_split(total, 100.0)
-    worst = 0.0
-    for rest in [(), *((unit,) for unit in UNITS), *itertools.combinations(UNITS[::4], 2)]:
-        without = released(strategy, rest, clip_norm)
-        for unit in UNITS:
-            with_unit = released(strategy, [*rest, unit], clip_norm)
-            moved = np.linalg.norm(with_unit[0] - without[0]) / (of_sum * clip_norm)
-            if strategy.num_statistics:
-                moved = np.hypot(moved, np.linalg.norm(with_unit[1] - without[1]) / of_statistics)
+    groups = GROUPS[groups]
+    strategy, total = strategy_for(name, allocation), 2.0
+    num_groups = groups.num_groups
+    state = strategy.initial_state(groups)
+    if not strategy.has_coordinates:
+        state["clip_norm"] = np.linspace(0.5, 2.0, num_groups).astype(np.float32)
+    of_sum, of_statistics = strategy.noise_split(total, 100.0, num_groups)
+    stddevs = noise.group_stddevs(
+        allocation,
+        ops.convert_to_tensor(np.float32(of_sum)),
+        ops.convert_to_tensor(state["clip_norm"]),
+        groups.sizes,
+    )
+    stddevs = ops.convert_to_numpy(stddevs)[:, None]
+    units = units_for(num_groups, np.random.default_rng(3))
+    batches = [*((unit,) for unit in units), *itertools.combinations(units[::4], 2)]
+    worst = max(
+        np.linalg.norm(released(strategy, state, groups, [unit])[0] / stddevs) for unit in units
+    )
+    for rest in batches:
+        without = released(strategy, state, groups, rest)
+        for unit in units:
+            with_unit = released(strategy, state, groups, [*rest, unit])
+            moved = np.linalg.norm((with_unit[0] - without[0]) / stddevs)
+            if len(without[1]):
+                moved = math.hypot(moved, np.linalg.norm(with_unit[1] - without[1]) / of_statistics)
             worst = max(worst, moved)
     assert worst <= 1.0 / total * (1 + 1e-5)
     assert worst > 0.99 / total
 
 
-@every_strategy
-def test_the_next_state_is_finite_after_any_statistics(name):
-    strategy = STRATEGIES[name]()
-    state = state_of(strategy)
+@every_case
+def test_the_next_state_is_finite_after_any_release(name, groups, allocation):
+    groups = GROUPS[groups]
+    strategy = strategy_for(name, allocation)
+    state = state_of(strategy, groups)
     for value in (-1e30, -100.0, 0.0, 100.0, 1e30):
-        statistics = np.full(strategy.num_statistics, value, np.float32)
-        after = strategy.update(
-            state, ops.convert_to_tensor(statistics), ops.convert_to_tensor(np.float32(10))
+        after = updated(
+            strategy,
+            state,
+            np.full(strategy.num_statistics(groups.num_groups), value),
+            10.0,
+            means=[np.full(shape, value) for shape in groups.shapes],
+            mean_stddevs=[0.1] * len(groups.shapes),
         )
-        assert set(after) == set(state)
-        clip_norm = float(ops.convert_to_numpy(after["clip_norm"]))
-        assert SMALLEST_CLIP_NORM * 0.999 <= clip_norm <= LARGEST_CLIP_NORM * 1.001
+        assert {key: (array.shape, array.dtype) for key, array in after.items()} == {
+            key: (array.shape, array.dtype) for key, array in state.items()
+        }
+        assert all(np.isfinite(array).all() for array in after.values())
+        assert (after["clip_norm"] >= SMALLEST_CLIP_NORM * 0.999).all()
+        assert (after["clip_norm"] <= LARGEST_CLIP_NORM * 1.001).all()
+        if strategy.has_coordinates:
+            pairs = strategy.coordinates(tensors(after), groups)
+            for centre, scale in (map(ops.convert_to_numpy, pair) for pair in pairs):
+                assert np.isfinite(centre).all()
+                assert (scale > 0.0).all()
+
+
+@every_strategy
+def test_the_price_of_the_statistics_is_said(name):
+    strategy = strategy_for(name)
+    assert "when training starts" in strategy.describe()
+    text = strategy.describe(noise_multiplier=2.0, expected_units=100, num_groups=1)
+    of_sum, _ = strategy.noise_split(2.0, 100.0)
+    assert f"z = 2, of the sum z_D = {of_sum:.6g}" in text
+    assert f"{100 * (of_sum / 2.0 - 1):.3g}%" in text
 
 
 BAD_NORMS = [
@@ -192,6 +326,9 @@ BAD_NORMS = [
     [
         (ka.clipping.FixedClipping, "clip_norm"),
         (ka.clipping.QuantileClipping, "initial_clip_norm"),
+        (ka.clipping.AutomaticClipping, "clip_norm"),
+        (ka.clipping.AutomaticClipping, "stabilizer"),
+        (ka.clipping.MeanNormClipping, "initial_clip_norm"),
     ],
 )
 def test_a_clip_norm_that_is_none_is_refused(cls, argument, value, error, message):
@@ -201,7 +338,7 @@ def test_a_clip_norm_that_is_none_is_refused(cls, argument, value, error, messag
 
 def test_numbers_of_numpy_are_numbers():
     assert ka.clipping.FixedClipping(np.float32(0.5)).clip_norm == 0.5
-    assert ka.clipping.FixedClipping(np.int64(2)).get_config() == {"clip_norm": 2.0}
+    assert ka.clipping.FixedClipping(np.int64(2)).get_config()["clip_norm"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -211,6 +348,13 @@ def test_numbers_of_numpy_are_numbers():
         (2, ka.clipping.FixedClipping),
         (np.float32(0.5), ka.clipping.FixedClipping),
         ("quantile", ka.clipping.QuantileClipping),
+        ("automatic", ka.clipping.AutomaticClipping),
+        (ka.schedules.LinearDecay(1.0, 10), ka.clipping.ScheduledClipping),
+        (
+            keras.saving.serialize_keras_object(ka.schedules.PowerDecay(1.0)),
+            ka.clipping.ScheduledClipping,
+        ),
+        (keras.optimizers.schedules.CosineDecay(1.0, 10), ka.clipping.ScheduledClipping),
     ],
 )
 def test_what_a_user_may_write_for_a_strategy(identifier, expected):

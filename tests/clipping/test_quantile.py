@@ -8,26 +8,15 @@ from keras import ops
 from scipy import stats
 
 import keras_adaclip as ka
-
-
-def tensors(state):
-    return {name: ops.convert_to_tensor(np.float32(value)) for name, value in state.items()}
+from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 
 
 def step(strategy, state, norms, count_noise, expected_units):
     """One step through the strategy's own functions, on arrays of NumPy."""
-    state = tensors(state)
-    norms = np.asarray(norms, np.float32)
-    bits = strategy.statistics(
-        state, ops.convert_to_tensor(norms), ops.convert_to_tensor(np.ones(len(norms), bool))
-    )
-    total = np.sum(ops.convert_to_numpy(bits), axis=0, dtype=np.float64) + count_noise
-    after = strategy.update(
-        state,
-        ops.convert_to_tensor(np.asarray(total, np.float32)),
-        ops.convert_to_tensor(np.float32(expected_units)),
-    )
-    return {name: float(ops.convert_to_numpy(value)) for name, value in after.items()}
+    norms = np.asarray(norms, np.float32)[:, None]
+    total = summed_statistics(strategy, state, norms) + count_noise
+    after = updated(strategy, state, total, expected_units)
+    return {name: value.astype(np.float64) for name, value in after.items()}
 
 
 @pytest.mark.parametrize("update", ["geometric", "linear"])
@@ -36,7 +25,7 @@ def test_fifty_steps_follow_the_formula(update):
     generator = np.random.default_rng(0)
     gamma, eta, expected_units, stddev = 0.6, 0.15, 40, 3.0
     strategy = ka.clipping.QuantileClipping(gamma, 0.5, eta, stddev, update, max_clip_norm=2.0)
-    state, clip_norm = strategy.initial_state(), 0.5
+    state, clip_norm = strategy.initial_state(SINGLE), 0.5
     for _ in range(50):
         norms = generator.lognormal(size=generator.poisson(expected_units)).astype(np.float32)
         noise = generator.normal(0, stddev)
@@ -50,14 +39,14 @@ def test_fifty_steps_follow_the_formula(update):
         clip_norm = min(clip_norm, 2.0)
         np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-5)
         np.testing.assert_allclose(state["unclipped_fraction"], fraction, rtol=1e-5, atol=1e-6)
-        clip_norm = state["clip_norm"]
+        clip_norm = state["clip_norm"][0]
 
 
 def test_a_norm_equal_to_the_clip_norm_is_unclipped_and_a_non_finite_one_is_not():
     strategy = ka.clipping.QuantileClipping(initial_clip_norm=0.1)
     norms = ops.convert_to_tensor(np.array([0.1, 0.0, 0.0, 0.11], np.float32))
     finite = ops.convert_to_tensor(np.array([True, True, False, True]))
-    bits = strategy.statistics(tensors(strategy.initial_state()), norms, finite)
+    bits = strategy.statistics(tensors(strategy.initial_state(SINGLE)), norms[:, None], finite)
     np.testing.assert_array_equal(ops.convert_to_numpy(bits), [[0.5], [0.5], [-0.5], [-0.5]])
 
 
@@ -67,7 +56,7 @@ def test_the_bounds_hold(update):
         0.5, 1.0, 0.5, 1.0, update, min_clip_norm=0.5, max_clip_norm=2.0
     )
     for norms, bound in (([0.0] * 50, 0.5), ([1e9] * 50, 2.0)):
-        state = strategy.initial_state()
+        state = strategy.initial_state(SINGLE)
         for _ in range(20):
             state = step(strategy, state, norms, 0.0, 10)
         assert state["clip_norm"] == bound
@@ -77,7 +66,7 @@ def test_the_bounds_hold(update):
 def test_the_norm_comes_back_from_its_smallest_and_largest_value(update):
     strategy = ka.clipping.QuantileClipping(0.5, 1.0, 10.0, 1.0, update)
     for norms in ([0.0] * 10, [1e17] * 10):
-        state = strategy.initial_state()
+        state = strategy.initial_state(SINGLE)
         for _ in range(100):
             state = step(strategy, state, norms, 0.0, 10)
         far = state["clip_norm"]
@@ -157,11 +146,11 @@ def test_the_quantile_is_tracked_as_in_the_paper(name, target, record_property):
     mean, deviation = DISTRIBUTIONS[name]
     strategy = ka.clipping.QuantileClipping(target, 0.1, 0.2, count_noise_stddev=5.0)
     generator = np.random.default_rng(7)
-    state, quantiles = strategy.initial_state(), []
+    state, quantiles = strategy.initial_state(SINGLE), []
     for _ in range(400):
         norms = generator.lognormal(mean, deviation, 100)
         state = step(strategy, state, norms, generator.normal(0, 5.0), 100)
-        quantiles.append(stats.norm.cdf((math.log(state["clip_norm"]) - mean) / deviation))
+        quantiles.append(stats.norm.cdf((math.log(state["clip_norm"][0]) - mean) / deviation))
     tail = np.array(quantiles[200:])
     error = float(np.mean(np.abs(tail - target)))
     record_property("tracking", f"{name} {target}: mean {tail.mean():.3f}, error {error:.3f}")

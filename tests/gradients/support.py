@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import FixedClipping
+from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, clipped_sum, make_plan
 from keras_adaclip.gradients.layerwise import call_model
 from keras_adaclip.gradients.plan import whole_model_plan
@@ -92,13 +92,15 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
     clipping = clipping or FixedClipping(clip_norm)
 
     def step(x, y, sample_weight, mask):
+        groups = ParameterGroups.of(clipping.groups, model.trainable_variables)
         state = {
-            name: ops.convert_to_tensor(value, "float32")
-            for name, value in clipping.initial_state().items()
+            name: ops.convert_to_tensor(value)
+            for name, value in clipping.initial_state(groups).items()
         }
         with training_scope(model):
             batch = Batch(x, y, sample_weight, mask)
-            total, observed = clipped_sum(model, batch, clipping, state, plan)
+            current = CurrentClipping(clipping, groups, state)
+            total, observed = clipped_sum(model, batch, current, plan)
         return {
             "gradients": total.gradients,
             "statistics": total.statistics,
@@ -113,7 +115,10 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
     def call(x, y=None, sample_weight=None, mask=None):
         with restored(model):
             found = step(*(tensors(part) for part in (x, y, sample_weight, mask)))
-            return SimpleNamespace(**numpy(found))
+            found = numpy(found)
+        if clipping.groups == "flat":
+            found.update({name: found[name][:, 0] for name in ("norms", "factors")})
+        return SimpleNamespace(**found)
 
     return call
 

@@ -215,7 +215,7 @@ def test_a_refused_run_leaves_weights_and_ledger():
     model = train(line_model(dp_sgd("quantile", 0.5)), 1, batch_size=10)
     model.optimizer.noise_multiplier = 5.0
     before = flat_weights(model)
-    with pytest.raises(ValueError, match="leaves nothing for the bits"):
+    with pytest.raises(ValueError, match="leaves nothing for the statistics"):
         train(model, 1, batch_size=10)
     np.testing.assert_array_equal(flat_weights(model), before)
     assert [row.noise_multiplier for row in model.privacy_ledger] == [0.5]

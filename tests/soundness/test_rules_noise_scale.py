@@ -83,19 +83,21 @@ def test_a_changed_noise_multiplier_runs_and_is_accounted():
 class ManyStatistics(ka.clipping.FixedClipping):
     """Releases `NUM_DRAWS` statistics, all zero, and keeps what was released in its state."""
 
-    num_statistics = NUM_DRAWS
+    def num_statistics(self, num_groups):
+        return NUM_DRAWS
 
-    def initial_state(self):
-        return {"clip_norm": 1.0, "released": np.zeros(NUM_DRAWS)}
+    def initial_state(self, groups):
+        released = np.zeros(NUM_DRAWS, np.float32)
+        return {**super().initial_state(groups), "released": released}
 
     def statistics(self, state, norms, finite):
         return ops.zeros((ops.shape(norms)[0], NUM_DRAWS))
 
-    def noise_split(self, noise_multiplier, expected_units):
+    def noise_split(self, noise_multiplier, expected_units, num_groups=1):
         return noise_multiplier, COUNT_NOISE
 
-    def update(self, state, statistics, expected_units):
-        return {"clip_norm": state["clip_norm"], "released": statistics}
+    def update(self, state, release):
+        return {**state, "released": release.statistics}
 
 
 @pytest.mark.parametrize("mode", COMPILED)
@@ -122,7 +124,7 @@ def test_the_bits_of_quantile_clipping_are_noised_as_they_are_paid_for(monkeypat
 
 @pytest.mark.parametrize("noise_multiplier", [1e-3, 0.3, 1.1, 7.9])
 @pytest.mark.parametrize("strategy", CLIPPING)
-@pytest.mark.filterwarnings("ignore:The bits of `QuantileClipping` take much")
+@pytest.mark.filterwarnings("ignore:The statistics of `QuantileClipping` take much")
 def test_rounding_to_float32_never_lowers_the_noise(strategy, noise_multiplier):
     optimizer = dp_sgd(CLIPPING[strategy](), noise_multiplier)
     model = line_model(optimizer)
