@@ -1,0 +1,101 @@
+"""The clipping methods of the literature compared on Fashion-MNIST, as in Lin et al. 2022.
+
+    python examples/compare_clipping.py greedy --public-data digits.npz
+    python examples/compare_clipping.py greedy --public-data digits.npz --network b3
+    python examples/compare_clipping.py run
+    python examples/compare_clipping.py tables
+    python examples/compare_clipping.py figures
+
+`greedy` finds the thresholds to transfer, on public images (`x` of shape (n, 28, 28), labels `y`).
+`run` makes the runs that are missing; interrupt it at any time, and start it again to go on.
+Several processes may run at once. All of it goes to one folder: `runs.csv` with one row a run,
+`tables.md` and the figures. On two cores the whole takes most of a day.
+
+    python examples/compare_clipping.py --smoke --output somewhere
+
+does all of it once on a little data, in half a minute.
+"""
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+_OUTPUT = Path(__file__).parents[1] / "benchmarks" / "utility"
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "command", nargs="?", choices=("greedy", "run", "tables", "figures"), default="run"
+    )
+    add = parser.add_argument
+    add("--output", type=Path, default=_OUTPUT, help="folder of the results (%(default)s)")
+    add("--data-set", default="fashion_mnist")
+    add("--accountant", choices=("pld", "rdp"), default="pld")
+    add("--methods", nargs="+", metavar="METHOD", help="only these")
+    add("--experiments", nargs="+", metavar="EXPERIMENT", help="only these")
+    add("--network", choices=("b1", "b3"), help="only experiments with it; of `greedy`: b1")
+    add("--minutes", type=float, default=math.inf, help="begin no run later than this")
+    add("--threads", type=int, help="TensorFlow's, for sharing a machine between processes")
+    add("--public-data", type=Path, help="for `greedy`: an .npz file of digits")
+    add("--smoke", action="store_true", help="everything, on a little data")
+    return parser.parse_args()
+
+
+def limit_threads(number: int) -> None:
+    """Tells TensorFlow, before it is imported, how many threads to compute with."""
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = str(number)
+
+
+def main() -> None:
+    """Does what the command line says."""
+    options = parse_options()
+    if options.threads is not None:
+        limit_threads(options.threads)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from comparison import commands
+
+    if options.smoke:
+        commands.smoke(options.output)
+        return
+    scale = commands.Scale()
+    if options.command == "greedy":
+        if options.public_data is None:
+            sys.exit("`greedy` needs --public-data FILE.npz")
+        commands.greedy(
+            options.public_data, options.data_set, options.network or "b1", options.output, scale
+        )
+        return
+    context = _chosen(commands.context(options.output), options)
+    stages = commands.stages(options.experiments, options.network)
+    if options.command == "run":
+        is_complete = commands.run(context, options.output, scale, stages, options.minutes)
+        sys.exit(0 if is_complete else 3)
+    elif options.command == "tables":
+        print(commands.write_tables(context, options.output))
+    else:
+        print(*commands.write_figures(context, options.output), sep="\n")
+
+
+def _chosen(context: Any, options: argparse.Namespace) -> Any:
+    unknown = set(options.methods or ()) - set(context.methods)
+    if unknown:
+        sys.exit(f"Unknown methods: {', '.join(sorted(unknown))}. Known: {context.methods}")
+    return replace(
+        context,
+        data_set=options.data_set,
+        accountant=options.accountant,
+        methods=tuple(options.methods or context.methods),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The questions of the comparison, each one entry in `EXPERIMENTS`, and the runs they take."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import NamedTuple
+
+from .data_sets import DATA_SETS, paper
+from .methods import METHODS, Settings, Transferred
+from .results import Result
+from .runs import Run, as_text
+
+# The paper does not say how many epochs it ran. A rough trial with its other settings came closest
+# to its figures around here, and twenty is what its figures 2 to 7 seem to span.
+PAPER_EPOCHS = 20
+PAPER_LEARNING_RATE = 1.0
+POWERS = (0.3, 0.4, 0.5, 0.6)
+
+
+class Cell(NamedTuple):
+    """A point of the grid; `activation` is the number of one of the method's two."""
+
+    learning_rate: float
+    epochs: int
+    activation: int
+
+
+# The same for all methods. On a tie the earlier one wins.
+GRID = tuple(Cell(*values) for values in product((1.0, 2.0, 4.0), (12, 24), (0, 1)))
+GRID_SEED = 101
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the plans depend on.
+
+    Args:
+        data_set: a key of `DATA_SETS`.
+        accountant: `"pld"` or `"rdp"`.
+        methods: keys of `METHODS`.
+        transferred: for each network, what the greedy search found.
+        results: the finished runs by their keys.
+        grid: cells to choose from in the tuned table.
+        has_variants: whether the tuned table also chooses the method's main hyperparameter.
+        paper_epochs: number of epochs of the paper's table.
+    """
+
+    data_set: str = "fashion_mnist"
+    accountant: str = "pld"
+    methods: tuple[str, ...] = tuple(METHODS)
+    transferred: Mapping[str, Transferred] = field(default_factory=dict)
+    results: Mapping[tuple[str, ...], Result] = field(default_factory=dict)
+    grid: tuple[Cell, ...] = GRID
+    has_variants: bool = True
+    paper_epochs: int = PAPER_EPOCHS
+
+    def result(self, run: Run) -> Result | None:
+        """What a run gave, None where it has not been made."""
+        return self.results.get(run.key)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question.
+
+    Args:
+        title: what it is, in words.
+        plan: from a context, a method, a budget and a seed, to the runs; there are none where
+            they cannot be known yet.
+        epsilons: from a data set's budgets to those of the experiment.
+        network: a key of `NETWORKS`.
+        reference: name of the paper's table, None where it has none.
+        methods: keys of `METHODS`; None means all.
+    """
+
+    title: str
+    plan: Callable[[Context, str, float, int], list[Run]]
+    epsilons: Callable[[tuple[float, ...]], tuple[float, ...]] = lambda epsilons: epsilons
+    network: str = "b1"
+    reference: str | None = None
+    methods: tuple[str, ...] | None = None
+
+    def methods_in(self, context: Context) -> tuple[str, ...]:
+        """The methods that both have, but those that lack a search on public data."""
+        return tuple(
+            method
+            for method in context.methods
+            if (self.methods is None or method in self.methods)
+            and (self.network in context.transferred or not METHODS[method].needs_search)
+        )
+
+
+def paper_settings(context: Context, method: str, epsilon: float, network: str) -> Settings:
+    """A method's hyperparameters in the paper's appendix D, or those that stand in for them."""
+    given = paper()[context.data_set]["settings"][network][f"{epsilon:.1f}"]
+    return METHODS[method].settings(given, context.transferred.get(network))
+
+
+def paper_run(context: Context, method: str, epsilon: float, seed: int, network: str = "b1") -> Run:
+    """A run with the paper's settings as written."""
+    return Run(
+        data_set=context.data_set,
+        network=network,
+        method=method,
+        epsilon=epsilon,
+        seed=seed,
+        learning_rate=PAPER_LEARNING_RATE,
+        epochs=context.paper_epochs,
+        activation=METHODS[method].activations[0],
+        hyperparameters=as_text(paper_settings(context, method, epsilon, network)),
+        scored_on="test",
+        accountant=context.accountant,
+    )
+
+
+def grid_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
+    """One run a cell of the grid, scored on held-out training images."""
+    base = replace(paper_run(context, method, epsilon, seed), scored_on="validation")
+    return [
+        replace(
+            base,
+            learning_rate=cell.learning_rate,
+            epochs=cell.epochs,
+            activation=METHODS[method].activations[cell.activation],
+        )
+        for cell in context.grid
+    ]
+
+
+def variant_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
+    """The best cell of the grid with two other values of the method's main hyperparameter."""
+    best = _best(context, grid_runs(context, method, epsilon, seed))
+    if best is None or not context.has_variants:
+        return []
+    settings = json.loads(best.hyperparameters)
+    others = METHODS[method].variants(settings)
+    return [replace(best, hyperparameters=as_text(other)) for other in others]
+
+
+def chosen_run(context: Context, method: str) -> Run | None:
+    """What the grid chose for a method; None while runs of it are missing."""
+    epsilon = DATA_SETS[context.data_set].epsilons[0]
+    tried = grid_runs(context, method, epsilon)
+    if _best(context, tried) is None:
+        return None
+    return _best(context, tried + variant_runs(context, method, epsilon))
+
+
+def tuned_runs(context: Context, method: str, epsilon: float, seed: int) -> list[Run]:
+    """The chosen settings on all training images, scored on the test images."""
+    best = chosen_run(context, method)
+    if best is None:
+        return []
+    return [
+        replace(
+            best,
+            epsilon=epsilon,
+            seed=seed,
+            scored_on="test",
+            hyperparameters=as_text(_transposed(context, best, epsilon)),
+        )
+    ]
+
+
+def power_runs(context: Context, method: str, epsilon: float, seed: int) -> list[Run]:
+    """Table 1: power decay with several powers."""
+    base = paper_run(context, method, epsilon, seed)
+    settings = json.loads(base.hyperparameters)
+    return [
+        replace(base, hyperparameters=as_text({**settings, "power": power})) for power in POWERS
+    ]
+
+
+def _best(context: Context, runs: list[Run]) -> Run | None:
+    results = [context.result(run) for run in runs]
+    if not runs or any(result is None for result in results):
+        return None
+    return max(zip(runs, results, strict=True), key=lambda pair: pair[1].accuracy)[0]
+
+
+def _transposed(context: Context, best: Run, epsilon: float) -> Settings:
+    """The settings at another budget: the paper's there, changed as the choice changed them."""
+    there = paper_settings(context, best.method, epsilon, best.network)
+    before = paper_settings(context, best.method, best.epsilon, best.network)
+    chosen = json.loads(best.hyperparameters)
+    number = [chosen == v for v in METHODS[best.method].variants(before)]
+    return METHODS[best.method].variants(there)[number.index(True)] if any(number) else there
+
+
+def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], list[Run]]:
+    return lambda context, method, epsilon, seed: [
+        paper_run(context, method, epsilon, seed, network)
+    ]
+
+
+EXPERIMENTS = {
+    "paper": Experiment("The paper's settings as written", _paper_plan(), reference="table2"),
+    "grid": Experiment("The grid", grid_runs, lambda epsilons: epsilons[:1]),
+    "variants": Experiment("The main hyperparameter", variant_runs, lambda epsilons: epsilons[:1]),
+    "tuned": Experiment("Each method tuned alike", tuned_runs, reference="table2"),
+    "powers": Experiment(
+        "Powers of the power decay",
+        power_runs,
+        lambda epsilons: epsilons[:1],
+        reference="table1",
+        methods=("power",),
+    ),
+    "small": Experiment(
+        "The network of table B3",
+        _paper_plan("b3"),
+        lambda _: (1.0,),
+        network="b3",
+        reference="table3",
+    ),
+}
