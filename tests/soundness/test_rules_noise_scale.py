@@ -94,24 +94,27 @@ FURTHER = {
 @pytest.mark.filterwarnings("ignore:The statistics of `.*` take much")
 def test_the_noise_of_each_group_is_what_the_ledger_says(mode, strategy, groups, allocation):
     """Three steps, each with the thresholds from before it: 30,000 draws a group at least."""
-    clipping = FURTHER[strategy](groups=groups, noise_allocation=allocation)
-    optimizer = dp_sgd(clipping, noise_multiplier=5.0)
-    model = pure_noise_model(optimizer, **COMPILED[mode])
-    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE, 3)
-    (row,) = optimizer.ledger
     num_groups = 1 if groups == "flat" else 2
-    assert (row.noise_multiplier, row.steps) == (5.0, 3)
     of_sum = 5.0
     if strategy in ("quantile", "mean"):
         of_sum = (5.0**-2 - num_groups * (2.0 * COUNT_NOISE) ** -2) ** -0.5
     standardized = [[] for _ in range(num_groups)]
-    for update, clip_norms in zip(recorder.updates, recorder.clip_norms, strict=False):
-        clip_norms = np.atleast_1d(clip_norms)
-        sizes = [NUM_DRAWS / num_groups] * num_groups
-        stddevs = oracles.group_stddevs(allocation, of_sum, clip_norms, sizes)
-        np.testing.assert_allclose(np.sum((clip_norms / stddevs) ** 2), of_sum**-2)
-        for number, part in enumerate(np.split(update, num_groups)):
-            standardized[number].append(part / (stddevs[number] / BATCH_SIZE))
+    # Noise makes the mean of no norms at all negative or not, and the next threshold tiny or not.
+    num_runs, num_steps = (3, 1) if strategy == "mean" else (1, 3)
+    for _ in range(num_runs):
+        clipping = FURTHER[strategy](groups=groups, noise_allocation=allocation)
+        optimizer = dp_sgd(clipping, noise_multiplier=5.0)
+        model = pure_noise_model(optimizer, **COMPILED[mode])
+        recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE, num_steps)
+        (row,) = optimizer.ledger
+        assert (row.noise_multiplier, row.steps) == (5.0, num_steps)
+        for update, clip_norms in zip(recorder.updates, recorder.clip_norms, strict=False):
+            clip_norms = np.atleast_1d(clip_norms)
+            sizes = [NUM_DRAWS / num_groups] * num_groups
+            stddevs = oracles.group_stddevs(allocation, of_sum, clip_norms, sizes)
+            np.testing.assert_allclose(np.sum((clip_norms / stddevs) ** 2), of_sum**-2)
+            for number, part in enumerate(np.split(update, num_groups)):
+                standardized[number].append(part / (stddevs[number] / BATCH_SIZE))
     for draws in standardized:
         assert np.size(draws) >= 20_000
         spread(np.concatenate(draws), 1.0)
