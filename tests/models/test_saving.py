@@ -46,6 +46,53 @@ def test_keras_file(tmp_path):
     assert epsilon(loaded) == pytest.approx(expected_epsilon(5), rel=1e-6)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+def by_name(variable):
+    return variable.name
+
+
+STRATEGIES = {
+    "scheduled": lambda: ka.clipping.ScheduledClipping(ka.schedules.PowerDecay(0.5)),
+    "automatic": lambda: ka.clipping.AutomaticClipping(0.4, groups="per_layer"),
+    "mean": lambda: ka.clipping.MeanNormClipping(mean_noise_stddev=5.0, groups=by_name),
+    "adaclip": lambda: ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2),
+    "quantile by layer": lambda: ka.clipping.QuantileClipping(
+        count_noise_stddev=5.0, groups="per_layer", noise_allocation="optimal"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("way", ["keras file", "weights file"])
+def test_every_strategy_comes_back_as_it_was(name, way, tmp_path):
+    """State, config and read-outs; training goes on from there."""
+    model = trained(helpers.compiled(clipping=STRATEGIES[name]()))
+    if way == "keras file":
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    else:
+        model.save_weights(tmp_path / "run.weights.h5")
+        loaded = helpers.compiled(clipping=STRATEGIES[name]())
+        loaded.optimizer.build(loaded.trainable_variables)
+        loaded.load_weights(tmp_path / "run.weights.h5")
+    optimizer, other = model.optimizer, loaded.optimizer
+    assert other.clipping.get_config() == optimizer.clipping.get_config()
+    np.testing.assert_array_equal(other.clip_norm, optimizer.clip_norm)
+    assert np.shape(other.clip_norm) == (
+        (2,) if name in ("automatic", "quantile by layer", "mean") else ()
+    )
+    states = [
+        {key: keras.ops.convert_to_numpy(value) for key, value in o.current_clipping.state.items()}
+        for o in (optimizer, other)
+    ]
+    assert list(states[0]) == list(states[1])
+    for key, value in states[0].items():
+        np.testing.assert_array_equal(states[1][key], value)
+    assert epsilon(loaded) == epsilon(model)
+    trained(loaded, 2)
+    assert epsilon(loaded) == pytest.approx(expected_epsilon(5), rel=1e-6)
+
+
 def test_sequential_keras_file(tmp_path):
     layers = [keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()]
     model = trained(helpers.compiled(ka.PrivateSequential(layers)))

@@ -1,0 +1,145 @@
+"""Groups of variables: each part is clipped by its own norm; a broken part drops the whole unit."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_adaclip as ka
+from tests import oracles
+from tests.gradients.support import (
+    WHOLE_MODEL,
+    assert_close,
+    built,
+    plan_for,
+    row_gradients,
+    runner,
+)
+
+ROWS = 5
+
+
+def kind_of(variable):
+    """Kernels together, biases together."""
+    return variable.name
+
+
+def of_two(variable):
+    """Two groups that cut across the layers."""
+    return "first" if variable.path.endswith(("conv/kernel", "logits/bias")) else "rest"
+
+
+# The groups of conv/kernel, conv/bias, hidden/kernel, hidden/bias, logits/kernel, logits/bias.
+GROUPS = {
+    "flat": ("flat", [0, 0, 0, 0, 0, 0]),
+    "per layer": ("per_layer", [0, 0, 1, 1, 2, 2]),
+    "by kind": (kind_of, [0, 1, 0, 1, 0, 1]),
+    "across": (of_two, [0, 1, 1, 1, 1, 0]),
+    "each its own": (lambda variable: variable.path, [0, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.fixture(scope="module")
+def case():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 6, 6, 2)).astype("float32")
+    y = generator.integers(0, 3, ROWS).astype("int32")
+    stack = [
+        layers.Conv2D(3, 3, activation="tanh", name="conv"),
+        layers.Flatten(),
+        layers.Dense(4, activation="tanh", name="hidden"),
+        layers.Dense(3, name="logits"),
+    ]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = built(keras.Sequential([keras.Input(x.shape[1:]), *stack]), x, y, loss=loss)
+    return model, x, y, row_gradients(model, x, y)
+
+
+def by_group(gradients, assignment):
+    """The gradients of each group's variables."""
+    return [
+        [g for g, of in zip(gradients, assignment, strict=True) if of == number]
+        for number in range(max(assignment) + 1)
+    ]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("way", ["layer-wise", "one by one"])
+def test_each_part_is_clipped_to_its_own_norm(case, name, way):
+    model, x, y, gradients = case
+    groups, assignment = GROUPS[name]
+    assert model.trainable_variables[4].path.endswith("logits/kernel")
+    norms = [oracles.gradient_norms(part) for part in by_group(gradients, assignment)]
+    # Some units of each group are clipped and some are not.
+    clip_norms = [float(np.median(of_group)) for of_group in norms]
+    clipping = ka.clipping.FixedClipping(clip_norms, groups=groups)
+    if name == "flat":
+        clipping = ka.clipping.FixedClipping(clip_norms[0])
+    plan = plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL
+    assert plan.is_layerwise == (way == "layer-wise")
+    found = runner(model, plan, clipping=clipping)(x, y)
+    factors = [
+        oracles.clip_factors(of_group, clip_norm)
+        for of_group, clip_norm in zip(norms, clip_norms, strict=True)
+    ]
+    expected = [
+        np.tensordot(factors[number], gradient.astype(np.float64), axes=1)
+        for gradient, number in zip(gradients, assignment, strict=True)
+    ]
+    assert_close(found.gradients, expected)
+    found_norms = found.norms.reshape(ROWS, -1)
+    np.testing.assert_allclose(found_norms, np.stack(norms, axis=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["layer-wise", "one by one"])
+def test_a_unit_that_is_not_finite_adds_nothing_to_any_group(case, way):
+    model, x, y, _ = case
+    x = x.copy()
+    x[2, 0, 0, 0] = np.nan
+    clipping = ka.clipping.QuantileClipping(groups="per_layer")
+    run = runner(
+        model, plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL, clipping=clipping
+    )
+    found = run(x, y)
+    others = np.array([True, True, False, True, True])
+    without = run(x, y, mask=others)
+    assert_close(found.gradients, without.gradients)
+    np.testing.assert_array_equal(found.factors[2], 0.0)
+    # It counts as clipped in every group; a row that is masked out does not count.
+    np.testing.assert_allclose(found.statistics, without.statistics - 0.5)
+
+
+def test_the_groups_of_a_model(case):
+    model, *_ = case
+    for groups, assignment in GROUPS.values():
+        found = ka.clipping.ParameterGroups.of(groups, model.trainable_variables)
+        assert list(found.assignment) == assignment
+        assert found.num_groups == max(assignment) + 1
+        sizes = np.zeros(found.num_groups, int)
+        np.add.at(sizes, assignment, [int(np.prod(v.shape)) for v in model.trainable_variables])
+        assert found.sizes == tuple(sizes)
+    assert found.names[4].endswith("logits/kernel")
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "message"),
+    [
+        ("per-layer", ValueError, r"must be one of \('flat', 'per_layer'\) or a function"),
+        (3, TypeError, "must be one of"),
+        (None, TypeError, "must be one of"),
+    ],
+)
+def test_what_are_no_groups(groups, error, message):
+    with pytest.raises(error, match=message):
+        ka.clipping.FixedClipping(1.0, groups=groups)
+
+
+def test_a_function_that_names_no_group_is_refused(case):
+    model, *_ = case
+    with pytest.raises(TypeError, match="must return a name for each variable"):
+        ka.clipping.ParameterGroups.of(lambda variable: [1], model.trainable_variables)
+
+
+def test_an_unknown_allocation_is_refused():
+    with pytest.raises(ValueError, match=r"`noise_allocation` must be one of .*'even'"):
+        ka.clipping.FixedClipping(1.0, noise_allocation="even")
