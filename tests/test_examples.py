@@ -12,14 +12,16 @@ import keras_adaclip
 
 ROOT = Path(keras_adaclip.__file__).parents[1]
 
+once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="once is enough")
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="once is enough")
-def test_fashion_mnist(tmp_path):
-    script = ROOT / "examples" / "fashion_mnist.py"
+
+def run_example(name, tmp_path, *options):
+    """What an example prints."""
+    script = ROOT / "examples" / name
     if not script.exists():
         pytest.skip("the examples are not part of this installation")
     run = subprocess.run(
-        [sys.executable, script, "--smoke", "--output", tmp_path / "run.png", "--verbose", "2"],
+        [sys.executable, script, *options],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
@@ -28,6 +30,13 @@ def test_fashion_mnist(tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+@once
+def test_fashion_mnist(tmp_path):
+    options = ("--smoke", "--output", tmp_path / "run.png", "--verbose", "2")
+    printed = run_example("fashion_mnist.py", tmp_path, *options)
     for words in (
         "Data: ",
         "Noise multiplier",
@@ -35,5 +44,15 @@ def test_fashion_mnist(tmp_path):
         "Test accuracy",
         "differential privacy",
     ):
-        assert words in " ".join(run.stdout.split())
+        assert words in " ".join(printed.split())
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+@once
+def test_compare_clipping(tmp_path):
+    printed = run_example("compare_clipping.py", tmp_path, "--smoke", "--output", tmp_path)
+    assert "4 of 4 runs are there, 0 failed" in printed
+    assert "| transfer (Lin) |" in (tmp_path / "tables.md").read_text()
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 1 + 4
+    for name in ("thresholds_paper", "accuracy_paper", "thresholds_tuned", "accuracy_tuned"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

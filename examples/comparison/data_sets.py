@@ -101,7 +101,11 @@ def public_images(path: Path, num_train: int, split: float = 0.8) -> ImageData:
         y = arrays["y"].astype(np.int32)
     num_distinct = int(split * len(x))
     rows = np.resize(np.arange(num_distinct), num_train)
-    return ImageData(x[rows], y[rows], x[num_distinct:], y[num_distinct:], f"public: {path.name}")
+    source = (
+        f"{path.name}: {num_distinct:,} public images repeated to {num_train:,}, "
+        f"{len(x) - num_distinct:,} others to score on"
+    )
+    return ImageData(x[rows], y[rows], x[num_distinct:], y[num_distinct:], source)
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from .data_sets import DATA_SETS
 from .experiments import EXPERIMENTS, GRID_SEED, Context
+from .methods import METHODS
 from .results import ResultsFile
 from .runs import Run, Scale, train
 
@@ -57,7 +58,7 @@ class Planned:
 
 
 def planned(context: Context, stages: tuple[Stage, ...] = STAGES) -> list[Planned]:
-    """Every run of the stages, in order, each once.
+    """Every run of the stages, in order, each once; the slow methods come last beyond the paper's.
 
     Args:
         context: what the plans depend on.
@@ -67,7 +68,11 @@ def planned(context: Context, stages: tuple[Stage, ...] = STAGES) -> list[Planne
     for entry in _all_planned(context, stages):
         key = entry.run.key if entry.run else tuple(map(str, vars(entry).values()))
         plan.setdefault(key, entry)
-    return list(plan.values())
+    return sorted(plan.values(), key=_is_put_off)
+
+
+def _is_put_off(entry: Planned) -> bool:
+    return METHODS[entry.method].is_slow and entry.experiment != "paper"
 
 
 def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planned]:

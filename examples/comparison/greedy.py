@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 import keras_adaclip as ka
 from keras_adaclip.datasets import ImageData
@@ -90,6 +89,7 @@ def search(settings: Search, public: ImageData, folder: Path, scale: Scale, data
         PAPER_EPOCHS,
         "pld",
     )
+    print(f"{public.source}; noise multiplier {noise_multiplier:.3f}", flush=True)
     started = time.perf_counter()
     log: list[dict[str, Any]] = []
 
@@ -98,7 +98,7 @@ def search(settings: Search, public: ImageData, folder: Path, scale: Scale, data
         log.append({"epoch": label, "tried": tries.accuracies, "norm": tries.norm})
         print(
             f"[{len(log)}/{settings.epochs + settings.num_first_epochs - 1}] {label}: "
-            f"{tries.norm:g} gives {tries.accuracy:.2%} on {public.source}; "
+            f"{tries.norm:g} gives {tries.accuracy:.2%}, {len(tries.accuracies)} norms tried; "
             f"{time.perf_counter() - started:.0f} s so far",
             flush=True,
         )
@@ -119,8 +119,7 @@ def search(settings: Search, public: ImageData, folder: Path, scale: Scale, data
         "search": asdict(settings),
         "noise_multiplier": noise_multiplier,
         "batch_size": scale.batch_size,
-        "public_data": f"{public.source}: {len(np.unique(public.x_train, axis=0)):,} distinct "
-        f"images repeated to {num_train:,}, {len(public.x_test):,} to score on",
+        "public_data": public.source,
         "log": log,
     }
     _report_path(path).write_text(json.dumps(report, indent=1) + "\n")

@@ -41,6 +41,7 @@ class Method:
         activations: the two activations of the tuned table; the paper's table has the first.
         has_threshold: whether one clipping norm says what the method did.
         needs_search: whether it uses what the greedy search on public data finds.
+        is_slow: whether a step takes several times as long as other methods'.
         is_adaptive: whether it follows the gradients; the paper draws their norms separately.
     """
 
@@ -52,6 +53,7 @@ class Method:
     has_threshold: bool = True
     is_adaptive: bool = False
     needs_search: bool = False
+    is_slow: bool = False
 
 
 def _scheduled(schedule: Any) -> ka.clipping.ClippingStrategy:
@@ -113,6 +115,7 @@ METHODS = {
         build=lambda settings, _: ka.clipping.AdaClip(**settings),
         variants=_scaled("max_variance", 0.1, 10.0),
         has_threshold=False,
+        is_slow=True,
     ),
     "quantile": Method(
         "quantile (Andrew)",

@@ -29,7 +29,7 @@ def table_b3(activation: Any) -> list[keras.Layer]:
     """The network of table B3, which the paper calls smaller.
 
     With 512 hidden units, as printed, it has more parameters than that of table B1 (281,034 and
-    152,426); 512 is also what the second pooling leaves.
+    152,618); 512 is also what the second pooling leaves.
     """
     return [
         layers.Conv2D(16, 5, activation=activation()),

@@ -1,0 +1,298 @@
+"""The comparison's plans, choices, results file and tables, without any training."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_adaclip as ka
+
+if not (Path(ka.__file__).parents[1] / "examples" / "comparison").exists():
+    pytest.skip("the examples are not part of this installation", allow_module_level=True)
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("once is enough", allow_module_level=True)
+pytest.importorskip("matplotlib")
+
+from examples.comparison import commands, data_sets, driver, experiments, figures, greedy, tables
+from examples.comparison.experiments import GRID, Context
+from examples.comparison.methods import METHODS, Transferred
+from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
+from examples.comparison.results import COLUMNS, Result, ResultsFile
+from examples.comparison.runs import RESULTS, as_text
+
+FOUND = {network: Transferred((1.0, 0.7, 0.5), 1.1) for network in NETWORKS}
+CONTEXT = Context(transferred=FOUND)
+MEASURED = {
+    "noise_multiplier": 1.2,
+    "accuracy": 0.85,
+    "epsilon_spent": 2.69,
+    "seconds": 50.0,
+    "accuracy_by_epoch": [0.6, 0.85],
+    "threshold_by_epoch": [0.3, 0.3],
+}
+
+
+def some_run(**changes):
+    return replace(experiments.paper_run(CONTEXT, "fixed", 2.7, seed=1), **changes)
+
+
+def result(accuracy):
+    return Result(accuracy, 2.69, 50.0, (0.5, accuracy), (0.3, 0.3))
+
+
+def complete(context, accuracy_of):
+    """Results for every run that can be planned, until no more can."""
+    results = {}
+    while True:
+        context = replace(context, results=results)
+        new = [e.run for e in driver.planned(context) if e.run and e.run.key not in results]
+        if not new:
+            return context
+        results = {**results, **{run.key: result(accuracy_of(run)) for run in new}}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_paper_s_settings_and_their_variants_build(method, network):
+    epsilon = 1.0 if network == "b3" else 2.7
+    settings = experiments.paper_settings(CONTEXT, method, epsilon, network)
+    variants = METHODS[method].variants(settings)
+    assert len(variants) == 2
+    for values in (settings, *variants):
+        values = json.loads(as_text(values))
+        assert isinstance(METHODS[method].build(values, 100), ka.clipping.ClippingStrategy)
+
+
+def test_the_paper_s_figures_are_complete():
+    paper = data_sets.paper()["fashion_mnist"]
+    eight = set(METHODS) - {"automatic", "mean_norm"}
+    assert set(paper["table2"]) == {"1.5", "2.7", "4.5"}
+    assert all(set(column) == eight for column in paper["table2"].values())
+    assert set(paper["table3"]["1.0"]) == eight
+    assert paper["table2"]["2.7"]["power"] == [87.7, 0.1]
+    assert list(paper["table1"]["2.7"]) == [f"{power:g}" for power in experiments.POWERS]
+
+
+@pytest.mark.parametrize(("network", "parameters"), [("b1", 152_618), ("b3", 281_034)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_networks(network, parameters, activation):
+    model = build(network, activation)
+    assert model.count_params() == parameters
+    assert model.output_shape == (None, 10)
+
+
+def test_tempered_tanh_is_tanh():
+    x = keras.ops.linspace(-3.0, 3.0, 7)
+    tempered = ACTIVATIONS["tempered(2, 2, 1)"]()(x)
+    assert keras.ops.convert_to_numpy(tempered) == pytest.approx(
+        keras.ops.convert_to_numpy(keras.ops.tanh(x)), abs=1e-6
+    )
+
+
+# Plans
+
+
+def test_tuned_runs_wait_for_the_grid():
+    before = Counter(e.experiment for e in driver.planned(CONTEXT) if e.run)
+    assert before["grid"] == len(METHODS) * len(GRID)
+    assert before["tuned"] == before["variants"] == 0
+    done = complete(CONTEXT, lambda run: 0.8)
+    after = Counter(e.experiment for e in driver.planned(done))
+    assert after["variants"] == len(METHODS) * 2
+    assert after["paper"] == len(METHODS) * (5 + 2 * 3)
+    # Three seeds of power 0.5 are runs of the paper's table already.
+    assert after["powers"] == 3 * 3
+    assert after["small"] == len(METHODS) * 3
+
+
+def test_no_run_is_planned_twice():
+    runs = [e.run for e in driver.planned(complete(CONTEXT, lambda run: 0.8)) if e.run]
+    assert len({run.key for run in runs}) == len(runs)
+
+
+def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
+    def accuracy_of(run):
+        if run.scored_on == "test":
+            return 0.99
+        is_cell = (run.learning_rate, run.epochs, run.activation) == (4.0, 24, "tanh")
+        is_variant = json.loads(run.hyperparameters).get("clip_norm") == 0.6
+        return 0.7 + 0.1 * is_cell + 0.05 * is_variant
+
+    context = complete(CONTEXT, accuracy_of)
+    chosen = experiments.chosen_run(context, "fixed")
+    assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (4.0, 24, "tanh")
+    assert json.loads(chosen.hyperparameters) == {"clip_norm": 0.6}
+    (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
+    assert json.loads(tuned.hyperparameters) == {"clip_norm": 1.6}
+    assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
+
+
+def test_a_tie_goes_to_the_earlier_cell():
+    chosen = experiments.chosen_run(complete(CONTEXT, lambda run: 0.8), "power")
+    assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (1.0, 12, "relu")
+    assert json.loads(chosen.hyperparameters) == {"initial_value": 1.1, "power": 0.5}
+
+
+def test_reported_seeds_are_not_those_of_the_grid():
+    runs = [e.run for e in driver.planned(complete(CONTEXT, lambda run: 0.8))]
+    seeds = {kind: {r.seed for r in runs if r.scored_on == kind} for kind in ("test", "validation")}
+    assert not seeds["test"] & seeds["validation"]
+
+
+def test_methods_that_need_a_search_are_left_out_without_one():
+    planned = {entry.method for entry in driver.planned(Context())}
+    assert planned == set(METHODS) - {"transfer", "power"}
+
+
+def test_stages_of_experiments_and_networks():
+    assert {s.experiment for s in commands.stages(["paper"], None)} == {"paper"}
+    assert {s.experiment for s in commands.stages(None, "b3")} == {"small"}
+    with pytest.raises(ValueError, match="Unknown experiments"):
+        commands.stages(["papers"], None)
+
+
+# The results file
+
+
+def test_rows_come_back(tmp_path):
+    file = ResultsFile(tmp_path / "new")
+    assert file.read() == {}
+    runs = [some_run(), some_run(method="transfer", hyperparameters='{"values": [1.0, 0.5]}')]
+    for run in runs:
+        file.append("paper", run, MEASURED)
+    assert file.path.read_text().count("\n") == 3
+    assert list(file.read()) == [run.key for run in runs]
+    assert file.read()[runs[1].key] == Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3))
+    assert set(RESULTS) == set(MEASURED)
+    assert file.path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+@pytest.mark.parametrize("kept", [1, 30, 90, -1])
+def test_a_row_that_was_cut_off_is_made_again(tmp_path, kept):
+    file = ResultsFile(tmp_path)
+    file.append("paper", some_run(), MEASURED)
+    complete_rows = file.path.read_bytes()
+    file.append("paper", some_run(seed=2), MEASURED)
+    row = file.path.read_bytes()[len(complete_rows) :]
+    file.path.write_bytes(complete_rows + row[:kept])
+    assert list(file.read()) == [some_run().key]
+    file.append("paper", some_run(seed=2), MEASURED)
+    assert file.path.read_bytes() == complete_rows + row
+
+
+def test_a_claim_excludes_others_and_ends(tmp_path):
+    pytest.importorskip("fcntl")
+    file, other = ResultsFile(tmp_path), ResultsFile(tmp_path)
+    with file.claim(some_run()) as first, other.claim(some_run()) as second:
+        assert (first, second) == (True, False)
+        with other.claim(some_run(seed=2)) as third:
+            assert third
+    with other.claim(some_run()) as again:
+        assert again
+    file.append("paper", some_run(), MEASURED)
+    with other.claim(some_run()) as finished:
+        assert not finished
+
+
+# The driver
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs that were trained, where training only notes them."""
+    runs = []
+
+    def train(run, scale):
+        runs.append(run)
+        return MEASURED
+
+    monkeypatch.setattr(driver, "train", train)
+    return runs
+
+
+STAGES = (driver.Stage("paper", (1, 2), driver.FIRST), driver.Stage("grid", (101,)))
+TWO = replace(CONTEXT, methods=("fixed", "power"))
+
+
+def test_work_resumes(tmp_path, trained, capsys):
+    file = ResultsFile(tmp_path)
+    assert not driver.work(TWO, file, None, STAGES, minutes=-1.0)
+    assert not trained
+    first = experiments.paper_run(TWO, "power", 2.7, seed=1)
+    file.append("paper", first, MEASURED)
+    assert driver.work(TWO, file, None, STAGES)
+    assert len(trained) == 3 + 2 * len(GRID)
+    assert first not in trained
+    assert [run.method for run in trained[:3]] == ["fixed", "fixed", "power"]
+    assert "[28/28] 85.00%" in capsys.readouterr().out
+    assert driver.work(TWO, file, None, STAGES)
+    assert len(trained) == 3 + 2 * len(GRID)
+
+
+def test_a_failing_run_leaves_the_others(tmp_path, trained, monkeypatch, capsys):
+    note = driver.train
+
+    def train(run, scale):
+        if run.method == "fixed":
+            raise RuntimeError("does not converge")
+        return note(run, scale)
+
+    monkeypatch.setattr(driver, "train", train)
+    assert not driver.work(TWO, ResultsFile(tmp_path), None, STAGES[:1])
+    assert [run.method for run in trained] == ["power", "power"]
+    assert "2 failed" in capsys.readouterr().out
+
+
+# Tables and figures
+
+
+def test_tables_hold_means_beside_the_paper(tmp_path):
+    context = complete(CONTEXT, lambda run: 0.8 + run.seed / 1000 + (run.method == "power") / 100)
+    text = tables.report(context)
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
+    assert "| fixed (Abadi) | 80.2 ± 0.1 (3) | 82.7 ± 0.3 | 80.3 ± 0.2 (5) | 85.2 ± 0.2 |" in text
+    assert "| AUTO-S (Bu) | 80.2 ± 0.1 (3) | – |" in text
+    assert "Best first at ε = 2.7: power decay (Lin)," in text
+    assert rows["ε = 2.7"].count("81.2 ± 0.1 (3)") == len(experiments.POWERS)
+    assert rows["paper"] == "| paper | 86.4 ± 0.3 | 86.2 ± 0.2 | 87.1 ± 0.1 | 86.2 ± 0.2 |"
+    paths = figures.draw(context, tmp_path)
+    assert len(paths) == 6
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_tables_without_results():
+    text = tables.report(CONTEXT)
+    assert "| power decay (Lin) | – | 84.7 ± 0.3 | – | 87.7 ± 0.1 |" in text
+    assert "Best first" not in text
+    one = {experiments.paper_run(CONTEXT, "fixed", 2.7, 1).key: result(0.851)}
+    text = tables.report(replace(CONTEXT, results=one))
+    assert "| 85.1 (1) | 85.2 ± 0.2 |" in text
+
+
+# The search on public data
+
+
+def test_search_norms_and_what_is_loaded(tmp_path):
+    norms = greedy.Search().norms
+    assert norms[0] == 0.1
+    assert all(b / a == pytest.approx(1.3, rel=0.01) for a, b in pairwise(norms))
+    assert greedy.load(tmp_path) == {}
+    path = greedy.schedule_path(tmp_path, "b1")
+    ka.schedules.PiecewiseConstant([1.0, 0.5]).save(path)
+    path.with_name("transferred_schedule_search.json").write_text('{"initial_norm": 1.2}')
+    assert greedy.load(tmp_path) == {"b1": Transferred((1.0, 0.5), 1.2)}
+
+
+def test_time_left_counts_what_is_not_chosen_yet():
+    entry = driver.Planned("tuned", "fixed", 2.7, 1, None)
+    done = driver.Planned("paper", "fixed", 2.7, 1, some_run(epochs=10))
+    progress = driver._Progress()
+    progress._started -= 100.0
+    text = progress.time_left([done, *[entry] * 10], {some_run(epochs=10).key: result(0.8)})
+    assert text == "about 0 h 40 min left"
+    assert math.isinf(commands.run.__defaults__[-1])
