@@ -1,5 +1,6 @@
 """From a batch of examples to the sum of their clipped gradients."""
 
+from keras_adaclip.gradients.augmentation import Augmentation
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
@@ -12,6 +13,7 @@ from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.planning import finite_rows, make_plan, repeated
 
 __all__ = [
+    "Augmentation",
     "Batch",
     "ClippedSum",
     "GradientPlan",

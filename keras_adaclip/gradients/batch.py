@@ -19,12 +19,15 @@ class Batch:
         sample_weight: None or tensors of shape `(batch_size, ...)`; a weight of 0 is a unit.
         mask: bool tensor of shape `(batch_size,)`, false for padding; None where every row is a
             unit.
+        num_copies: how many rows of inputs, targets and weights each unit has, next to each other
+            (augmented copies of one example); their first axis is that many times as long.
     """
 
     x: Any
     y: Any = None
     sample_weight: Any = None
     mask: Tensor | None = None
+    num_copies: int = 1
 
     @classmethod
     def from_data(cls, data: Any) -> "Batch":
@@ -38,8 +41,8 @@ class Batch:
 
     @property
     def num_rows(self) -> Any:
-        """Number of rows, padding included: an int where the shape is static, else a tensor."""
-        return ops.shape(keras.tree.flatten(self.x)[0])[0]
+        """Number of units, padding included: an int where the shape is static, else a tensor."""
+        return ops.shape(keras.tree.flatten(self.x)[0])[0] // self.num_copies
 
     @property
     def present(self) -> Tensor:
@@ -47,13 +50,22 @@ class Batch:
         return ops.ones((self.num_rows,), dtype="bool") if self.mask is None else self.mask
 
     def rows(self, start: Any, size: int) -> "Batch":
-        """`size` rows from `start` on; there must be that many."""
+        """`size` units from `start` on; there must be that many."""
 
-        def take(value: Tensor) -> Tensor:
-            starts = [start, *[0] * (len(value.shape) - 1)]
-            return ops.slice(value, starts, (size, *value.shape[1:]))
+        def take(value: Tensor, copies: int = self.num_copies) -> Tensor:
+            starts = [start * copies, *[0] * (len(value.shape) - 1)]
+            return ops.slice(value, starts, (size * copies, *value.shape[1:]))
 
-        return self._map(take)
+        mask = None if self.mask is None else take(self.mask, 1)
+        return self._map(take, mask, self.num_copies)
+
+    def copied(self, num_copies: int) -> "Batch":
+        """Each unit's row `num_copies` times."""
+
+        def copies(value: Tensor) -> Tensor:
+            return ops.repeat(value, num_copies, axis=0)
+
+        return self._map(copies, self.mask, num_copies)
 
     def padded_to_multiple(self, size: int) -> "Batch":
         """The batch with rows of zeros, masked out, up to a multiple of `size`."""
@@ -69,12 +81,13 @@ class Batch:
             filler = ops.zeros((missing, *value.shape[1:]), value.dtype)
             return ops.concatenate([value, filler], axis=0)
 
-        return Batch(self.x, self.y, self.sample_weight, self.present)._map(pad)
+        return self._map(pad, pad(self.present))
 
-    def _map(self, function: Any) -> "Batch":
+    def _map(self, function: Any, mask: Tensor | None, num_copies: int = 1) -> "Batch":
         def apply(part: Any) -> Any:
             if part is None:
                 return None
             return keras.tree.map_structure(lambda v: None if v is None else function(v), part)
 
-        return Batch(apply(self.x), apply(self.y), apply(self.sample_weight), apply(self.mask))
+        x, y, sample_weight = (apply(part) for part in (self.x, self.y, self.sample_weight))
+        return Batch(x, y, sample_weight, mask, num_copies)

@@ -45,6 +45,10 @@ class PerExampleGradient(abc.ABC):
     def materialize(self) -> Tensor:
         """All gradients, float32 of shape `(batch_size, *variable.shape)`."""
 
+    @abc.abstractmethod
+    def merged(self, num_copies: int) -> "PerExampleGradient":
+        """The sums over each `num_copies` examples that stand next to each other."""
+
 
 class Materialized(PerExampleGradient):
     """Gradients written out.
@@ -70,6 +74,11 @@ class Materialized(PerExampleGradient):
     def materialize(self) -> Tensor:
         """The values themselves."""
         return self.values
+
+    def merged(self, num_copies: int) -> "Materialized":
+        """Summed values."""
+        shape = tuple(self.values.shape[1:])
+        return Materialized(ops.sum(ops.reshape(self.values, (-1, num_copies, *shape)), axis=1))
 
 
 class OuterProduct(PerExampleGradient):
@@ -123,6 +132,14 @@ class OuterProduct(PerExampleGradient):
         """The products, of shape `(batch_size, *shape)`."""
         return ops.reshape(self._written_out(), (-1, *self.shape))
 
+    def merged(self, num_copies: int) -> "OuterProduct":
+        """The copies' positions behind each other."""
+        return OuterProduct(
+            _positions_joined(self.inputs, num_copies),
+            _positions_joined(self.cotangents, num_copies),
+            self.shape,
+        )
+
     def _written_out(self) -> Tensor:
         if self._products is None:
             self._products = ops.matmul(ops.transpose(self.inputs, (0, 2, 1)), self.cotangents)
@@ -166,6 +183,11 @@ class Lookup(PerExampleGradient):
         onehot = ops.one_hot(self.ids, self.shape[0], dtype="float32")
         return ops.matmul(ops.transpose(onehot, (0, 2, 1)), self.cotangents)
 
+    def merged(self, num_copies: int) -> "Lookup":
+        """The copies' positions behind each other."""
+        ids = _positions_joined(self.ids, num_copies)
+        return Lookup(ids, _positions_joined(self.cotangents, num_copies), self.shape)
+
 
 def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     """The gradient of a variable that was used several times: its parts add up *before* the norm.
@@ -207,6 +229,12 @@ def shifted_and_scaled(
         rows = ops.ones((num_rows, *([1] * len(centre.shape))), "float32")
         return Materialized(-rows * (centre / scale))
     return Materialized((part.materialize() - centre) / scale)
+
+
+def _positions_joined(value: Tensor, num_copies: int) -> Tensor:
+    """From `(examples * copies, positions, ...)` to `(examples, copies * positions, ...)`."""
+    positions = num_copies * ops.shape(value)[1]
+    return ops.reshape(value, (-1, positions, *value.shape[2:]))
 
 
 def _sum_of_sizes(inputs: Tensor, cotangents: Tensor) -> Tensor:

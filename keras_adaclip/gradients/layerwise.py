@@ -33,6 +33,23 @@ class Forward:
     losses: Tensor
     loss_increments: list[Tensor]
 
+    def of_units(self, num_copies: int) -> "Forward":
+        """The mean loss of each unit's copies, and the predictions for its first copy."""
+        if num_copies == 1:
+            return self
+
+        def mean(values: Tensor) -> Tensor:
+            return ops.mean(ops.reshape(values, (-1, num_copies, *values.shape[1:])), axis=1)
+
+        def first(values: Tensor) -> Tensor:
+            mask = keras_private.mask_of(values)
+            if mask is not None:
+                mask = mask[::num_copies]
+            return keras_private.attach_mask(values[::num_copies], mask)
+
+        y_pred = keras.tree.map_structure(first, self.y_pred)
+        return Forward(y_pred, mean(self.losses), [mean(each) for each in self.loss_increments])
+
 
 @dataclass(frozen=True)
 class BatchGradients:
@@ -119,25 +136,29 @@ def per_example_gradients(
             model, batch.x, batch.y, y_pred, batch.sample_weight
         )
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
-        return ops.sum(losses), (recorder.tensors, y_pred, losses, increments, masks)
+        total = ops.sum(losses) / batch.num_copies
+        return total, (recorder.tensors, y_pred, losses, increments, masks)
 
     variables = [*model.variables, *model.metrics_variables]
     further, cotangents = backend.differentiate_at_taps(forward, variables)
     tensors, y_pred, losses, increments, masks = further
     for value, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
         keras_private.attach_mask(value, mask)
+    shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
 
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in recorders[-1].calls(tensors, cotangents):
         call.batched = plan.batched.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
+            if batch.num_copies > 1:
+                part = part.merged(batch.num_copies)
             parts.setdefault(id(variable), []).append(part)
     trainable = model.trainable_variables
     gradients = [
         combined(parts[id(variable)]) if id(variable) in parts else None for variable in trainable
     ]
-    return BatchGradients(trainable, gradients, batch.num_rows), Forward(y_pred, losses, increments)
+    return BatchGradients(trainable, gradients, batch.num_rows), shown
 
 
 def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:

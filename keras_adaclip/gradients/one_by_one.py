@@ -88,14 +88,18 @@ def single_gradient(
 
     Args:
         model: a built model with a compiled loss.
-        alone: a batch of one.
+        alone: a batch of one; the mean loss counts where it has several copies.
         training: the mode of the forward pass.
     """
 
     def loss() -> tuple[Tensor, Any]:
         arguments = {"x": alone.x, "y": alone.y, "sample_weight": alone.sample_weight}
         y_pred = call_model(model, alone.x, training)
-        value = compute_loss(model, y_pred, **arguments)
+        if alone.num_copies > 1:
+            losses, _ = per_example_losses(model, alone.x, alone.y, y_pred, alone.sample_weight)
+            value = ops.mean(losses)
+        else:
+            value = compute_loss(model, y_pred, **arguments)
         return value, value
 
     # The loss updates the trackers of single outputs' losses; only random generators may move on.
@@ -117,4 +121,4 @@ def _forward(model: keras.Model, batch: Batch, training: bool) -> Forward:
         losses, increments = per_example_losses(
             model, batch.x, batch.y, y_pred, batch.sample_weight
         )
-    return Forward(y_pred, losses, increments)
+    return Forward(y_pred, losses, increments).of_units(batch.num_copies)

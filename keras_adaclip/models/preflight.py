@@ -61,7 +61,7 @@ def check(model: keras.Model) -> list[PrivacyIssue]:
     >>> [issue.layer for issue in check(model)] == [model.layers[0].name]
     True
     """
-    issues = _layer_issues(model) + _compile_issues(model) + _metric_issues(model)
+    issues = layer_issues(model) + _compile_issues(model) + _metric_issues(model)
     rows = None if issues else _made_up_rows(model)
     if rows is None:
         return issues
@@ -90,7 +90,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)
-    _refuse(model, _layer_issues(model) + _compile_issues(model) + _metric_issues(model))
+    _refuse(model, layer_issues(model) + _compile_issues(model) + _metric_issues(model))
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
@@ -115,7 +115,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
             "with a new `DPOptimizer`; the privacy spent so far is carried over."
         )
     # Building may have made further layers.
-    _refuse(model, _layer_issues(model))
+    _refuse(model, layer_issues(model))
     if rows is None:
         return True
     finding = probe(model, rows)
@@ -130,7 +130,8 @@ def _refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
         raise ValueError(f"Model {model.name!r} cannot be trained privately:\n{listed}")
 
 
-def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:
+def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
+    """What the layers of `model`, by their kind and options, would do to the guarantee."""
     issues = []
     for layer in keras_private.flatten_layers(model):
         if isinstance(layer, _MIXING_LAYERS):

@@ -12,8 +12,9 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
-from keras_adaclip.gradients import GradientPlan, make_plan, whole_model_plan
+from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan, whole_model_plan
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
+from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
 from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.step import private_step
@@ -30,6 +31,7 @@ class PrivateTraining(PrivacySpending):
     gradient_plan: GradientPlan | None = None
     chunk_size: int | None = None
     diagnostic_metrics: dict[str, Any] | None = None
+    fit_augmentation: Augmentation | None = None
 
     def compile(
         self,
@@ -116,8 +118,10 @@ class PrivateTraining(PrivacySpending):
         sampling: str = "poisson",
         num_examples: int | None = None,
         once_per_pass: bool = False,
+        augmentation: Any = None,
+        augmentation_multiplicity: int = 1,
     ) -> Any:
-        """Trains privately; the arguments are Keras's, and three more.
+        """Trains privately; the arguments are Keras's, and five more.
 
         With arrays and `sampling="poisson"`, each step draws every example with probability
         `batch_size / len(x)`, and an epoch is `ceil(len(x) / batch_size)` steps. The noised sum
@@ -146,6 +150,11 @@ class PrivateTraining(PrivacySpending):
             num_examples: number of examples in a data set that does not tell.
             once_per_pass: your word that one pass over a data set holds each example at most
                 once; then a pass is one release, otherwise every step is.
+            augmentation: a Keras layer that augments each input alone, at random, and keeps its
+                shape, such as `keras.layers.RandomFlip`; None means none.
+            augmentation_multiplicity: number of augmented copies of each example, whose gradients
+                are averaged *before* clipping (De et al. 2022). They are one contribution, and
+                cost no privacy; a step costs as much time as one of so many times the examples.
 
         Returns:
             Keras's `History`.
@@ -201,7 +210,9 @@ class PrivateTraining(PrivacySpending):
                     steps_per_epoch=steps_per_epoch,
                     shuffle=shuffle,
                 )
+        wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         self._prepare(data)
+        self._use_augmentation(wanted)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         pass_counter = PassCounter(lambda: self._open_ledger(data), epochs_are_passes)
         try:
@@ -215,6 +226,7 @@ class PrivateTraining(PrivacySpending):
                     callbacks=ordered,
                 )
         finally:
+            self._use_augmentation(None)
             self._record_diagnostics(False)
             self.optimizer.end_run()  # type: ignore[attr-defined]
 
@@ -322,6 +334,14 @@ class PrivateTraining(PrivacySpending):
         """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""
         seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
         return None if seed is None else seed + (self.privacy_ledger.steps << 32)
+
+    def _use_augmentation(self, augmentation: Augmentation | None) -> None:
+        """Makes the step augment its examples, or stop it."""
+        if augmentation is self.fit_augmentation:
+            return
+        # Untracked by Keras: the layer is no part of the model.
+        keras_private.set_attribute(self, "fit_augmentation", augmentation)
+        self.train_function = None
 
     def _record_diagnostics(self, record: bool) -> None:
         """Makes the step record raw norms and true clip fractions, which are not private."""

@@ -44,8 +44,11 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     """The clipped sum over the whole batch, chunk by chunk where a chunk size is set."""
     optimizer, plan = model.optimizer, model.gradient_plan
     clipping = optimizer.current_clipping
+    # Read here: inside the loop over chunks JAX knows the model's variables only.
+    seed = None if model.fit_augmentation is None else optimizer.augmentation_seed
     if model.chunk_size is None:
-        total, observed = clipped_sum(model, batch, clipping, plan)
+        copies = _augmented(model, batch, seed, 0)
+        total, observed = clipped_sum(model, copies, clipping, plan)
         return total, _observe(model, batch, observed)
 
     size = model.chunk_size
@@ -56,7 +59,8 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
 
     def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         chunk = batch.rows(index * size, size)
-        part, observed = clipped_sum(model, chunk, clipping, plan)
+        copies = _augmented(model, chunk, seed, index)
+        part, observed = clipped_sum(model, copies, clipping, plan)
         _observe(model, chunk, observed)
         parts = [part.statistics, *part.gradients]
         return [total + part for total, part in zip(carry, parts, strict=True)]
@@ -70,6 +74,14 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         add_chunk, carry, num_chunks, changing, model.trainable_variables
     )
     return ClippedSum(gradients, statistics), model.get_metrics_result()
+
+
+def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:
+    """The augmented copies of the examples in chunk `index` of the step."""
+    if model.fit_augmentation is None:
+        return batch
+    of_chunk = ops.stack([ops.cast(index, "int32"), ops.zeros((), "int32")])
+    return model.fit_augmentation.applied(batch, seed + of_chunk)
 
 
 def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, Tensor]:

@@ -199,6 +199,11 @@ class DPOptimizer(AccountedOptimizer):
         """Allows `build`: the model clips the gradients of single examples."""
         self._is_for_private_model = True
 
+    @property
+    def augmentation_seed(self) -> Tensor:
+        """Two integers, new for each step, for random numbers other than noise."""
+        return self._noise.augmentation_seed
+
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether the optimizer was built for exactly these trainable variables."""
         return [id(variable) for variable in variables] == self._built_for

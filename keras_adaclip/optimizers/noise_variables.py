@@ -12,8 +12,9 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_adaclip import noise
+from keras_adaclip import backend, noise
 from keras_adaclip.clipping import ParameterGroups
 
 Tensor = Any
@@ -22,6 +23,8 @@ Tensor = Any
 # and a little more for each group whose norm goes into a sum.
 _ROUNDING_MARGIN, _MARGIN_OF_A_GROUP = 1.0 + 2.0**-16, 2.0**-23
 _STREAM_OF_STATISTICS, _FIRST_STREAM_OF_SUMS = 0, 1
+# The last one of a step: no model has so many variables.
+_STREAM_OF_AUGMENTATION = 2**20 - 1
 
 
 class NoiseVariables:
@@ -111,6 +114,14 @@ class NoiseVariables:
             _STREAM_OF_STATISTICS,
         )
         return noised
+
+    @property
+    def augmentation_seed(self) -> Tensor:
+        """Two integers that differ from step to step, for random numbers other than noise."""
+        draw = backend.gaussian(
+            (2,), self.key.value, self._num_draws.value, _STREAM_OF_AUGMENTATION
+        )
+        return ops.cast(ops.abs(draw) * 2.0**24, "int32")
 
     def begin_draw(self) -> None:
         """Moves on to noise that was never drawn, before any of it is."""

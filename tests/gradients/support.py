@@ -87,7 +87,7 @@ def restored(model):
                 variable.assign(value)
 
 
-def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
+def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_copies=1):
     """A function `(x, y, sample_weight, mask)` that returns sums and observations as NumPy."""
     clipping = clipping or FixedClipping(clip_norm)
 
@@ -98,7 +98,7 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True):
             for name, value in clipping.initial_state(groups).items()
         }
         with training_scope(model):
-            batch = Batch(x, y, sample_weight, mask)
+            batch = Batch(x, y, sample_weight, mask, num_copies)
             current = CurrentClipping(clipping, groups, state)
             total, observed = clipped_sum(model, batch, current, plan)
         return {

@@ -1,0 +1,52 @@
+"""Several augmented copies of one example, averaged *before* clipping.
+
+    g_i = (1 / k) sum_j gradient(loss(model(augment_j(x_i)), y_i))
+
+The copies of an example are one contribution with one norm, so that they cost no privacy.
+
+Source: De et al. 2022, "Unlocking high-accuracy differentially private image classification
+through scale", section 3.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.batch import Batch
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How each example of a batch is augmented.
+
+    Args:
+        layer: a Keras layer without trainable weights that treats each example alone, and keeps
+            the shape of the inputs; it is called in training mode.
+        multiplicity: number of copies of each example.
+    """
+
+    layer: keras.layers.Layer
+    multiplicity: int = 1
+
+    def applied(self, batch: Batch, seed: Tensor) -> Batch:
+        """The augmented copies of each example.
+
+        Args:
+            batch: the examples, one row each.
+            seed: integer tensor of shape `(2,)`, which the layer's random numbers come from.
+        """
+        copies = batch.copied(self.multiplicity)
+        states = keras_private.seed_generator_states(self.layer)
+        mapping = [(variable, variable.value) for variable in self.layer.variables]
+        # The layer is no part of the model, so nothing would carry its generators' state over
+        # from one compiled step to the next.
+        for number, state in enumerate(states):
+            mapping.append((state, ops.cast(seed + number, state.dtype)))
+        with keras.StatelessScope(mapping):
+            x = self.layer(copies.x, training=True)
+        return Batch(x, copies.y, copies.sample_weight, batch.mask, self.multiplicity)

@@ -1,0 +1,56 @@
+"""Augmented copies of an example: their mean gradient is clipped as one contribution."""
+
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.gradients.support import WHOLE_MODEL, assert_close, plan_for, row_gradients, runner
+from tests.gradients.test_architectures import case
+
+COPIES = 3
+NAMES = ["convolutions", "embedding_masked_mean", "dense_sequence", "shared_dense", "lstm"]
+
+
+def copied_case(name):
+    """An architecture with nine rows: three copies, all different, of each of three examples."""
+    from tests.gradients.architectures import ARCHITECTURES
+
+    architecture, model, _, _ = case(name)
+    del architecture
+    _, x, y = ARCHITECTURES[name].data(rows=3 * COPIES)
+    return model, x, y
+
+
+def available():
+    from tests.gradients.architectures import ARCHITECTURES
+
+    return [name for name in NAMES if name in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("way", ["layer-wise", "one by one"])
+def test_the_mean_over_the_copies_is_clipped(name, way):
+    model, x, y = copied_case(name)
+    rows = row_gradients(model, x, y)
+    expected = [g.reshape(3, COPIES, *g.shape[1:]).mean(axis=1) for g in rows]
+    norms = oracles.gradient_norms(expected)
+    clip_norm = float(np.median(norms))
+    plan = plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL
+    mask = np.array([True, True, True])
+    found = runner(model, plan, clip_norm, num_copies=COPIES)(x, y, mask=mask)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
+    assert_close(found.gradients, oracles.clipped_sums(expected, clip_norm), tolerance=2e-5)
+    assert found.losses.shape == (3,)
+
+
+@pytest.mark.parametrize("way", ["layer-wise", "one by one"])
+def test_one_copy_that_is_not_finite_drops_the_example(way):
+    model, x, y = copied_case("convolutions")
+    x = x.copy()
+    x[4] = np.nan
+    plan = plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL
+    run = runner(model, plan, 0.5, num_copies=COPIES)
+    found = run(x, y, mask=np.array([True, True, True]))
+    without = run(x, y, mask=np.array([True, False, True]))
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    assert_close(found.gradients, without.gradients)

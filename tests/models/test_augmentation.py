@@ -1,0 +1,143 @@
+"""`fit(augmentation=...)`: new copies at every step, all copies of an example one unit."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from tests.models import helpers
+from tests.soundness.setups import COMPILED, dp_sgd, fix_draws, line_data, line_model, recorded_fit
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Shift(keras.layers.Layer):
+    """Adds a random number between 0 and `size` to each row."""
+
+    def __init__(self, size=1.0, seed=3):
+        super().__init__()
+        self.size = size
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        shape = (ops.shape(x)[0], 1)
+        return x + keras.random.uniform(shape, 0.0, self.size, seed=self.seed_generator)
+
+
+class MixesRows(keras.layers.Layer):
+    def call(self, x, training=None):
+        return (x + ops.flip(x, axis=0)) / 2.0
+
+
+class Widens(keras.layers.Layer):
+    def call(self, x, training=None):
+        return ops.concatenate([x, x], axis=-1)
+
+
+def shifted_fit(multiplicity, values, mode, num_epochs=1, size=1.0, clip_norm=100.0, **options):
+    """The gradient of an example is minus its input; no noise, learning rate 1."""
+    optimizer = dp_sgd(clip_norm, 0.0, **options)
+    model = line_model(optimizer, **COMPILED[mode])
+    x, y = line_data(values)
+    arguments = {"augmentation": Shift(size), "augmentation_multiplicity": multiplicity}
+    return recorded_fit(model, x, y, len(values) // 2, num_epochs, **arguments).updates[:, 0]
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_the_mean_of_many_copies_is_what_an_example_adds(mode, microbatch_size, monkeypatch):
+    """4,000 uniform numbers: their mean is off by less than six standard errors, 0.027."""
+    fix_draws(monkeypatch, [range(4)])
+    (update,) = shifted_fit(1000, [1.0] * 8, mode, microbatch_size=microbatch_size)
+    assert update == pytest.approx(1.5, abs=0.03)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+def test_the_copies_are_one_contribution_with_one_norm(mode, monkeypatch):
+    """However many copies there are, an example adds no more than the clip norm."""
+    fix_draws(monkeypatch, [range(4)])
+    updates = shifted_fit(16, [10.0] * 8, mode, clip_norm=0.5)
+    np.testing.assert_allclose(updates, [0.5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+def test_every_step_chunk_example_and_copy_has_its_own_numbers(mode, monkeypatch):
+    fix_draws(monkeypatch, [range(4)])
+    one_by_one = shifted_fit(1, [1.0] * 8, mode, num_epochs=6, microbatch_size=1)
+    assert len(np.unique(np.round(one_by_one, 5))) == 6
+    # Equal numbers for all examples, or all copies, would spread means of 4 or of 64 like one.
+    spread = np.std(shifted_fit(1, [1.0] * 8, mode, num_epochs=40))
+    assert spread < 0.29 * 0.8
+    assert np.std(shifted_fit(16, [1.0] * 8, mode, num_epochs=40)) < spread / 2
+    assert np.std(shifted_fit(16, [1.0] * 8, mode, num_epochs=40, microbatch_size=1)) < spread / 2
+
+
+def test_two_fits_do_not_repeat_the_numbers():
+    model = line_model(dp_sgd(100.0, 0.0, seed=5))
+    x, y = line_data([1.0] * 8)
+    updates = [
+        recorded_fit(model, x, y, 8, 1, sampling="shuffle", augmentation=Shift()).updates[0, 0]
+        for _ in range(3)
+    ]
+    assert len(np.unique(np.round(updates, 5))) == 3
+    # A fit without augmentation has none.
+    (plain,) = recorded_fit(model, x, y, 8, 1, sampling="shuffle").updates[:, 0]
+    assert plain == pytest.approx(1.0, rel=1e-5)
+
+
+def test_images_with_layers_of_keras(capfd):
+    layers = [
+        keras.Input((6, 6, 1)),
+        keras.layers.Conv2D(2, 3, activation="tanh"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(3),
+    ]
+    options = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
+    model = helpers.compiled(ka.PrivateSequential(layers), metrics=["accuracy"], **options)
+    augmentation = keras.Sequential(
+        [keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.1, 0.1)]
+    )
+    history = helpers.quiet_fit(
+        model,
+        helpers.features(shape=(6, 6, 1)),
+        helpers.labels(),
+        batch_size=6,
+        epochs=2,
+        augmentation=augmentation,
+        augmentation_multiplicity=2,
+    )
+    assert np.isfinite(history["loss"]).all()
+    assert model.gradient_plan.is_layerwise
+    assert model.privacy_ledger.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"augmentation": MixesRows()}, ValueError, "mixes examples"),
+        ({"augmentation": Widens()}, ValueError, r"must keep the shape .* \(8,\) of \(4,\)"),
+        ({"augmentation": keras.layers.Dense(4)}, ValueError, "has trainable weights"),
+        ({"augmentation": lambda x: x}, TypeError, "must be a Keras layer"),
+        ({"augmentation_multiplicity": 2}, ValueError, "needs an `augmentation`"),
+        (
+            {"augmentation": Shift(), "augmentation_multiplicity": 0},
+            ValueError,
+            "must be at least 1",
+        ),
+        (
+            {"augmentation": Shift(), "augmentation_multiplicity": 1.5},
+            TypeError,
+            "must be an integer",
+        ),
+    ],
+)
+def test_what_is_refused_before_anything_changes(arguments, error, message):
+    model = helpers.compiled()
+    before = model.get_weights()
+    with pytest.raises(error, match=message):
+        helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6, **arguments)
+    for weight, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, other)
+    assert model.privacy_ledger.steps == 0
