@@ -34,11 +34,11 @@ class Stage:
 
 # In order of value.
 STAGES = (
-    Stage("paper", (1,), FIRST),
     Stage("grid", (GRID_SEED,)),
     Stage("variants", (GRID_SEED,)),
+    Stage("epochs", (GRID_SEED,)),
     Stage("tuned", (1, 2, 3, 4, 5), FIRST),
-    Stage("paper", (2, 3, 4, 5), FIRST),
+    Stage("paper", (1, 2, 3, 4, 5), FIRST),
     Stage("tuned", (1, 2, 3), OTHERS),
     Stage("paper", (1, 2, 3), OTHERS),
     Stage("powers", (1, 2, 3)),
@@ -83,6 +83,8 @@ def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planne
             for seed in stage.seeds:
                 for method in experiment.methods_in(context):
                     if stage.experiment == "variants" and not context.has_variants:
+                        continue
+                    if stage.experiment == "epochs" and context.longer_epochs is None:
                         continue
                     runs = experiment.plan(context, method, epsilon, seed)
                     for run in runs or [None]:

@@ -91,6 +91,8 @@ def grid_tables(context: Context) -> list[str]:
     count = f"{len(context.grid)} cells for each method"
     if context.has_variants:
         count += ", then two other values of its main hyperparameter in the best cell"
+    if context.longer_epochs is not None:
+        count += f", then {context.longer_epochs} epochs with what was best until then"
     return [
         f"One run each at ε = {epsilon:g}, seed {GRID_SEED}, "
         f"{DATA_SETS[context.data_set].num_held_out:,} training images held out, on which the "
