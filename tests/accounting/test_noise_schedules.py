@@ -1,0 +1,211 @@
+"""Noise schedules: what a plan says is what its ledger says, and calibration keeps the budget."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    Sampling,
+    accountants,
+    calibrate_noise_multiplier,
+    compute_epsilon,
+    ledger_epsilon,
+)
+from keras_adaclip.accounting.epsilon import planned_events
+from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
+from tests.accounting.oracles import gaussian_epsilon
+
+DELTA = 1e-5
+PLAN = {"num_examples": 1000, "batch_size": 150, "delta": DELTA}
+STEPS_PER_EPOCH = 7
+ALL_SAMPLING = ["poisson", "shuffle", "stream", "fixed"]
+every_sampling = pytest.mark.parametrize("sampling", ALL_SAMPLING)
+
+
+def float32(value):
+    return float(np.float32(value))
+
+
+def ledger_of(schedule, num_steps, sampling):
+    """What would be recorded: one row an epoch, of the noise at its first step."""
+    ledger = Ledger()
+    for step in range(num_steps):
+        if step % STEPS_PER_EPOCH == 0:
+            noise = schedule.value_at(step, STEPS_PER_EPOCH)
+            row = LedgerRow.open(Sampling[sampling.upper()], 150, 1000, noise_multiplier=noise)
+            ledger = ledger.append(row).begin_segment()
+        ledger = ledger.advance(1)
+    return ledger
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "stream"])
+@pytest.mark.parametrize("num_steps", [1, 6, 7, 8, 30])
+def test_a_plan_is_what_its_ledger_will_say(sampling, accountant, num_steps):
+    schedule = ExponentialDecay(2.3, 1.1, 13)
+    planned = compute_epsilon(
+        schedule, steps=num_steps, sampling=sampling, accountant=accountant, **PLAN
+    )
+    ledger = ledger_of(schedule, num_steps, sampling)
+    assert len(ledger) == math.ceil(num_steps / STEPS_PER_EPOCH)
+    assert planned == ledger_epsilon(ledger, DELTA, accountant)
+
+
+@every_sampling
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_schedule_that_stands_still_is_a_number(sampling, accountant):
+    arguments = {"epochs": 3, "sampling": sampling, "accountant": accountant, **PLAN}
+    schedule = PiecewiseConstant([1.1])
+    assert compute_epsilon(schedule, **arguments) == compute_epsilon(float32(1.1), **arguments)
+
+
+def test_the_noise_is_read_at_each_epochs_first_step_and_equal_noise_is_grouped():
+    schedule = PiecewiseConstant([1.1, 2.0, 1.1, 3.0])
+    events = planned_events(schedule, 1000, 150, 3 * STEPS_PER_EPOCH + 2, "poisson")
+
+    def event(noise_multiplier):
+        return PoissonSampledDpEvent(0.15, GaussianDpEvent(float32(noise_multiplier)))
+
+    assert events == ((event(2.0), 7), (event(1.1), 14), (event(3.0), 2))
+    passes = planned_events(schedule, 1000, 150, 3 * STEPS_PER_EPOCH + 2, "shuffle")
+    assert [count for _, count in passes] == [1, 2, 1]
+    # Within an epoch it stands still.
+    growing = ExponentialDecay(1.0, 0.5, 10)
+    assert [count for _, count in planned_events(growing, 1000, 150, 16, "stream")] == [7, 7, 2]
+
+
+def test_a_schedules_own_epochs_go_before_those_of_the_plan():
+    schedule = PiecewiseConstant([1.0, 2.0, 3.0], steps_per_epoch=14)
+    counts = [count for _, count in planned_events(schedule, 1000, 150, 35, "poisson")]
+    assert counts == [14, 14, 7]
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_full_releases_of_different_noise_are_one_gaussian(accountant):
+    noises = [2.0, 5.0, 3.0]
+    epsilon = compute_epsilon(
+        PiecewiseConstant(noises), epochs=3, sampling="shuffle", accountant=accountant, **PLAN
+    )
+    exact = gaussian_epsilon(sum(noise**-2 for noise in noises) ** -0.5, DELTA)
+    assert exact * (1 - 1e-6) <= epsilon <= exact * (1.0005 if accountant == "pld" else 1.2)
+
+
+def test_gaussians_are_composed_in_the_place_of_the_latest():
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    events = ((GaussianDpEvent(2.0), 8), (sampled, 5), (GaussianDpEvent(4.0), 32), (sampled, 2))
+    merged = accountants._with_one_gaussian(events)
+    assert merged == ((sampled, 5), (GaussianDpEvent(0.5), 1), (sampled, 2))
+    assert accountants._with_one_gaussian(events[:2]) == events[:2]
+
+
+def test_more_rows_than_python_allows_calls():
+    """On a coarse grid, where hundreds of rows take a moment."""
+    events = tuple(
+        (PoissonSampledDpEvent(0.001, GaussianDpEvent(60.0 + number)), 1) for number in range(1100)
+    )
+    composed = accountants._composed_pld(events, interval=0.1)
+    assert composed.get_delta_for_epsilon(5.0) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "schedule", [ExponentialDecay(1.0, 0.5, 40), PowerDecay(30.0), PiecewiseConstant([5.0, 1, 3])]
+)
+@pytest.mark.parametrize(
+    ("sampling", "accountant"),
+    [("poisson", "pld"), ("poisson", "rdp"), ("shuffle", "pld"), ("stream", "rdp")],
+)
+@pytest.mark.parametrize("target", [0.3, 8.0])
+def test_a_calibrated_schedule_meets_its_target(schedule, sampling, accountant, target):
+    arguments = {"steps": 37, "sampling": sampling, "accountant": accountant, **PLAN}
+    scaled = calibrate_noise_multiplier(target, noise_schedule=schedule, **arguments)
+    assert type(scaled) is type(schedule)
+    ratios = [scaled.value_at(step, 7) / schedule.value_at(step, 7) for step in range(40)]
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-12)
+    assert 0.995 * target <= compute_epsilon(scaled, **arguments) <= target
+    recorded = ledger_epsilon(ledger_of(scaled, 37, sampling), DELTA, accountant)
+    assert 0.995 * target <= recorded <= target
+
+
+def test_a_calibrated_schedule_for_batches_of_fixed_size():
+    """RDP's bound jumps here, by some percent."""
+    arguments = {"epochs": 3, "sampling": "fixed", **PLAN}
+    scaled = calibrate_noise_multiplier(3.0, noise_schedule=PowerDecay(2.0), **arguments)
+    assert 0.9 * 3.0 <= compute_epsilon(scaled, **arguments) <= 3.0
+
+
+def test_a_schedule_that_stands_still_is_calibrated_like_a_number():
+    arguments = {"epochs": 5, "accountant": "rdp", **PLAN}
+    number = calibrate_noise_multiplier(2.0, **arguments)
+    schedule = calibrate_noise_multiplier(2.0, noise_schedule=PowerDecay(7.0, 0.0), **arguments)
+    assert schedule.value_at(0, 7) == pytest.approx(number, rel=5e-3)
+
+
+def test_few_costly_evaluations_are_made(monkeypatch):
+    from keras_adaclip.accounting import calibration
+
+    fine = set()
+
+    def recorded(events, delta, accountant, coarseness=1):
+        if coarseness == 1:
+            fine.add(events)
+        return composed_epsilon(events, delta, accountant, coarseness)
+
+    composed_epsilon = calibration.composed_epsilon
+    monkeypatch.setattr(calibration, "composed_epsilon", recorded)
+    calibrate_noise_multiplier(2.0, epochs=6, noise_schedule=PowerDecay(1.0), **PLAN)
+    assert len(fine) <= 2
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "1", None])
+def test_values_that_are_no_noise(value):
+    class Odd:
+        def value_at(self, step, steps_per_epoch=None):
+            return 1.0 if step == 0 else value
+
+        def scaled(self, factor):
+            return self
+
+    if value == 0.0:
+        assert compute_epsilon(Odd(), epochs=2, **PLAN) == math.inf
+        with pytest.raises(ValueError, match="`noise_schedule` must be positive at every epoch"):
+            calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=Odd(), **PLAN)
+        return
+    for function in (
+        lambda: compute_epsilon(Odd(), epochs=2, **PLAN),
+        lambda: calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=Odd(), **PLAN),
+    ):
+        with pytest.raises((TypeError, ValueError), match="Argument `noise_multiplier`"):
+            function()
+
+
+def test_a_schedule_that_no_factor_helps():
+    class Stubborn:
+        def value_at(self, step, steps_per_epoch=None):
+            return 1.0
+
+        def scaled(self, factor):
+            return self
+
+    with pytest.raises(ValueError, match="No multiple of the noise schedule reaches the target"):
+        calibrate_noise_multiplier(
+            0.1, epochs=2, noise_schedule=Stubborn(), accountant="rdp", **PLAN
+        )
+
+
+def test_what_is_no_schedule():
+    import keras
+
+    cosine = keras.optimizers.schedules.CosineDecay(2.0, 20, alpha=0.5)
+    with pytest.raises(
+        TypeError, match=r"Argument `noise_schedule` .* `keras_adaclip.schedules.get"
+    ):
+        calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=cosine, **PLAN)
+    with pytest.raises(TypeError, match="Argument `noise_multiplier` must be a real number"):
+        compute_epsilon(cosine, epochs=2, **PLAN)
+    epsilon = compute_epsilon(KerasSchedule(cosine), epochs=2, accountant="rdp", **PLAN)
+    assert 0 < epsilon < math.inf
+    assert compute_epsilon(KerasSchedule(cosine), epochs=0, **PLAN) == 0.0

@@ -1,0 +1,115 @@
+"""The tempered sigmoid: its formula, its place in a saved model, and its layer-wise gradients."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.activations import TemperedSigmoid
+
+X = np.linspace(-6.0, 6.0, 101).astype("float32")
+
+
+def applied(activation, x=X):
+    return ops.convert_to_numpy(activation(ops.convert_to_tensor(x)))
+
+
+@pytest.mark.parametrize("arguments", [(2.0, 2.0, 1.0), (1.58, 3.0, 0.71), (1, 1, 0), (0.5, 4, -2)])
+def test_the_formula(arguments):
+    scale, inverse_temperature, offset = arguments
+    x = X.astype("float64")
+    expected = scale / (1.0 + np.exp(-inverse_temperature * x)) - offset
+    np.testing.assert_allclose(applied(TemperedSigmoid(*arguments)), expected, atol=2e-6)
+
+
+def test_by_default_it_is_the_hyperbolic_tangent():
+    np.testing.assert_allclose(applied(TemperedSigmoid()), np.tanh(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_shape_and_float_type_are_kept(dtype):
+    x = ops.ones((2, 3, 4), dtype=dtype)
+    found = TemperedSigmoid()(x)
+    assert tuple(found.shape) == (2, 3, 4)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+
+
+def test_the_config_comes_back():
+    activation = TemperedSigmoid(1.5, 3.0, offset=0.25)
+    config = {"scale": 1.5, "inverse_temperature": 3.0, "offset": 0.25}
+    assert activation.get_config() == config
+    assert repr(activation) == "TemperedSigmoid(scale=1.5, inverse_temperature=3.0, offset=0.25)"
+    for again in (
+        TemperedSigmoid.from_config(config),
+        keras.activations.deserialize(keras.activations.serialize(activation)),
+        keras.activations.get(keras.activations.serialize(activation)),
+    ):
+        assert type(again) is TemperedSigmoid
+        assert again.get_config() == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scale": 0.0}, ValueError, r"`scale` must be positive\. Received: scale=0\.0"),
+        ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
+        ({"inverse_temperature": -1}, ValueError, "`inverse_temperature` must be positive"),
+        ({"offset": float("nan")}, ValueError, "`offset` must be finite"),
+        ({"offset": "1"}, TypeError, "`offset` must be a real number"),
+        ({"scale": True}, TypeError, "`scale` must be a real number"),
+    ],
+)
+def test_arguments_that_make_no_activation(arguments, error, message):
+    with pytest.raises(error, match=message):
+        TemperedSigmoid(**arguments)
+
+
+def private_model():
+    return ka.PrivateSequential(
+        [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(3, 3, activation=TemperedSigmoid(1.5, 3.0, 0.5)),
+            keras.layers.Activation(TemperedSigmoid()),
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, activation=TemperedSigmoid()),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def data(num_examples=16):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(num_examples, 6, 6, 1)).astype("float32")
+    return x, generator.integers(0, 3, num_examples)
+
+
+def trained(model):
+    x, y = data()
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.5), clipping=1.0, noise_multiplier=1.0
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x, y, batch_size=8, epochs=1, verbose=0)
+    return model
+
+
+def test_private_training_takes_it_layer_by_layer():
+    model = private_model()
+    before = [np.array(weight) for weight in model.get_weights()]
+    trained(model)
+    assert model.gradient_plan.is_layerwise
+    assert all(np.any(now != then) for now, then in zip(model.get_weights(), before, strict=True))
+
+
+def test_a_saved_model_comes_back_with_it(tmp_path):
+    model = trained(private_model())
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert loaded.layers[0].activation.get_config() == model.layers[0].activation.get_config()
+    x, _ = data()
+    np.testing.assert_array_equal(
+        loaded.predict(x, verbose=0), model.predict(x, verbose=0), strict=True
+    )
+    assert trained(loaded).gradient_plan.is_layerwise
