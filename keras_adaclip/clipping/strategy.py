@@ -183,17 +183,17 @@ class ClippingStrategy(abc.ABC):
                 "`describe(noise_multiplier, expected_units)` tells it now"
             )
         total, of_sum, of_statistics, num_groups = split
-        added = 100.0 * (of_sum / total - 1.0) if total > 0.0 else 0.0
-        parts = [f"{name}: noise multiplier z = {total:.6g}, of the sum z_D = {of_sum:.6g}"]
-        parts.append(f"{added:.3g}% more noise on the sum than without statistics")
-        if self.num_statistics(num_groups):
-            parts.append(
-                f"{self.num_statistics(num_groups)} statistic(s) noised with standard deviation "
-                f"{of_statistics:.6g}"
+        num_statistics = self.num_statistics(num_groups)
+        text = f"{name}: noise multiplier z = {total:.6g}, of the sum z_D = {of_sum:.6g}"
+        if num_statistics and total > 0.0:
+            text += (
+                f" ({100.0 * (of_sum / total - 1.0):.3g}% more noise, the price of "
+                f"{num_statistics} private statistic{'s' if num_statistics > 1 else ''} with noise "
+                f"of standard deviation {of_statistics:.6g})"
             )
         if num_groups > 1:
-            parts.append(f"{num_groups} groups, noise allocation {self.noise_allocation!r}")
-        return "; ".join(parts)
+            text += f"; {num_groups} groups, noise allocation {self.noise_allocation!r}"
+        return text
 
     def remember_split(self, total: float, of_sum: float, of_statistics: float, num: int) -> None:
         """Keeps what the optimizer's latest run pays, for `describe`."""

@@ -16,6 +16,7 @@ from keras_adaclip import noise
 from keras_adaclip.clipping import CurrentClipping, ParameterGroups
 from keras_adaclip.clipping._validation import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
+from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
 
 # Every exported strategy, with the arguments that a test of its own would use.
 STRATEGIES = {
@@ -303,7 +304,18 @@ def test_the_price_of_the_statistics_is_said(name):
     text = strategy.describe(noise_multiplier=2.0, expected_units=100, num_groups=1)
     of_sum, _ = strategy.noise_split(2.0, 100.0)
     assert f"z = 2, of the sum z_D = {of_sum:.6g}" in text
-    assert f"{100 * (of_sum / 2.0 - 1):.3g}%" in text
+    price = f"{100 * (of_sum / 2.0 - 1):.3g}% more noise, the price of 1 private statistic with"
+    assert (price in text) == (strategy.num_statistics(1) == 1)
+
+
+def test_a_trained_optimizer_tells_what_was_paid():
+    optimizer = dp_sgd(ka.clipping.QuantileClipping(count_noise_stddev=4.0, groups="per_layer"))
+    model = pure_noise_model(optimizer)
+    model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
+    of_sum = (1.0 - 2 / 64.0) ** -0.5
+    text = optimizer.clipping.describe()
+    assert f"z_D = {of_sum:.6g} ({100 * (of_sum - 1):.3g}% more noise" in text
+    assert "2 groups, noise allocation 'global'" in text
 
 
 BAD_NORMS = [

@@ -1,0 +1,71 @@
+"""QuantileClipping beside `QuantileAdaptiveClipSumQuery` of TensorFlow Privacy, noise off.
+
+Runs where that package is installed: `make test-tensorflow-privacy` has an environment for it.
+"""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("once is enough", allow_module_level=True)
+
+# Its Keras parts need an older Keras; the queries do not.
+sys.skip_tf_privacy_import = True
+queries = pytest.importorskip(
+    "tensorflow_privacy.privacy.dp_query.quantile_adaptive_clip_sum_query",
+    reason="tensorflow-privacy is not installed: make test-tensorflow-privacy",
+)
+
+import tensorflow as tf
+from keras import ops
+
+import keras_adaclip as ka
+from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
+
+NUM_STEPS, EXPECTED_UNITS = 100, 20
+
+
+def records(generator):
+    """What a Poisson-sampled batch of units adds, each a vector of three numbers."""
+    count = int(generator.poisson(EXPECTED_UNITS))
+    scale = generator.lognormal(0.0, 1.0, (count, 1))
+    return (scale * generator.normal(size=(count, 3))).astype(np.float32)
+
+
+@pytest.mark.parametrize("update", ["geometric", "linear"])
+@pytest.mark.parametrize("target", [0.1, 0.5, 0.8])
+def test_a_hundred_steps_take_the_same_course(update, target):
+    learning_rate, start = 0.2, 0.7
+    query = queries.QuantileAdaptiveClipSumQuery(
+        initial_l2_norm_clip=start,
+        noise_multiplier=0.0,
+        target_unclipped_quantile=target,
+        learning_rate=learning_rate,
+        clipped_count_stddev=0.0,
+        expected_num_records=EXPECTED_UNITS,
+        geometric_update=update == "geometric",
+    )
+    strategy = ka.clipping.QuantileClipping(target, start, learning_rate, update=update)
+    theirs, ours = query.initial_global_state(), strategy.initial_state(SINGLE)
+    generator = np.random.default_rng(5)
+    norms_seen = []
+    for _ in range(NUM_STEPS):
+        batch = records(generator)
+        parameters = query.derive_sample_params(theirs)
+        sample = query.initial_sample_state(tf.zeros(3))
+        for record in batch:
+            sample = query.accumulate_record(parameters, sample, tf.constant(record))
+        their_sum, theirs, _ = query.get_noised_result(sample, theirs)
+
+        norms = np.linalg.norm(batch, axis=1, keepdims=True).astype(np.float32)
+        factors = strategy.clip_factors(tensors(ours), ops.convert_to_tensor(norms))
+        our_sum = np.sum(ops.convert_to_numpy(factors) * batch, axis=0)
+        np.testing.assert_allclose(our_sum, np.asarray(their_sum), rtol=1e-4, atol=1e-5)
+        ours = updated(strategy, ours, summed_statistics(strategy, ours, norms), EXPECTED_UNITS)
+        their_norm = float(theirs.sum_state.l2_norm_clip)
+        np.testing.assert_allclose(ours["clip_norm"], their_norm, rtol=1e-4)
+        norms_seen.append(their_norm)
+    assert max(norms_seen) / min(norms_seen) > 1.5
