@@ -1,0 +1,110 @@
+"""What must be there before a private step runs: a plan, a layout of batches, an open ledger.
+
+A mixin without a Keras base, between what a model has spent and what trains it.
+"""
+
+from typing import Any
+
+import keras
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan, whole_model_plan
+from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
+from keras_adaclip.models.spending import PrivacySpending
+from keras_adaclip.models.training_data import TrainingData
+from keras_adaclip.optimizers import DPOptimizer
+
+
+class Preparation(PrivacySpending):
+    """Examines a private model and sets it up for a run of steps.
+
+    Attributes:
+        gradient_plan: which way each layer takes; None until the model was examined.
+        chunk_size: number of examples that are processed at a time; None takes the whole batch.
+        diagnostic_metrics: where raw norms and true clip fractions are recorded, if they are.
+        fit_augmentation: how the running `fit` augments its examples, if it does.
+    """
+
+    gradient_plan: GradientPlan | None = None
+    chunk_size: int | None = None
+    diagnostic_metrics: dict[str, Any] | None = None
+    fit_augmentation: Augmentation | None = None
+
+    def _require_compiled(self) -> None:
+        if not self.compiled or not isinstance(self.optimizer, DPOptimizer):  # type: ignore[attr-defined]
+            raise ValueError(
+                "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
+                "training a private model."
+            )
+
+    def _prepare(self, data: TrainingData, examine: bool = True) -> None:
+        """Builds, examines and plans the model, then opens the ledger; trains nothing."""
+        refuse_unsound_parts(self)
+        keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
+        is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
+        if not is_repeatable:
+            # Each example runs alone then, whatever the layers do.
+            self.gradient_plan = whole_model_plan(
+                "the model draws random numbers without a Keras seed generator"
+            )
+            self.train_function = None
+        elif self.gradient_plan is None:
+            self.gradient_plan = make_plan(self, data.rows)
+            self.train_function = None
+        chunk_size = self._layout_chunk_size(data) or self.optimizer.microbatch_size  # type: ignore[attr-defined]
+        if chunk_size != self.chunk_size:
+            self.chunk_size = chunk_size
+            self.train_function = None
+        self._include_spending_on_shared_weights()
+        self._open_ledger(data)
+
+    def _open_ledger(self, data: TrainingData) -> None:
+        """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""
+        self.optimizer.configure(  # type: ignore[attr-defined]
+            data.sampling,
+            data.expected_batch_size,
+            data.num_examples,
+            data.steps_per_release,
+            data.steps_per_epoch,
+        )
+        if data.poisson is not None and data.is_sampled_by_fit:
+            # A checkpoint that was loaded meanwhile has moved the number of steps.
+            data.poisson.seed = self._sampling_seed()
+
+    def _all_variables(self) -> list[keras.Variable]:
+        """The variables of model, optimizer and metrics."""
+        return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+
+    def _layout_chunk_size(self, data: TrainingData) -> int | None:
+        """Rows that are processed at a time where all batches must have one shape."""
+        if data.poisson is None or not backend.needs_fixed_shapes(self):
+            return None
+        microbatch_size: int | None = self.optimizer.microbatch_size  # type: ignore[attr-defined]
+        if microbatch_size is not None:
+            return microbatch_size
+        eighth = max(data.expected_batch_size // 8, 1)
+        return min(max(1 << (eighth - 1).bit_length(), 8), 128)
+
+    def _sampling_seed(self) -> int | None:
+        """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""
+        seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
+        return None if seed is None else seed + (self.privacy_ledger.steps << 32)
+
+    def _use_augmentation(self, augmentation: Augmentation | None) -> None:
+        """Makes the step augment its examples, or stop it."""
+        if augmentation is self.fit_augmentation:
+            return
+        # Untracked by Keras: the layer is no part of the model.
+        keras_private.set_attribute(self, "fit_augmentation", augmentation)
+        self.train_function = None
+
+    def _record_diagnostics(self, record: bool) -> None:
+        """Makes the step record raw norms and true clip fractions, which are not private."""
+        if record == (self.diagnostic_metrics is not None):
+            return
+        names = ("gradient_norm", "clipped_fraction") if record else ()
+        metrics = {name: keras.metrics.Mean(name=name) for name in names}
+        # Untracked by Keras, so that they can be taken away again.
+        keras_private.set_attribute(self, "diagnostic_metrics", metrics or None)
+        self.train_function = self.test_function = None
