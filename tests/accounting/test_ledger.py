@@ -220,6 +220,39 @@ def test_compact_takes_the_least_loss_at_every_merge(rows, max_rows):
     )
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_compact_knows_what_merged_rows_cost(seed):
+    """Merge upon merge of rows that all differ, down to a few."""
+    generator = np.random.default_rng(seed)
+    rows = [
+        row(noise=noise, steps=int(steps), batch=int(batch))
+        for noise, steps, batch in zip(
+            generator.uniform(0.5, 3.0, 40),
+            generator.integers(1, 300, 40),
+            generator.choice([128, 256], 40),
+            strict=True,
+        )
+    ]
+    kept = list(rows)
+    while len(kept) > 5:
+        pairs = itertools.combinations(range(len(kept) - 1), 2)
+        first, second = min(pairs, key=lambda pair: loss_of_merging(*(kept[i] for i in pair)))
+        kept[first] = merge_upward(kept[first], kept[second])
+        del kept[second]
+    assert compact(rows, 5) == tuple(kept)
+
+
+def test_compact_merges_equal_rows_before_rows_without_noise():
+    silent, muted, twins = row(noise=0.0, steps=1), row(noise=0.0, batch=32, steps=1), row(steps=5)
+    kept = compact((silent, muted, twins, twins, row(noise=2.0)), 4)
+    assert [(each.noise_multiplier, each.steps) for each in kept] == [
+        (0.0, 1),
+        (0.0, 1),
+        (1.0, 10),
+        (2.0, 0),
+    ]
+
+
 def order_two_divergence(row):
     probability = row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
     return row.releases * math.log1p(probability**2 * math.expm1(row.noise_multiplier**-2))
