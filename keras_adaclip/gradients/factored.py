@@ -18,8 +18,9 @@ Tensor = Any
 # a contribution pass the clipping norm. Squares of numbers below 1e-19 are zero in float32 though
 # their product with another number need not be; this is added to squared norms before a product.
 _UNDERFLOW = 1e-28
-# The Gram form subtracts: its result is at least this part of what it would be without.
-_CANCELLATION = 2.0**-15
+# The Gram form subtracts, and rounding must not shorten a norm: its errors are a few times 2^-24 of
+# what the result would be if nothing cancelled, and this much of that is added.
+_CANCELLATION = 2.0**-20
 
 
 class PerExampleGradient(abc.ABC):
@@ -114,7 +115,7 @@ class OuterProduct(PerExampleGradient):
             of_cotangents = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
             gram = ops.sum(of_inputs * of_cotangents, axis=(1, 2))
             largest = ops.square(_sum_of_sizes(self.inputs, self.cotangents))
-            return ops.maximum(gram, _CANCELLATION * largest)
+            return ops.maximum(gram, 0.0) + _CANCELLATION * largest
         return ops.sum(ops.square(self._written_out()), axis=(1, 2))
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ class Lookup(PerExampleGradient):
         gram = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
         sizes = ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
         largest = ops.sum(equal * sizes[:, :, None] * sizes[:, None, :], axis=(1, 2))
-        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), _CANCELLATION * largest)
+        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), 0.0) + _CANCELLATION * largest
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One segment sum over all positions of all examples."""

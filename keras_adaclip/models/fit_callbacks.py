@@ -59,7 +59,8 @@ def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCo
     Raises:
         ValueError: where a `PrivacyCallback` allows no step.
     """
-    given = flattened(callbacks)
+    # A list that the caller keeps still holds the counter of the `fit` before.
+    given = [c for c in flattened(callbacks) if not isinstance(c, PassCounter)]
     ours = [c for c in given if isinstance(c, (PrivacyCallback, ClippingMonitor))]
     for callback in ours:
         callback.prepare(model, data)

@@ -35,6 +35,7 @@ class ClipVariables:
         self._strategy = strategy
         self._groups = groups
         state = strategy.initial_state(groups)
+        _check_clip_norms(strategy, groups, state)
         self._shapes = {name: value.shape for name, value in state.items()}
         # Without groups, what has one value a group is a plain number.
         self._variables = {
@@ -101,3 +102,16 @@ class ClipVariables:
     def _assign(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             self._variables[name].assign(value[0] if self._is_single(name) else value)
+
+
+def _check_clip_norms(
+    strategy: ClippingStrategy, groups: ParameterGroups, state: Mapping[str, Any]
+) -> None:
+    """Raises where a strategy's initial state has not one clipping norm for each group."""
+    clip_norms = state.get("clip_norm")
+    if not isinstance(clip_norms, np.ndarray) or clip_norms.shape != (groups.num_groups,):
+        raise ValueError(
+            f"`{type(strategy).__name__}.initial_state` must return a NumPy array of shape "
+            f"(num_groups,) under 'clip_norm', here ({groups.num_groups},). "
+            f"Received: clip_norm={clip_norms!r}"
+        )

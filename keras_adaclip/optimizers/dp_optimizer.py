@@ -21,6 +21,7 @@ from keras_adaclip.optimizers.clip_variables import ClipVariables
 from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
 from keras_adaclip.optimizers.validation import (
+    check_split,
     checked_inner_optimizer,
     checked_microbatch_size,
     checked_seed,
@@ -273,6 +274,7 @@ class DPOptimizer(AccountedOptimizer):
         total, expected_units = row.noise_multiplier, row.expected_batch_size
         num_groups = self._clip.current.num_groups
         split = self.clipping.noise_split(total, float(expected_units), num_groups)
+        check_split(self.clipping, total, split, num_groups)
         self._noise.configure(*split, expected_units)
         self.clipping.remember_split(total, *split, num_groups)
 

@@ -9,6 +9,7 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_adaclip import schedules
+from keras_adaclip.clipping import ClippingStrategy
 
 _LARGEST_NOISE_MULTIPLIER = 1e15
 _FORBIDDEN = {
@@ -88,3 +89,29 @@ def checked_seed(value: Any) -> int | None:
     if value < 0:
         raise ValueError(f"Argument `seed` must not be negative. Received: seed={value}")
     return int(value)
+
+
+def check_split(
+    clipping: ClippingStrategy, total: float, split: tuple[float, float], num_groups: int
+) -> None:
+    """Raises where a strategy's `noise_split` leaves something that is released without noise.
+
+    Args:
+        clipping: the strategy.
+        total: the total noise multiplier.
+        split: what it makes of it: the sum's noise multiplier, the statistics' noise.
+        num_groups: number of groups.
+
+    Raises:
+        ValueError: where the sum has less noise than the total, or statistics have none.
+    """
+    of_sum, of_statistics = split
+    num_statistics = clipping.num_statistics(num_groups)
+    is_paid = num_statistics == 0 or (of_statistics > 0.0 and of_sum > total)
+    if total > 0.0 and not (of_sum >= total and is_paid and math.isfinite(of_sum)):
+        raise ValueError(
+            f"`{type(clipping).__name__}.noise_split` does not pay for what the strategy releases: "
+            f"with {num_statistics} statistics a unit, the sum must have more noise than the total "
+            "and the statistics must have some. Override `noise_split` as `QuantileClipping` does. "
+            f"Received: noise_multiplier={total}, noise_split -> {split}"
+        )

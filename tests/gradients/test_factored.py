@@ -96,10 +96,10 @@ def test_unlike_uses_are_written_out():
 
 @given(
     seed=st.integers(0, 10**6),
-    cancellation=st.sampled_from([0.0, 1e-7, 1e-4, 1e-2]),
+    cancellation=st.sampled_from([0.0, 1e-7, 1e-4, 1e-3, 1e-2, 3e-2]),
     size=st.sampled_from([1e-3, 1.0, 1e4]),
 )
-def test_rounding_never_makes_a_norm_much_too_small(seed, cancellation, size):
+def test_rounding_never_makes_a_norm_too_small(seed, cancellation, size):
     # Positions with nearly equal inputs and nearly opposite cotangents: the Gram form subtracts
     # large numbers, and a norm of zero would let the example through unclipped.
     rng = np.random.default_rng(seed)
@@ -112,12 +112,12 @@ def test_rounding_never_makes_a_norm_much_too_small(seed, cancellation, size):
     found = np.sqrt(ops.convert_to_numpy(form.squared_norms())[0])
     factors, finite = ops.ones((1,)), ops.ones((1,), "bool")
     summed = ops.convert_to_numpy(form.weighted_sum(factors, finite)).astype(np.float64)
-    assert np.linalg.norm(summed) <= 1.01 * found
+    assert np.linalg.norm(summed) <= (1.0 + 1e-4) * found
 
     table = Lookup(np.zeros((1, 4), "int32"), cotangents * (1.0 + inputs / 1e4), (3, 64))
     found = np.sqrt(ops.convert_to_numpy(table.squared_norms())[0])
     summed = ops.convert_to_numpy(table.weighted_sum(factors, finite)).astype(np.float64)
-    assert np.linalg.norm(summed) <= 1.01 * found
+    assert np.linalg.norm(summed) <= (1.0 + 1e-4) * found
 
 
 @pytest.mark.parametrize("positions", [1, 2])

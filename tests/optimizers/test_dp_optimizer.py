@@ -258,3 +258,50 @@ def test_an_optimizer_knows_what_it_was_built_for():
     assert model.optimizer.is_built_for(model.trainable_variables)
     assert not model.optimizer.is_built_for(other.trainable_variables)
     assert not model.optimizer.is_built_for([])
+
+
+# Strategies of users' own
+
+
+class Unpaid(ka.clipping.FixedClipping):
+    """Has a statistic, and forgets to pay for it."""
+
+    def num_statistics(self, num_groups):
+        return 1
+
+    def statistics(self, state, norms, finite):
+        return keras.ops.ones((keras.ops.shape(norms)[0], 1))
+
+
+class Cheap(ka.clipping.FixedClipping):
+    """Takes less noise for the sum than there is."""
+
+    def noise_split(self, noise_multiplier, expected_units, num_groups=1):
+        return 0.5 * noise_multiplier, 0.0
+
+
+class OneNorm(ka.clipping.FixedClipping):
+    """One clipping norm, however many groups there are."""
+
+    def initial_state(self, groups):
+        return {"clip_norm": np.ones(1, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("clipping", "message"),
+    [
+        (Unpaid(1.0), r"`Unpaid.noise_split` does not pay .* 1 statistics a unit"),
+        (Cheap(1.0), r"`Cheap.noise_split` does not pay"),
+        (OneNorm(1.0, groups="per_layer"), r"shape \(num_groups,\) .* here \(2,\)"),
+        (ka.clipping.FixedClipping([1.0], groups="per_layer"), "must have one norm for each group"),
+    ],
+)
+def test_a_strategy_that_does_not_keep_its_promise_is_refused(clipping, message):
+    model = line_model(dp_sgd(clipping), layers=[keras.layers.Dense(2)])
+    model.build((None, 1))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=message):
+        train(model)
+    for weight, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, other)
+    assert model.privacy_ledger.steps == 0

@@ -174,3 +174,12 @@ def test_monitoring_the_training_loss_is_warned_of():
     callback = keras.callbacks.ReduceLROnPlateau(monitor="loss")
     with pytest.warns(UserWarning, match="ReduceLROnPlateau"):
         model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+
+
+def test_a_callback_list_does_not_carry_the_run_before_into_the_next():
+    """A `fit` of no epochs leaves its counter behind, which would open the ledger for its data."""
+    model = compiled(dense_model())
+    callbacks = keras.callbacks.CallbackList([], model=model, add_history=True)
+    model.fit(X, Y, batch_size=4, epochs=0, callbacks=callbacks, verbose=0)
+    model.fit(X, Y, batch_size=32, epochs=1, callbacks=callbacks, verbose=0)
+    assert [(row.expected_batch_size, row.steps) for row in model.privacy_ledger] == [(32, 2)]
