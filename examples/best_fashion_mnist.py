@@ -14,7 +14,7 @@ The idea that handcrafted features serve private learning better than learned on
 
     python examples/best_fashion_mnist.py
 
-prints the test accuracy and the privacy statement: epsilon 2.7 at delta 1e-5, parts 2 and 3 together.
+prints test accuracy and privacy statement: epsilon 2.7 at delta 1e-5, parts 2 and 3 together.
 """
 
 import argparse
@@ -72,9 +72,7 @@ def estimate_moments(
     return (kernel + kernel.T) / 2, model
 
 
-def strong_directions(
-    moments: np.ndarray, noise_level: float
-) -> tuple[np.ndarray, np.ndarray]:
+def strong_directions(moments: np.ndarray, noise_level: float) -> tuple[np.ndarray, np.ndarray]:
     """The eigenvectors that stand out of the noise, and the factor that brings each down to it.
 
     The eigenvalues of a symmetric matrix of noise alone end near `2 * noise_level * sqrt(size)`.

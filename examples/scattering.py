@@ -94,7 +94,9 @@ def smooth_subspace(map_size: int, max_frequency: int = 4, max_harmonic: int = 2
     Returns:
         float32 array of shape `(dimensions, 81 * map_size ** 2)`, the rows orthonormal.
     """
-    places = _unit(np.cos(np.pi * np.outer(np.arange(map_size), np.arange(map_size) + 0.5) / map_size))
+    places = _unit(
+        np.cos(np.pi * np.outer(np.arange(map_size), np.arange(map_size) + 0.5) / map_size)
+    )
     places = np.stack(
         [
             np.outer(places[i], places[j]).ravel()
