@@ -29,6 +29,24 @@ import scattering
 import keras_adaclip as ka
 from keras_adaclip.datasets import load_fashion_mnist
 
+_PARTS = ("train", "test")
+
+
+def load_features(options: argparse.Namespace) -> tuple[np.ndarray, ...]:
+    """Features and labels to train with, then features and labels to report on."""
+    data = load_fashion_mnist()
+    print(f"Data: {data.source}")
+    train, test = slice(None), slice(None)
+    if options.smoke:
+        train, test, options.cache = slice(512), slice(256), None
+    files = [options.cache and options.cache / f"scattering_{name}.npy" for name in _PARTS]
+    x_train = scattering.features(data.x_train[train], files[0])
+    y_train = data.y_train[train]
+    if options.holdout:
+        size = len(x_train) // 6
+        return x_train[:-size], y_train[:-size], x_train[-size:], y_train[-size:]
+    return x_train, y_train, scattering.features(data.x_test[test], files[1]), data.y_test[test]
+
 
 def estimate_moments(
     rows: np.ndarray, noise_multiplier: float, options: argparse.Namespace
@@ -149,6 +167,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, help="folder that keeps the features for next time")
     parser.add_argument("--output", type=Path, help="CSV file to which the result is appended")
     parser.add_argument("--verbose", type=int, default=2, help="as in `fit` (%(default)s)")
+    parser.add_argument(
+        "--holdout", action="store_true", help="report on a sixth of the training images instead"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few steps on a little data")
     options = parser.parse_args()
     if options.smoke:
@@ -161,28 +182,18 @@ def main() -> None:
     options = parse_options()
     if options.seed is not None:
         keras.utils.set_random_seed(options.seed)
-    data = load_fashion_mnist()
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
-    num_train, num_test = (512, 256) if options.smoke else (len(data.x_train), len(data.x_test))
-    in_cache = options.cache is not None and not options.smoke
-    x_train, x_test = (
-        scattering.features(images, options.cache / f"scattering_{name}.npy" if in_cache else None)
-        for name, images in (
-            ("train", data.x_train[:num_train]),
-            ("test", data.x_test[:num_test]),
-        )
-    )
+    x_train, y_train, x_test, y_test = load_features(options)
+    print(f"Backend: {keras.backend.backend()}; {len(x_train):,} private examples")
     started = time.perf_counter()
     noise_multiplier = ka.accounting.calibrate_noise_multiplier(
         options.epsilon,
         options.delta,
-        num_train,
+        len(x_train),
         options.batch_size,
         epochs=options.moment_epochs + options.epochs,
     )
     print(f"Noise multiplier {noise_multiplier:.3f}; features: {x_train.shape[1]}")
-
-    subspace = scattering.smooth_subspace(data.x_train.shape[1] // 4)
+    subspace = scattering.smooth_subspace(map_size=7)
     moments, moment_model = estimate_moments(x_train @ subspace.T, noise_multiplier, options)
     steps = moment_model.privacy_ledger.steps
     noise_level = noise_multiplier / (options.batch_size * np.sqrt(2 * steps))
@@ -191,13 +202,14 @@ def main() -> None:
     directions = directions @ subspace
     x_train, x_test = (equalized(rows, directions, factors) for rows in (x_train, x_test))
 
-    model = train(x_train, data.y_train[:num_train], noise_multiplier, moment_model, options)
+    model = train(x_train, y_train, noise_multiplier, moment_model, options)
     seconds = time.perf_counter() - started
-    accuracy = model.evaluate(
-        x_test, data.y_test[:num_test], batch_size=1000, verbose=0, return_dict=True
-    )["accuracy"]
+    result = model.evaluate(x_test, y_test, batch_size=1000, verbose=0, return_dict=True)
+    accuracy = result["accuracy"]
     spent = model.privacy_spent(options.delta)
-    print(f"\nTest accuracy {accuracy:.2%} after {seconds:.0f} s of training.")
+    print(
+        f"\n{'Holdout' if options.holdout else 'Test'} accuracy {accuracy:.2%} after {seconds:.0f} s of training."
+    )
     print(spent)
     if options.output is not None:
         is_new = not options.output.exists()
