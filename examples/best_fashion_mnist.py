@@ -207,9 +207,8 @@ def main() -> None:
     result = model.evaluate(x_test, y_test, batch_size=1000, verbose=0, return_dict=True)
     accuracy = result["accuracy"]
     spent = model.privacy_spent(options.delta)
-    print(
-        f"\n{'Holdout' if options.holdout else 'Test'} accuracy {accuracy:.2%} after {seconds:.0f} s of training."
-    )
+    part = "Holdout" if options.holdout else "Test"
+    print(f"\n{part} accuracy {accuracy:.2%} after {seconds:.0f} s of training.")
     print(spent)
     if options.output is not None:
         is_new = not options.output.exists()
