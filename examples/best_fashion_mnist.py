@@ -39,7 +39,7 @@ def load_features(options: argparse.Namespace) -> tuple[np.ndarray, ...]:
     train, test = slice(None), slice(None)
     if options.smoke:
         train, test, options.cache = slice(512), slice(256), None
-    files = [options.cache and options.cache / f"scattering_{name}.npy" for name in _PARTS]
+    files = [options.cache and options.cache / f"log_scattering_{name}.npy" for name in _PARTS]
     x_train = scattering.features(data.x_train[train], files[0])
     y_train = data.y_train[train]
     if options.holdout:

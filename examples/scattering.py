@@ -45,21 +45,20 @@ def scattering(images: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def normalized(maps: np.ndarray, num_groups: int = 27) -> np.ndarray:
-    """Group normalization of each image's maps, then scaled to unit length.
+def normalized(maps: np.ndarray, offset: float = 1e-3) -> np.ndarray:
+    """Logarithms of each image's maps, their mean subtracted, then scaled to unit length.
 
     Args:
-        maps: float array of shape `(num_images, channels, height, width)`.
-        num_groups: number of groups of channels.
+        maps: float array of shape `(num_images, channels, height, width)`, not negative but for
+            rounding.
+        offset: what is added under the logarithm.
 
     Returns:
         float32 array of shape `(num_images, channels * height * width)`.
     """
-    groups = maps.reshape(len(maps), num_groups, -1)
-    groups = groups - groups.mean(axis=2, keepdims=True)
-    groups /= np.sqrt(groups.var(axis=2, keepdims=True) + 1e-5)
-    rows = groups.reshape(len(maps), -1)
-    return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
+    rows = np.log(np.maximum(maps, 0.0) + np.float32(offset)).reshape(len(maps), -1)
+    rows -= rows.mean(axis=1, keepdims=True)
+    return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + np.float32(1e-6))
 
 
 def features(images: np.ndarray, cache: Path | None = None) -> np.ndarray:
