@@ -4,8 +4,8 @@
 
 with Morlet wavelets psi at two scales and eight orientations, and a Gaussian phi four pixels apart
 (Bruna & Mallat 2013). The features of an image depend on that image alone, so a model that is
-trained on them with DP-SGD keeps its guarantee for the images. They are those of Kymatio's
-`Scattering2D(J=2, L=8)` in NumPy alone, because Kymatio 0.3 no longer imports with today's SciPy.
+trained on them with DP-SGD keeps its guarantee for the images. They are, to 0.3%, those of
+Kymatio's `Scattering2D(J=2, L=8)`, in NumPy alone: Kymatio 0.3 does not import with SciPy 1.17.
 """
 
 from concurrent.futures import ThreadPoolExecutor
