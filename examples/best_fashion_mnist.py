@@ -201,9 +201,8 @@ def main() -> None:
     steps = moment_model.privacy_ledger.steps
     noise_level = noise_multiplier / (options.batch_size * np.sqrt(2 * steps))
     directions, factors = strong_directions(moments, noise_level)
-    print(
-        f"{len(factors)} directions stand out of the noise, by up to {factors.min(initial=1.0) ** -2:.0f}x."
-    )
+    excess = factors.min(initial=1.0) ** -2
+    print(f"{len(factors)} directions stand out of the noise, by up to {excess:.0f}x.")
     directions = directions @ subspace
     x_train, x_test = (equalized(rows, directions, factors) for rows in (x_train, x_test))
 
