@@ -47,6 +47,7 @@ def calibrate_noise_multiplier(
     steps: int | None = None,
     sampling: str = "poisson",
     accountant: str = "pld",
+    steps_per_epoch: int | None = None,
     noise_schedule: None = None,
 ) -> float: ...
 
@@ -62,6 +63,7 @@ def calibrate_noise_multiplier(
     steps: int | None = None,
     sampling: str = "poisson",
     accountant: str = "pld",
+    steps_per_epoch: int | None = None,
     noise_schedule: _Schedule,
 ) -> _Schedule: ...
 
@@ -76,6 +78,7 @@ def calibrate_noise_multiplier(
     steps: int | None = None,
     sampling: str = "poisson",
     accountant: str = "pld",
+    steps_per_epoch: int | None = None,
     noise_schedule: NoiseSchedule | None = None,
 ) -> float | NoiseSchedule:
     """The least noise multiplier with which a training run stays within a privacy budget.
@@ -85,10 +88,12 @@ def calibrate_noise_multiplier(
         delta: Delta, between 0 and 1, well below `1 / num_examples`.
         num_examples: Number of units (examples or clients) in the data, taken to be public.
         batch_size: Expected number of units a step.
-        epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
+        epochs: Number of epochs, of `steps_per_epoch` steps each.
         steps: Number of steps; give this or `epochs`.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`, as in `compute_epsilon`.
         accountant: `"pld"` or `"rdp"`; RDP always for `"fixed"`.
+        steps_per_epoch: Steps of an epoch, where `fit` is given that number; None means
+            `ceil(num_examples / batch_size)`.
         noise_schedule: A schedule of noise multipliers, read once an epoch as `compute_epsilon`
             does; its shape is kept, its values are scaled. By PLD, 40 epochs of different noise
             take some ten or twenty seconds.
@@ -119,13 +124,16 @@ def calibrate_noise_multiplier(
     num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
     sampling = _validation.check_sampling_name(sampling)
     accountant = effective_accountant(sampling, _validation.check_accountant(accountant))
+    if steps_per_epoch is None:
+        steps_per_epoch = math.ceil(num_examples / batch_size)
+    steps_per_epoch = _validation.check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
     num_steps = _validation.check_num_steps(
-        epochs, steps, steps_per_epoch=math.ceil(num_examples / batch_size), minimum=1
+        epochs, steps, steps_per_epoch=steps_per_epoch, minimum=1
     )
     _validation.warn_of_large_delta(delta, num_examples)
 
     def plan(noise: float | NoiseSchedule) -> CountedEvents:
-        return planned_events(noise, num_examples, batch_size, num_steps, sampling)
+        return planned_events(noise, num_examples, batch_size, num_steps, sampling, steps_per_epoch)
 
     def epsilon(noise_multiplier: float) -> float:
         return composed_epsilon(plan(noise_multiplier), delta, accountant)
@@ -139,7 +147,7 @@ def calibrate_noise_multiplier(
         return noise_multiplier
 
     schedule = check_noise_schedule(noise_schedule)
-    lengths = list(noise_by_epoch(schedule, num_steps, math.ceil(num_examples / batch_size)))
+    lengths = list(noise_by_epoch(schedule, num_steps, steps_per_epoch))
 
     def scaled_epsilon(factor: float, coarseness: int = 1) -> float:
         return composed_epsilon(plan(schedule.scaled(factor)), delta, accountant, coarseness)

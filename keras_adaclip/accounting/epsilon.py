@@ -39,6 +39,7 @@ def compute_epsilon(
     delta: float,
     sampling: str = "poisson",
     accountant: str = "pld",
+    steps_per_epoch: int | None = None,
 ) -> float:
     """Epsilon of a training run as planned.
 
@@ -49,7 +50,7 @@ def compute_epsilon(
             epochs of different noise take some seconds.
         num_examples: Number of units (examples or clients) in the data, taken to be public.
         batch_size: Expected number of units a step.
-        epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
+        epochs: Number of epochs, of `steps_per_epoch` steps each.
         steps: Number of steps; give this or `epochs`.
         delta: Delta, between 0 and 1, well below `1 / num_examples`.
         sampling: `"poisson"`, each unit with probability `batch_size / num_examples` at each step;
@@ -57,6 +58,8 @@ def compute_epsilon(
             release a step (zero-out); `"fixed"`, exactly `batch_size` units without replacement
             (replace-one).
         accountant: `"pld"` or `"rdp"`. PLD does not know `"fixed"`, for which RDP is used always.
+        steps_per_epoch: Steps of an epoch, where `fit` is given that number; None means
+            `ceil(num_examples / batch_size)`. Noise schedules change with the epochs.
 
     Returns:
         Epsilon, an upper bound; infinite without noise, 0.0 without a step.
@@ -79,11 +82,15 @@ def compute_epsilon(
     sampling = _validation.check_sampling_name(sampling)
     accountant = _validation.check_accountant(accountant)
     delta = _validation.check_delta(delta)
+    if steps_per_epoch is not None:
+        steps_per_epoch = _validation.check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
     num_steps = _validation.check_num_steps(
-        epochs, steps, steps_per_epoch=math.ceil(num_examples / batch_size)
+        epochs, steps, steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size)
     )
     _validation.warn_of_large_delta(delta, num_examples)
-    planned = planned_events(noise_multiplier, num_examples, batch_size, num_steps, sampling)
+    planned = planned_events(
+        noise_multiplier, num_examples, batch_size, num_steps, sampling, steps_per_epoch
+    )
     return composed_epsilon(planned, delta, effective_accountant(sampling, accountant))
 
 
@@ -98,18 +105,19 @@ def planned_events(
     batch_size: int,
     num_steps: int,
     sampling: str,
+    steps_per_epoch: int | None = None,
 ) -> CountedEvents:
     """The events of a plan, all arguments checked; see `compute_epsilon`."""
-    steps_per_epoch = math.ceil(num_examples / batch_size)
+    steps_per_pass = math.ceil(num_examples / batch_size)
     if isinstance(noise_multiplier, (int, float)):
         least = min(noise_multiplier, float(np.float32(noise_multiplier)))
         noises = iter([(least, num_steps)] if num_steps else [])
     else:
-        noises = noise_by_epoch(noise_multiplier, num_steps, steps_per_epoch)
+        noises = noise_by_epoch(noise_multiplier, num_steps, steps_per_epoch or steps_per_pass)
     counts: dict[DpEvent, int] = {}
     for noise, steps in noises:
         event = _planned_event(noise, num_examples, batch_size, sampling)
-        releases = math.ceil(steps / steps_per_epoch) if sampling == "shuffle" else steps
+        releases = math.ceil(steps / steps_per_pass) if sampling == "shuffle" else steps
         # The latest one last, as in a ledger: see `events.counted_events`.
         counts[event] = counts.pop(event, 0) + releases
     return tuple(counts.items())

@@ -57,8 +57,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._steps_per_execution = 1
         self._epoch_ends_executions = False
         self._allowed_steps: int | None = None
-        self._steps_done = 0
+        self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = Ledger()
+        self._steps_when_counted = 0
 
     def prepare(self, model: Any, data: Any) -> None:
         """Called by `fit` before training starts.
@@ -83,7 +84,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._effective_delta = self.delta
         if self.delta is not None and data.num_examples > 0:
             warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
-        self._steps_done = 0
+        self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = model.privacy_ledger
         self._steps_per_execution = int(model.steps_per_execution)
         self._allowed_steps = None
@@ -93,15 +94,15 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Counts the allowed steps again where what runs is not what ran when it was counted.
 
-        So it is where a callback has restored an earlier run, and where a noise schedule has
-        moved on.
+        So it is where a callback has loaded what another run spent, and where a noise schedule
+        has moved on.
         """
         if self._allowed_steps is None:
             return
-        ledger, counted = self.model.privacy_ledger, self._counted_ledger
-        is_restored = self._steps_done == 0 and ledger != counted
-        if is_restored or ledger.rows[-1].mechanism != counted.rows[-1].mechanism:
-            self._counted_ledger = ledger
+        ledger = self.model.privacy_ledger
+        ran = self._steps_done - self._steps_when_counted
+        if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
+            self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
             self._allowed_steps = self._steps_done + self._find_allowed_steps(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -142,7 +143,8 @@ class PrivacyCallback(keras.callbacks.Callback):
             steps_in_words = "One more step" if first == 1 else f"One execution of {first} steps"
             raise ValueError(
                 f"{steps_in_words} would bring epsilon from {spent:.4g} to {after:.4g}, past the "
-                f"target of {self.target_epsilon:g}, so nothing was trained. Raise "
+                f"target of {self.target_epsilon:g}, so "
+                f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
                 "`target_epsilon`, `delta` or the noise multiplier, or lower the batch size. "
                 f"Received: target_epsilon={self.target_epsilon}, "
                 f"delta={self._effective_delta:g}, noise_multiplier={row.noise_multiplier:g}"
@@ -167,3 +169,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self._steps_per_epoch is None or not self._epoch_ends_executions:
             return self._steps_per_execution
         return min(self._steps_per_execution, self._steps_per_epoch - begin)
+
+
+def _steps_by_mechanism(ledger: Ledger) -> tuple[Any, dict[Any, int]]:
+    """What is running, and how many steps ran of each mechanism."""
+    rows = ledger.rows
+    return rows[-1].mechanism, {row.mechanism: row.steps for row in rows if row.steps > 0}

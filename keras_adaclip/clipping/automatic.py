@@ -45,6 +45,8 @@ class AutomaticClipping(ClippingStrategy):
         Bu et al. 2023, "Automatic clipping", equation of AUTO-S.
     """
 
+    is_constant = True
+
     def __init__(
         self,
         clip_norm: float = 1.0,

@@ -50,6 +50,9 @@ class CurrentClipping:
             finite: bool of shape `(batch_size,)`, false for padding too.
         """
         factors = self.strategy.clip_factors(self.state, norms)
+        # Whatever a strategy of a user's own returns, no contribution exceeds its bound.
+        longest = self.state["clip_norm"] / ops.where(norms > 0.0, norms, 1.0)
+        factors = ops.where(norms > 0.0, ops.minimum(factors, longest), factors)
         return ops.where(finite[:, None], factors, 0.0)
 
     def summed_statistics(self, norms: Tensor, finite: Tensor, present: Tensor) -> Tensor:

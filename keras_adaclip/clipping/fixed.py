@@ -43,6 +43,8 @@ class FixedClipping(ClippingStrategy):
         Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
     """
 
+    is_constant = True
+
     def __init__(
         self,
         clip_norm: float | Sequence[float],
@@ -51,6 +53,8 @@ class FixedClipping(ClippingStrategy):
     ) -> None:
         super().__init__(groups, noise_allocation)
         self.clip_norm: float | list[float]
+        if isinstance(clip_norm, np.ndarray) and clip_norm.ndim == 1:
+            clip_norm = clip_norm.tolist()
         if isinstance(clip_norm, (list, tuple)):
             self.clip_norm = [require_clip_norm("clip_norm", value) for value in clip_norm]
         else:
@@ -63,7 +67,7 @@ class FixedClipping(ClippingStrategy):
         if len(self.clip_norm) != groups.num_groups:
             raise ValueError(
                 "Argument `clip_norm` must have one norm for each group, or be a single number. "
-                f"There are {groups.num_groups} groups: {', '.join(groups.names)}. "
+                f"Groups: {', '.join(groups.names)}. "
                 f"Received: clip_norm={self.clip_norm}"
             )
         return {"clip_norm": np.asarray(self.clip_norm, np.float32)}

@@ -45,8 +45,8 @@ class MeanNormClipping(ClippingStrategy):
         initial_clip_norm: positive float, the norm of the first step, in units of the gradient;
             with K groups each begins with `initial_clip_norm / sqrt(K)`.
         factor: positive float, the clipping norm in units of the mean norm.
-        norm_bound_factor: float above 1, the cut-off R in units of the clipping norm; the norm
-            grows by at most `factor * norm_bound_factor` a step.
+        norm_bound_factor: float above 1, at most 1e6, the cut-off R in units of the clipping norm;
+            the norm grows by at most `factor * norm_bound_factor` a step.
         mean_noise_stddev: positive float, the standard deviation of the noise on the sum of the
             norms, in units of R; None means the expected number of units divided by 20.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
@@ -84,10 +84,10 @@ class MeanNormClipping(ClippingStrategy):
         self.initial_clip_norm = require_clip_norm("initial_clip_norm", initial_clip_norm)
         self.factor = require_positive("factor", factor)
         self.norm_bound_factor = require_positive("norm_bound_factor", norm_bound_factor)
-        if self.norm_bound_factor <= 1.0:
+        if not 1.0 < self.norm_bound_factor <= 1e6:
             raise ValueError(
                 "Argument `norm_bound_factor` must be above 1, or the clipping norm could never "
-                f"grow. Received: norm_bound_factor={norm_bound_factor!r}"
+                f"grow, and at most 1e6. Received: norm_bound_factor={norm_bound_factor!r}"
             )
         self.mean_noise_stddev = optional(require_positive, "mean_noise_stddev", mean_noise_stddev)
 

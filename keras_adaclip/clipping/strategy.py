@@ -63,6 +63,8 @@ class ClippingStrategy(abc.ABC):
 
     # Whether contributions are clipped in coordinates of the strategy's own.
     has_coordinates: ClassVar[bool] = False
+    # Whether the state never changes, so that loading a checkpoint must not change it either.
+    is_constant: ClassVar[bool] = False
     groups: GroupsArgument = "flat"
     noise_allocation: str = "global"
 
@@ -100,6 +102,9 @@ class ClippingStrategy(abc.ABC):
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:
         """Statistics of each unit, to be summed and noised; None where there are none.
+
+        A strategy that has some says how many in `num_statistics`, and pays for them in
+        `noise_split`: see `paid_statistics.split` for statistics between -1/2 and 1/2.
 
         Args:
             state: the state of this step.
@@ -163,16 +168,18 @@ class ClippingStrategy(abc.ABC):
         self,
         noise_multiplier: float | None = None,
         expected_units: float | None = None,
-        num_groups: int = 1,
+        num_groups: int | None = None,
     ) -> str:
         """In words: the strategy, and what its statistics cost in noise.
 
         Args:
             noise_multiplier: the total; None means that of the latest run.
             expected_units: expected number of units in a step; None as above.
-            num_groups: number of groups.
+            num_groups: number of groups; None means that of the latest run, or one.
         """
-        split = self._latest_split if hasattr(self, "_latest_split") else None
+        split = getattr(self, "_latest_split", None)
+        if num_groups is None:
+            num_groups = 1 if split is None else split[3]
         if noise_multiplier is not None and expected_units is not None:
             of_sum, of_statistics = self.noise_split(noise_multiplier, expected_units, num_groups)
             split = (noise_multiplier, of_sum, of_statistics, num_groups)
@@ -193,6 +200,8 @@ class ClippingStrategy(abc.ABC):
             )
         if num_groups > 1:
             text += f"; {num_groups} groups, noise allocation {self.noise_allocation!r}"
+        elif self.groups != "flat":
+            text += "; for a single group: `describe(..., num_groups=...)` tells it for more"
         return text
 
     def remember_split(self, total: float, of_sum: float, of_statistics: float, num: int) -> None:

@@ -47,6 +47,9 @@ class Augmentation:
         # from one compiled step to the next.
         for number, state in enumerate(states):
             mapping.append((state, ops.cast(seed + number, state.dtype)))
+        # The one tensor in whatever structure the model takes: what was examined is what runs.
+        (inputs,) = keras.tree.flatten(copies.x)
         with keras.StatelessScope(mapping):
-            x = self.layer(copies.x, training=True)
+            augmented = self.layer(inputs, training=True)
+        x = keras.tree.pack_sequence_as(copies.x, [augmented])
         return Batch(x, copies.y, copies.sample_weight, batch.mask, self.multiplicity)

@@ -21,14 +21,14 @@ class Preparation(PrivacySpending):
 
     Attributes:
         gradient_plan: which way each layer takes; None until the model was examined.
-        chunk_size: number of examples that are processed at a time; None takes the whole batch.
-        diagnostic_metrics: where raw norms and true clip fractions are recorded, if they are.
+        private_chunk_size: number of examples that are processed at a time; None takes them all.
+        private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
         fit_augmentation: how the running `fit` augments its examples, if it does.
     """
 
     gradient_plan: GradientPlan | None = None
-    chunk_size: int | None = None
-    diagnostic_metrics: dict[str, Any] | None = None
+    private_chunk_size: int | None = None
+    private_diagnostics: dict[str, Any] | None = None
     fit_augmentation: Augmentation | None = None
 
     def _require_compiled(self) -> None:
@@ -36,6 +36,12 @@ class Preparation(PrivacySpending):
             raise ValueError(
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
                 "training a private model."
+            )
+        if self.optimizer.is_in_a_run:  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "`fit` or `train_on_batch` was called while a `fit` with the same optimizer is "
+                "under way, whose steps would then be counted as the inner one's. Call it after "
+                "`fit` has returned."
             )
 
     def _prepare(self, data: TrainingData, examine: bool = True) -> None:
@@ -53,8 +59,8 @@ class Preparation(PrivacySpending):
             self.gradient_plan = make_plan(self, data.rows)
             self.train_function = None
         chunk_size = self._layout_chunk_size(data) or self.optimizer.microbatch_size  # type: ignore[attr-defined]
-        if chunk_size != self.chunk_size:
-            self.chunk_size = chunk_size
+        if chunk_size != self.private_chunk_size:
+            self.private_chunk_size = chunk_size
             self.train_function = None
         self._include_spending_on_shared_weights()
         self._open_ledger(data)
@@ -101,10 +107,10 @@ class Preparation(PrivacySpending):
 
     def _record_diagnostics(self, record: bool) -> None:
         """Makes the step record raw norms and true clip fractions, which are not private."""
-        if record == (self.diagnostic_metrics is not None):
+        if record == (self.private_diagnostics is not None):
             return
         names = ("gradient_norm", "clipped_fraction") if record else ()
         metrics = {name: keras.metrics.Mean(name=name) for name in names}
         # Untracked by Keras, so that they can be taken away again.
-        keras_private.set_attribute(self, "diagnostic_metrics", metrics or None)
+        keras_private.set_attribute(self, "private_diagnostics", metrics or None)
         self.train_function = self.test_function = None

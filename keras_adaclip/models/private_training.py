@@ -205,11 +205,11 @@ class PrivateTraining(Preparation):
                 )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         self._prepare(data)
-        self._use_augmentation(wanted)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         pass_counter = PassCounter(lambda: self._open_ledger(data), epochs_are_passes)
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+            self._use_augmentation(wanted)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
             with backend.keep_variables(self._all_variables()):
                 return super().fit(  # type: ignore[misc]
@@ -238,11 +238,11 @@ class PrivateTraining(Preparation):
         data = TrainingData(Sampling.STREAM, size, size, rows)
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=self.gradient_plan is None)
-        if class_weight is not None:
-            sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
-        # Keras for PyTorch would hand NumPy arrays on to the step.
-        x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
         try:
+            if class_weight is not None:
+                sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
+            # Keras for PyTorch would hand NumPy arrays on to the step.
+            x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
             with backend.keep_variables(self._all_variables()):
                 return super().train_on_batch(  # type: ignore[misc]
                     x, y, sample_weight=sample_weight, return_dict=return_dict
@@ -264,7 +264,7 @@ class PrivateTraining(Preparation):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
-        return [*super().metrics, *(self.diagnostic_metrics or {}).values()]  # type: ignore[misc]
+        return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
 
 
 def _refuse_array_arguments(x: Any, **arguments: Any) -> None:

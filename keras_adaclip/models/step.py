@@ -46,12 +46,12 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     clipping = optimizer.current_clipping
     # Read here: inside the loop over chunks JAX knows the model's variables only.
     seed = None if model.fit_augmentation is None else optimizer.augmentation_seed
-    if model.chunk_size is None:
+    if model.private_chunk_size is None:
         copies = _augmented(model, batch, seed, 0)
         total, observed = clipped_sum(model, copies, clipping, plan)
         return total, _observe(model, batch, observed)
 
-    size = model.chunk_size
+    size = model.private_chunk_size
     batch = batch.padded_to_multiple(size)
     # Padding stands at the end, so the chunks that hold a unit are the first ones.
     num_units = ops.sum(ops.cast(batch.present, "int32"))
@@ -112,7 +112,7 @@ def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, 
 
 def _diagnostics(model: keras.Model, observed: Observed) -> list[tuple[Any, Tensor]]:
     """Raw norms and the true share of clipped units, where the user asked for them."""
-    metrics = model.diagnostic_metrics
+    metrics = model.private_diagnostics
     if metrics is None:
         return []
     clip_norms = model.optimizer.current_clipping.state["clip_norm"]

@@ -120,10 +120,13 @@ class AccountedOptimizer(WrappingOptimizer):
             sampling, expected_batch_size, num_examples, steps_per_release, steps_per_epoch
         )
         row = self._row_now()
-        self._set_noise(row)
+        split = self._noise_split(row)
         self._begin_schedules(self._steps_taken, steps_per_epoch)
+        # Nothing after this can fail and leave less noise than the open row says.
+        row = self._ledger.open(row)
+        self._set_noise(row, split)
         self._is_configured = True
-        return self._ledger.open(row)
+        return row
 
     def begin_epoch(self, is_pass: bool) -> None:
         """Sets the noise of a later epoch of the run, and the row that counts it.
@@ -131,10 +134,15 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             is_pass: whether the epoch opens a new pass over the data.
         """
+        if not self._is_configured:
+            raise RuntimeError(
+                "The run of steps ended before its `fit` did: something called `fit` or "
+                "`train_on_batch` on the same optimizer meanwhile. Train after `fit` has returned."
+            )
         row = self._row_now()
         if row.noise_multiplier != self.open_row.noise_multiplier:
-            self._set_noise(row)
-            self._ledger.open(row)
+            split = self._noise_split(row)
+            self._set_noise(self._ledger.open(row), split)
         elif is_pass:
             self._ledger.open(self.open_row)
 
@@ -156,8 +164,17 @@ class AccountedOptimizer(WrappingOptimizer):
         """The row of the ledger in which steps are counted."""
         return self._ledger.current_row()
 
+    @property
+    def is_in_a_run(self) -> bool:
+        """Whether `configure` was called, and `end_run` not yet."""
+        return self._is_configured
+
     @abc.abstractmethod
-    def _set_noise(self, row: LedgerRow) -> None:
+    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
+        """What the row's noise multiplier leaves for the sum, and the noise on the statistics."""
+
+    @abc.abstractmethod
+    def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
         """Sets noise and divisor to what the row says."""
 
     @abc.abstractmethod

@@ -230,7 +230,9 @@ class DPOptimizer(AccountedOptimizer):
             loaded = self._ledger.run_from(values)
             self._ledger.include(loaded)
             self._noise.renew_key()
-        for variable in [*self._clip.variables, *self.inner_optimizer.variables]:
+        # A threshold that never moves is the compiled one, not the one that was saved.
+        of_clipping = [] if self.clipping.is_constant else self._clip.variables
+        for variable in [*of_clipping, *self.inner_optimizer.variables]:
             variable.assign(values[id(variable)])
 
     def get_config(self) -> dict[str, Any]:
@@ -269,14 +271,16 @@ class DPOptimizer(AccountedOptimizer):
                 "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
             )
 
-    def _set_noise(self, row: LedgerRow) -> None:
-        """Splits the row's noise multiplier between the sum and the strategy's statistics."""
-        total, expected_units = row.noise_multiplier, row.expected_batch_size
-        num_groups = self._clip.current.num_groups
-        split = self.clipping.noise_split(total, float(expected_units), num_groups)
+    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
+        total, num_groups = row.noise_multiplier, self._clip.current.num_groups
+        split = self.clipping.noise_split(total, float(row.expected_batch_size), num_groups)
         check_split(self.clipping, total, split, num_groups)
-        self._noise.configure(*split, expected_units)
-        self.clipping.remember_split(total, *split, num_groups)
+        return split
+
+    def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
+        self._noise.configure(*split, row.expected_batch_size)
+        num_groups = self._clip.current.num_groups
+        self.clipping.remember_split(row.noise_multiplier, *split, num_groups)
 
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
         self._clip.begin_run(step, steps_per_epoch)

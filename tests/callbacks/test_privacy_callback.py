@@ -259,3 +259,40 @@ def test_tensorboard_takes_epsilon(tmp_path):
     pytest.importorskip("tensorflow")
     fit(helpers.compiled(), [keras.callbacks.TensorBoard(tmp_path), PrivacyCallback(DELTA)])
     assert any(tmp_path.iterdir())
+
+
+def test_what_is_loaded_during_training_counts_towards_the_target(tmp_path):
+    """Weights of another run bring along what that run spent."""
+    other = helpers.compiled()
+    fit(other, None, epochs=4)
+    other.save_weights(tmp_path / "other.weights.h5")
+    target = planned(12)
+
+    class Load(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.load_weights(tmp_path / "other.weights.h5")
+
+    model = helpers.compiled()
+    callbacks = [PrivacyCallback(DELTA, target_epsilon=target), Load()]
+    with pytest.raises(ValueError, match="so training ends here"):
+        fit(model, callbacks, epochs=8)
+    assert model.privacy_ledger.steps == 4 + 16
+    # Nothing ran after the loading had passed the target.
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 16
+
+
+def test_what_is_loaded_during_training_leaves_fewer_steps(tmp_path):
+    other = helpers.compiled()
+    fit(other, None, epochs=1)
+    other.save_weights(tmp_path / "other.weights.h5")
+
+    class Load(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.load_weights(tmp_path / "other.weights.h5")
+
+    model = helpers.compiled()
+    history = fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), Load()], epochs=8)
+    assert model.privacy_ledger.steps == 12
+    assert history["epsilon"][-1] <= planned(12)

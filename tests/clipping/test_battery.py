@@ -158,6 +158,21 @@ def test_a_short_contribution_stays_whole(name):
     np.testing.assert_allclose(found, np.full(3, 50.0 if name == "AutomaticClipping" else 1.0))
 
 
+class TooLong(ka.clipping.FixedClipping):
+    """Lets everything through, whatever its norm."""
+
+    def clip_factors(self, state, norms):
+        return ops.ones_like(norms)
+
+
+def test_a_strategy_of_a_user_s_own_cannot_pass_its_bound():
+    strategy = TooLong(0.5)
+    clipping = CurrentClipping(strategy, SINGLE, tensors(state_of(strategy)))
+    norms = np.array([[0.0], [0.1], [0.5], [2.0], [1e18]], np.float32)
+    found = clipping.factors(ops.convert_to_tensor(norms), ops.ones((5,), "bool"))
+    np.testing.assert_allclose(ops.convert_to_numpy(found)[:, 0], [1, 1, 1, 0.25, 5e-19])
+
+
 @every_case
 def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
     groups = GROUPS[groups]
@@ -328,7 +343,7 @@ BAD_NORMS = [
     (True, TypeError, "must be a number"),
     ("1", TypeError, "must be a number"),
     (None, TypeError, "must be a number"),
-    (np.ones(2), TypeError, "must be a number"),
+    (np.ones((2, 2)), TypeError, "must be a number"),
 ]
 
 

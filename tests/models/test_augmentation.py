@@ -113,6 +113,20 @@ def test_images_with_layers_of_keras(capfd):
     assert model.privacy_ledger.steps == 8
 
 
+def test_a_model_that_takes_its_one_input_in_a_dict():
+    inputs = {"numbers": keras.Input((4,), name="numbers")}
+    model = helpers.compiled(ka.PrivateModel(inputs, keras.layers.Dense(3)(inputs["numbers"])))
+    history = helpers.quiet_fit(
+        model,
+        {"numbers": helpers.features()},
+        helpers.labels(),
+        batch_size=6,
+        augmentation=Shift(),
+        augmentation_multiplicity=2,
+    )
+    assert np.isfinite(history["loss"]).all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

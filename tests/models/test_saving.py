@@ -93,6 +93,17 @@ def test_every_strategy_comes_back_as_it_was(name, way, tmp_path):
     assert epsilon(loaded) == pytest.approx(expected_epsilon(5), rel=1e-6)
 
 
+def test_a_threshold_that_never_moves_is_the_compiled_one(tmp_path):
+    model = trained(helpers.compiled(clipping=1.0))
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = helpers.compiled(clipping=0.1)
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "run.weights.h5")
+    trained(other, 1)
+    assert other.optimizer.clip_norm == pytest.approx(0.1)
+    assert epsilon(other) == pytest.approx(expected_epsilon(4), rel=1e-6)
+
+
 def test_sequential_keras_file(tmp_path):
     layers = [keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()]
     model = trained(helpers.compiled(ka.PrivateSequential(layers)))

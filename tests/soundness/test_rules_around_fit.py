@@ -183,3 +183,38 @@ def test_a_callback_list_does_not_carry_the_run_before_into_the_next():
     model.fit(X, Y, batch_size=4, epochs=0, callbacks=callbacks, verbose=0)
     model.fit(X, Y, batch_size=32, epochs=1, callbacks=callbacks, verbose=0)
     assert [(row.expected_batch_size, row.steps) for row in model.privacy_ledger] == [(32, 2)]
+
+
+@pytest.mark.parametrize("inner", ["fit", "train_on_batch"])
+def test_training_inside_of_training_is_refused(inner):
+    """The steps that remain of the outer `fit` would be counted as the inner one's."""
+    model = compiled(dense_model())
+
+    def train_again(epoch, logs):
+        if inner == "fit":
+            model.fit(X, Y, batch_size=1, verbose=0)
+        else:
+            model.train_on_batch(X[:2], Y[:2])
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=train_again)
+    with pytest.raises(RuntimeError, match="while a `fit` with the same optimizer is under way"):
+        model.fit(X, Y, batch_size=32, epochs=3, callbacks=[callback], verbose=0)
+    rows = [(row.expected_batch_size, row.steps) for row in model.privacy_ledger]
+    assert rows == [(32, 2)]
+    model.fit(X, Y, batch_size=32, verbose=0)
+    assert model.privacy_ledger.steps == 4
+
+
+def test_a_subclass_may_have_names_of_its_own():
+    class Chunked(ka.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.chunk_size, self.augmentation = 3, None
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x) * self.chunk_size
+
+    model = compiled(Chunked())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert model.chunk_size == 3

@@ -162,7 +162,7 @@ class ManyStatistics(ka.clipping.FixedClipping):
         return ops.zeros((ops.shape(norms)[0], NUM_DRAWS))
 
     def noise_split(self, noise_multiplier, expected_units, num_groups=1):
-        return noise_multiplier, COUNT_NOISE
+        return 1.001 * noise_multiplier, COUNT_NOISE
 
     def update(self, state, release):
         return {**state, "released": release.statistics}

@@ -84,6 +84,23 @@ def test_a_calibrated_schedule_spends_the_budget():
     assert 2.0 * 0.995 < model.privacy_spent(DELTA).epsilon <= 2.0
 
 
+def test_a_schedule_calibrated_for_shorter_epochs_spends_the_budget():
+    shape = ka.schedules.ExponentialDecay(1.0, 2.0, 6)
+    schedule = ka.accounting.calibrate_noise_multiplier(
+        2.0, DELTA, 60, 6, epochs=4, steps_per_epoch=3, noise_schedule=shape
+    )
+    model = line_model(dp_sgd(1.0, schedule))
+    x, y = line_data([1.0] * 60)
+    model.fit(x, y, batch_size=6, epochs=4, steps_per_epoch=3, verbose=0)
+    assert [steps for _, steps in rows(model)] == [3, 3, 3, 3]
+    spent = model.privacy_spent(DELTA).epsilon
+    assert 2.0 * 0.995 < spent <= 2.0
+    planned = ka.accounting.compute_epsilon(
+        schedule, 60, 6, epochs=4, steps_per_epoch=3, delta=DELTA
+    )
+    assert spent == pytest.approx(planned, rel=1e-6)
+
+
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_training_stops_before_the_epoch_whose_noise_is_too_little(sampling):
     """The noise falls, so that the first epoch's noise says nothing of what later ones cost."""
