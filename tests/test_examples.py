@@ -56,3 +56,12 @@ def test_compare_clipping(tmp_path):
     assert (tmp_path / "runs.csv").read_text().count("\n") == 1 + 4
     for name in ("thresholds_paper", "accuracy_paper", "thresholds_tuned", "accuracy_tuned"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@once
+def test_best_fashion_mnist(tmp_path):
+    result = tmp_path / "result.csv"
+    printed = run_example("best_fashion_mnist.py", tmp_path, "--smoke", "--output", result)
+    for words in ("directions stand out of the noise", "Test accuracy", "differential privacy"):
+        assert words in " ".join(printed.split())
+    assert result.read_text().startswith("seed,accuracy,epsilon,seconds")

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import CurrentClipping
 from keras_adaclip.gradients import (
     Batch,
     ClippedSum,
@@ -49,7 +50,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     if model.private_chunk_size is None:
         copies = _augmented(model, batch, seed, 0)
         total, observed = clipped_sum(model, copies, clipping, plan)
-        return total, _observe(model, batch, observed)
+        return total, _observe(model, batch, observed, clipping)
 
     size = model.private_chunk_size
     batch = batch.padded_to_multiple(size)
@@ -61,7 +62,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         chunk = batch.rows(index * size, size)
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, plan)
-        _observe(model, chunk, observed)
+        _observe(model, chunk, observed, clipping)
         parts = [part.statistics, *part.gradients]
         return [total + part for total, part in zip(carry, parts, strict=True)]
 
@@ -84,7 +85,9 @@ def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any
     return model.fit_augmentation.applied(batch, seed + of_chunk)
 
 
-def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, Tensor]:
+def _observe(
+    model: keras.Model, batch: Batch, observed: Observed, clipping: CurrentClipping
+) -> dict[str, Tensor]:
     """Updates loss and metrics with the units of the batch; none of this is private."""
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
     losses = ops.where(counted, observed.losses, 0.0)
@@ -93,7 +96,7 @@ def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, 
         losses = losses + regularization
     keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
     add_to_output_loss_trackers(model, observed.loss_increments, counted)
-    for metric, values in _diagnostics(model, observed):
+    for metric, values in _diagnostics(model, observed, clipping):
         metric.update_state(values, ops.cast(batch.present, "float32"))
     if batch.mask is None:
         return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, batch.sample_weight))
@@ -110,13 +113,14 @@ def _observe(model: keras.Model, batch: Batch, observed: Observed) -> dict[str, 
     return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, weights))
 
 
-def _diagnostics(model: keras.Model, observed: Observed) -> list[tuple[Any, Tensor]]:
+def _diagnostics(
+    model: keras.Model, observed: Observed, clipping: CurrentClipping
+) -> list[tuple[Any, Tensor]]:
     """Raw norms and the true share of clipped units, where the user asked for them."""
     metrics = model.private_diagnostics
     if metrics is None:
         return []
-    clip_norms = model.optimizer.current_clipping.state["clip_norm"]
-    is_clipped = ops.any(observed.norms > clip_norms, axis=1)
+    is_clipped = ops.any(observed.norms > clipping.state["clip_norm"], axis=1)
     is_clipped = ops.logical_or(is_clipped, ops.logical_not(observed.finite))
     norms = ops.sqrt(ops.sum(ops.square(observed.norms), axis=1))
     return [
