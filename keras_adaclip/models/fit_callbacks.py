@@ -73,3 +73,14 @@ def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCo
     for callback in ours:
         callback.set_model(model)
     return callbacks
+
+
+def release(callbacks: Any) -> None:
+    """Takes the counter of a `fit` that has ended out of a list that the caller keeps.
+
+    Args:
+        callbacks: what `fit` was given.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        kept = [c for c in callbacks.callbacks if not isinstance(c, PassCounter)]
+        callbacks.callbacks[:] = kept

@@ -219,6 +219,7 @@ class PrivateTraining(Preparation):
                     callbacks=ordered,
                 )
         finally:
+            fit_callbacks.release(callbacks)
             self._use_augmentation(None)
             self._record_diagnostics(False)
             self.optimizer.end_run()  # type: ignore[attr-defined]

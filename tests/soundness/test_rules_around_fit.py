@@ -180,7 +180,9 @@ def test_a_callback_list_does_not_carry_the_run_before_into_the_next():
     """A `fit` of no epochs leaves its counter behind, which would open the ledger for its data."""
     model = compiled(dense_model())
     callbacks = keras.callbacks.CallbackList([], model=model, add_history=True)
+    kept = list(callbacks.callbacks)
     model.fit(X, Y, batch_size=4, epochs=0, callbacks=callbacks, verbose=0)
+    assert callbacks.callbacks == kept
     model.fit(X, Y, batch_size=32, epochs=1, callbacks=callbacks, verbose=0)
     assert [(row.expected_batch_size, row.steps) for row in model.privacy_ledger] == [(32, 2)]
 
