@@ -121,7 +121,8 @@ class OuterProduct(PerExampleGradient):
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One matrix product, or the weighted sum of the products where they are known."""
         if self._products is not None:
-            return Materialized(self.materialize()).weighted_sum(factors, finite)
+            total = Materialized(self._products).weighted_sum(factors, finite)
+            return ops.reshape(ops.transpose(total) if self._is_turned else total, self.shape)
         finite = finite[:, None, None]
         inputs = ops.where(finite, self.inputs, 0.0)
         cotangents = ops.where(finite, factors[:, None, None] * self.cotangents, 0.0)
@@ -131,7 +132,10 @@ class OuterProduct(PerExampleGradient):
 
     def materialize(self) -> Tensor:
         """The products, of shape `(batch_size, *shape)`."""
-        return ops.reshape(self._written_out(), (-1, *self.shape))
+        products = self._written_out()
+        if self._is_turned:
+            products = ops.transpose(products, (0, 2, 1))
+        return ops.reshape(products, (-1, *self.shape))
 
     def merged(self, num_copies: int) -> "OuterProduct":
         """The copies' positions behind each other."""
@@ -141,9 +145,17 @@ class OuterProduct(PerExampleGradient):
             self.shape,
         )
 
+    @property
+    def _is_turned(self) -> bool:
+        """Whether products are kept as `(outputs, inputs)`: the smaller factor is transposed."""
+        return bool(self.cotangents.shape[2] < self.inputs.shape[2])
+
     def _written_out(self) -> Tensor:
         if self._products is None:
-            self._products = ops.matmul(ops.transpose(self.inputs, (0, 2, 1)), self.cotangents)
+            first, second = self.inputs, self.cotangents
+            if self._is_turned:
+                first, second = second, first
+            self._products = ops.matmul(ops.transpose(first, (0, 2, 1)), second)
         return self._products
 
 

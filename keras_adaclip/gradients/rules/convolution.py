@@ -67,7 +67,6 @@ def _kernel_gradient(
 
 def _patches(layer: keras.layers.Layer, inputs: Tensor, output_size: Any) -> Tensor:
     """Patches of shape `(batch_size, height, width, kernel_elements, channels)`."""
-    height, width = output_size
     before, after = zip(
         *(
             _padding(layer.padding, size, output, kernel, stride, dilation)
@@ -84,20 +83,45 @@ def _patches(layer: keras.layers.Layer, inputs: Tensor, output_size: Any) -> Ten
     )
     if any(before) or any(after):
         inputs = ops.pad(inputs, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0)))
-    (row_stride, column_stride), (row_step, column_step) = layer.strides, layer.dilation_rate
+    phases = _phases(inputs, layer.strides)
     slices = [
-        inputs[
-            :,
-            row * row_step : row * row_step + (height - 1) * row_stride + 1 : row_stride,
-            column * column_step : column * column_step
-            + (width - 1) * column_stride
-            + 1 : column_stride,
-            :,
-        ]
+        _shifted(
+            phases,
+            (row * layer.dilation_rate[0], column * layer.dilation_rate[1]),
+            layer,
+            output_size,
+        )
         for row in range(layer.kernel_size[0])
         for column in range(layer.kernel_size[1])
     ]
     return ops.stack(slices, axis=3)
+
+
+def _phases(inputs: Tensor, strides: tuple[int, int]) -> Tensor:
+    """The input taken apart by its positions within a stride, so that every patch is contiguous.
+
+    Returns:
+        A tensor of shape `(batch_size, row_stride, column_stride, height, width, channels)`.
+    """
+    missing = [-size % stride for size, stride in zip(inputs.shape[1:3], strides, strict=True)]
+    if any(missing):
+        inputs = ops.pad(inputs, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0)))
+    (rows, columns), (height, width, channels) = strides, inputs.shape[1:]
+    if rows == columns == 1:
+        return inputs[:, None, None]
+    split = (-1, height // rows, rows, width // columns, columns, channels)
+    return ops.transpose(ops.reshape(inputs, split), (0, 2, 4, 1, 3, 5))
+
+
+def _shifted(
+    phases: Tensor, offset: tuple[int, int], layer: keras.layers.Layer, output_size: Any
+) -> Tensor:
+    """What one element of the kernel meets, of shape `(batch_size, height, width, channels)`."""
+    (row, row_phase), (column, column_phase) = (
+        divmod(shift, stride) for shift, stride in zip(offset, layer.strides, strict=True)
+    )
+    height, width = output_size
+    return phases[:, row_phase, column_phase, row : row + height, column : column + width, :]
 
 
 def _padding(
