@@ -136,6 +136,22 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
     assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
+def test_a_hyperparameter_is_followed_as_far_as_it_helps():
+    def accuracy_of(run):
+        return 0.7 + 0.01 * json.loads(run.hyperparameters).get("clip_norm", 0.0)
+
+    context = complete(replace(CONTEXT, methods=("fixed", "quantile")), accuracy_of)
+    values = [
+        json.loads(run.hyperparameters)["clip_norm"]
+        for run in experiments.variant_runs(context, "fixed", 2.7)
+    ]
+    assert values == [0.15, 0.6, 1.2, 2.4, 4.8]
+    (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
+    assert json.loads(tuned.hyperparameters) == {"clip_norm": 12.8}
+    # The quantile has three values and no more.
+    assert len(experiments.variant_runs(context, "quantile", 2.7)) == 2
+
+
 def test_a_tie_goes_to_the_earlier_cell():
     chosen = experiments.chosen_run(complete(CONTEXT, lambda run: 0.8), "power")
     assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (1.0, 20, "relu")

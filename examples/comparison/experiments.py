@@ -31,6 +31,9 @@ GRID = tuple(Cell(*values) for values in product((1.0, 2.0, 4.0), (20,), (0, 1))
 GRID_SEED = 101
 # Tried last, with what was best until then: every method gains or loses by it on its own.
 LONGER_EPOCHS = 40
+# The two values that a method's `variants` returns, and how far a search goes in one direction.
+DOWN, UP = 0, 1
+MOST_VARIANTS = 4
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,33 @@ def grid_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SE
 
 
 def variant_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
-    """The best cell of the grid with two other values of the method's main hyperparameter."""
+    """The best cell of the grid with other values of the method's main hyperparameter.
+
+    One below and one above; then on in the direction that helps, as long as it does.
+    """
     best = _best(context, grid_runs(context, method, epsilon, seed))
     if best is None or not context.has_variants:
         return []
+    variants = METHODS[method].variants
     settings = json.loads(best.hyperparameters)
-    others = METHODS[method].variants(settings)
-    return [replace(best, hyperparameters=as_text(other)) for other in others]
+    ladder = [variants(settings)[DOWN], settings, variants(settings)[UP]]
+
+    def runs() -> list[Run]:
+        return [replace(best, hyperparameters=as_text(values)) for values in ladder]
+
+    for _ in range(MOST_VARIANTS - 1):
+        # On a tie the grid's own value wins.
+        leader = _best(context, [best, *runs()])
+        if leader == runs()[0]:
+            further = [variants(ladder[0])[DOWN], *ladder]
+        elif leader == runs()[-1]:
+            further = [*ladder, variants(ladder[-1])[UP]]
+        else:
+            break
+        if any(further[0] == values for values in further[1:]) or further[-1] in further[:-1]:
+            break
+        ladder = further
+    return [run for run in runs() if run != best]
 
 
 def longer_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
@@ -203,9 +226,14 @@ def _transposed(context: Context, best: Run, epsilon: float) -> Settings:
     """The settings at another budget: the paper's there, changed as the choice changed them."""
     there = paper_settings(context, best.method, epsilon, best.network)
     before = paper_settings(context, best.method, best.epsilon, best.network)
-    chosen = json.loads(best.hyperparameters)
-    number = [chosen == v for v in METHODS[best.method].variants(before)]
-    return METHODS[best.method].variants(there)[number.index(True)] if any(number) else there
+    chosen, variants = json.loads(best.hyperparameters), METHODS[best.method].variants
+    for direction in (DOWN, UP):
+        here, other = before, there
+        for _ in range(MOST_VARIANTS):
+            here, other = variants(here)[direction], variants(other)[direction]
+            if here == chosen:
+                return other
+    return there
 
 
 def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], list[Run]]:

@@ -36,7 +36,7 @@ class Method:
         settings: from the paper's entry for this column, all the columns' entries and what was
             transferred, to the hyperparameters of this method.
         build: from hyperparameters and the number of steps, to the clipping strategy.
-        variants: other values of the main hyperparameter, two for every method, to be tried in
+        variants: the next lower and the next higher value of the main hyperparameter, tried in
             the tuned table.
         activations: the two activations of the tuned table; the paper's table has the first.
         has_threshold: whether one clipping norm says what the method did.
@@ -113,7 +113,11 @@ METHODS = {
             "max_variance": paper["adaclip"]["h1"],
         },
         build=lambda settings, _: ka.clipping.AdaClip(**settings),
-        variants=_scaled("max_variance", 0.1, 10.0),
+        # Both bounds, so that the floor never passes the ceiling.
+        variants=lambda settings: [
+            _scaled("min_variance", factor)(_scaled("max_variance", factor)(settings)[0])[0]
+            for factor in (0.1, 10.0)
+        ],
         has_threshold=False,
         is_slow=True,
     ),

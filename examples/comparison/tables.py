@@ -90,7 +90,10 @@ def grid_tables(context: Context) -> list[str]:
         rows.append([METHODS[method].title, *(_percent(r.accuracy) if r else "–" for r in results)])
     count = f"{len(context.grid)} cells for each method"
     if context.has_variants:
-        count += ", then two other values of its main hyperparameter in the best cell"
+        count += (
+            ", then in the best cell a lower and a higher value of its main hyperparameter, and "
+            "further ones in the direction that helps"
+        )
     if context.longer_epochs is not None:
         count += f", then {context.longer_epochs} epochs with what was best until then"
     return [
