@@ -130,3 +130,8 @@ def test_underflow_never_makes_a_norm_too_small(positions, of_inputs, of_cotange
     found = np.sqrt(ops.convert_to_numpy(form.squared_norms())[0])
     summed = form.weighted_sum(ops.ones((1,)), ops.ones((1,), "bool"))
     assert 0 < np.linalg.norm(ops.convert_to_numpy(summed)) <= found
+
+
+def test_the_norms_of_a_single_number_are_one_an_example():
+    form = Materialized(ops.convert_to_tensor(np.array([1.0, -2.0, 3.0], np.float32)))
+    np.testing.assert_allclose(ops.convert_to_numpy(form.squared_norms()), [1.0, 4.0, 9.0])
