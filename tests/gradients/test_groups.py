@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import keras_adaclip as ka
+from keras_adaclip.gradients import Batch
+from keras_adaclip.gradients.clipped_sum import _norms
 from tests import oracles
 from tests.gradients.support import (
     WHOLE_MODEL,
@@ -143,3 +145,10 @@ def test_a_function_that_names_no_group_is_refused(case):
 def test_an_unknown_allocation_is_refused():
     with pytest.raises(ValueError, match=r"`noise_allocation` must be one of .*'even'"):
         ka.clipping.FixedClipping(1.0, noise_allocation="even")
+
+
+def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
+    squared = ops.convert_to_tensor(np.array([[1, np.nan], [4, 9], [np.inf, 1]], np.float32))
+    norms, finite = _norms(squared, Batch(ops.zeros((3, 1))))
+    np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])
+    np.testing.assert_array_equal(ops.convert_to_numpy(finite), [False, True, False])
