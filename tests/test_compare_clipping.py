@@ -61,8 +61,8 @@ def complete(context, accuracy_of):
 def test_the_paper_s_settings_and_their_variants_build(method, network):
     epsilon = 1.0 if network == "b3" else 2.7
     settings = experiments.paper_settings(CONTEXT, method, epsilon, network)
-    variants = METHODS[method].variants(settings)
-    assert len(variants) == 2
+    variants = [knob(settings, steps) for knob in METHODS[method].knobs for steps in (-1, 1)]
+    assert len({as_text(values) for values in (settings, *variants)}) == len(variants) + 1
     for values in (settings, *variants):
         values = json.loads(as_text(values))
         assert isinstance(METHODS[method].build(values, 100), ka.clipping.ClippingStrategy)
@@ -106,7 +106,8 @@ def test_tuned_runs_wait_for_the_grid():
         CONTEXT, lambda run: 0.9 if run.activation == METHODS[run.method].activations[1] else 0.8
     )
     after = Counter(e.experiment for e in driver.planned(done))
-    assert after["variants"] == len(METHODS) * 2
+    # The grid has the other activation of what no variant was better than.
+    assert after["variants"] == 2 * sum(len(method.knobs) for method in METHODS.values())
     assert after["epochs"] == len(METHODS)
     assert after["paper"] == len(METHODS) * (5 + 2 * 3)
     # Three seeds of power 0.5 are runs of the paper's table already.
@@ -142,14 +143,31 @@ def test_a_hyperparameter_is_followed_as_far_as_it_helps():
 
     context = complete(replace(CONTEXT, methods=("fixed", "quantile")), accuracy_of)
     values = [
-        json.loads(run.hyperparameters)["clip_norm"]
+        (json.loads(run.hyperparameters)["clip_norm"], run.activation)
         for run in experiments.variant_runs(context, "fixed", 2.7)
     ]
-    assert values == [0.15, 0.6, 1.2, 2.4, 4.8]
+    assert values == [*((norm, "relu") for norm in (0.15, 0.6, 1.2, 2.4, 4.8)), (4.8, "tanh")]
     (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
     assert json.loads(tuned.hyperparameters) == {"clip_norm": 12.8}
-    # The quantile has three values and no more.
-    assert len(experiments.variant_runs(context, "quantile", 2.7)) == 2
+    # Neither 0.5 nor 0.9 is better than 0.7; what is third is the other activation.
+    assert len(experiments.variant_runs(context, "quantile", 2.7)) == 3
+
+
+def test_a_second_hyperparameter_is_followed_from_the_best_value_of_the_first():
+    def accuracy_of(run):
+        settings = json.loads(run.hyperparameters)
+        return 0.7 + 0.01 * settings["initial_value"] - 0.1 * settings["power"]
+
+    context = complete(replace(CONTEXT, methods=("power",)), accuracy_of)
+    settings = [
+        tuple(json.loads(run.hyperparameters).values())
+        for run in experiments.variant_runs(context, "power", 2.7)
+    ]
+    norms = [(norm, 0.5) for norm in (0.55, 2.2, 4.4, 8.8, 17.6)]
+    powers = [(17.6, power) for power in (0.4, 0.6, 0.3, 0.2, 0.1, 0.1)]
+    assert settings == norms + powers
+    (tuned,) = experiments.tuned_runs(context, "power", 4.5, seed=3)
+    assert json.loads(tuned.hyperparameters) == {"initial_value": 17.6, "power": 0.1}
 
 
 def test_a_tie_goes_to_the_earlier_cell():

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from .data_sets import DATA_SETS, paper
-from .methods import METHODS, Settings, Transferred
+from .methods import METHODS, Knob, Settings, Transferred
 from .results import Result
 from .runs import Run, as_text
 
@@ -31,9 +31,8 @@ GRID = tuple(Cell(*values) for values in product((1.0, 2.0, 4.0), (20,), (0, 1))
 GRID_SEED = 101
 # Tried last, with what was best until then: every method gains or loses by it on its own.
 LONGER_EPOCHS = 40
-# The two values that a method's `variants` returns, and how far a search goes in one direction.
-DOWN, UP = 0, 1
-MOST_VARIANTS = 4
+# How far a search goes with one hyperparameter in one direction.
+MOST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Context:
         transferred: for each network, what the greedy search found.
         results: the finished runs by their keys.
         grid: cells to choose from in the tuned table.
-        has_variants: whether the tuned table also chooses the method's main hyperparameter.
+        has_variants: whether the tuned table also chooses the method's own hyperparameters.
         longer_epochs: a number of epochs to try with the best of these; None for none.
         paper_epochs: number of epochs of the paper's table.
     """
@@ -136,33 +135,50 @@ def grid_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SE
 
 
 def variant_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
-    """The best cell of the grid with other values of the method's main hyperparameter.
+    """The best cell of the grid with other values of the method's hyperparameters.
 
-    One below and one above; then on in the direction that helps, as long as it does.
+    One after another: a step down, a step up, then on in the direction that helps, as long as it
+    does; the next from what was best until then. Last the other activation.
     """
-    best = _best(context, grid_runs(context, method, epsilon, seed))
-    if best is None or not context.has_variants:
+    first = _best(context, grid_runs(context, method, epsilon, seed))
+    if first is None or not context.has_variants:
         return []
-    variants = METHODS[method].variants
-    settings = json.loads(best.hyperparameters)
-    ladder = [variants(settings)[DOWN], settings, variants(settings)[UP]]
-
-    def runs() -> list[Run]:
-        return [replace(best, hyperparameters=as_text(values)) for values in ladder]
-
-    for _ in range(MOST_VARIANTS - 1):
-        # On a tie the grid's own value wins.
-        leader = _best(context, [best, *runs()])
-        if leader == runs()[0]:
-            further = [variants(ladder[0])[DOWN], *ladder]
-        elif leader == runs()[-1]:
-            further = [*ladder, variants(ladder[-1])[UP]]
-        else:
+    best, tried = first, {}
+    for knob in METHODS[method].knobs:
+        followed = _followed(context, best, knob)
+        tried |= dict.fromkeys(followed)
+        leader = _best(context, followed)
+        if leader is None:
             break
-        if any(further[0] == values for values in further[1:]) or further[-1] in further[:-1]:
+        best = leader
+    else:
+        tried[_with_other_activation(best)] = None
+    return [run for run in tried if run != first]
+
+
+def _followed(context: Context, start: Run, knob: Knob) -> list[Run]:
+    """`start` and the runs to which following one of its hyperparameters has led so far."""
+    settings = json.loads(start.hyperparameters)
+
+    def at(steps: int) -> Run | None:
+        turned = knob(settings, steps)
+        return None if turned is None else replace(start, hyperparameters=as_text(turned))
+
+    # On a tie the start wins.
+    ladder = {0: start} | {steps: run for steps in (-1, 1) if (run := at(steps)) is not None}
+    while (leader := _best(context, list(ladder.values()))) is not None:
+        steps = next(steps for steps, run in ladder.items() if run == leader)
+        further = steps + (1 if steps > 0 else -1)
+        run = at(further) if 0 < abs(steps) < MOST_STEPS and further not in ladder else None
+        if run is None:
             break
-        ladder = further
-    return [run for run in runs() if run != best]
+        ladder[further] = run
+    return list(ladder.values())
+
+
+def _with_other_activation(run: Run) -> Run:
+    one, other = METHODS[run.method].activations
+    return replace(run, activation=other if run.activation == one else one)
 
 
 def longer_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
@@ -226,14 +242,20 @@ def _transposed(context: Context, best: Run, epsilon: float) -> Settings:
     """The settings at another budget: the paper's there, changed as the choice changed them."""
     there = paper_settings(context, best.method, epsilon, best.network)
     before = paper_settings(context, best.method, best.epsilon, best.network)
-    chosen, variants = json.loads(best.hyperparameters), METHODS[best.method].variants
-    for direction in (DOWN, UP):
-        here, other = before, there
-        for _ in range(MOST_VARIANTS):
-            here, other = variants(here)[direction], variants(other)[direction]
-            if here == chosen:
-                return other
+    chosen, knobs = json.loads(best.hyperparameters), METHODS[best.method].knobs
+    for moves in product(range(-MOST_STEPS, MOST_STEPS + 1), repeat=len(knobs)):
+        if _turned(before, knobs, moves) == chosen:
+            return _turned(there, knobs, moves) or there
     return there
+
+
+def _turned(settings: Settings, knobs: tuple[Knob, ...], moves: tuple[int, ...]) -> Settings | None:
+    for knob, steps in zip(knobs, moves, strict=True):
+        turned = knob(settings, steps)
+        if turned is None:
+            return None
+        settings = turned
+    return settings
 
 
 def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], list[Run]]:
@@ -245,7 +267,7 @@ def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], lis
 EXPERIMENTS = {
     "paper": Experiment("The paper's settings as written", _paper_plan(), reference="table2"),
     "grid": Experiment("The grid", grid_runs, lambda epsilons: epsilons[:1]),
-    "variants": Experiment("The main hyperparameter", variant_runs, lambda epsilons: epsilons[:1]),
+    "variants": Experiment("Its hyperparameters", variant_runs, lambda epsilons: epsilons[:1]),
     "epochs": Experiment("More epochs", longer_runs, lambda epsilons: epsilons[:1]),
     "tuned": Experiment("Each method tuned alike", tuned_runs, reference="table2"),
     "powers": Experiment(

@@ -11,6 +11,9 @@ import keras_adaclip as ka
 _EXPONENTIAL_DECAY_RATE = 2.0
 
 Settings = dict[str, Any]
+# From settings and a number of steps, downward where negative, to the settings with the
+# hyperparameter moved by so many; None where it cannot be.
+Knob = Callable[[Settings, int], Settings | None]
 RELU_OR_TANH = ("relu", "tanh")
 
 
@@ -36,8 +39,7 @@ class Method:
         settings: from the paper's entry for this column, all the columns' entries and what was
             transferred, to the hyperparameters of this method.
         build: from hyperparameters and the number of steps, to the clipping strategy.
-        variants: the next lower and the next higher value of the main hyperparameter, tried in
-            the tuned table.
+        knobs: the hyperparameters that the tuned table chooses, the main one first.
         activations: the two activations of the tuned table; the paper's table has the first.
         has_threshold: whether one clipping norm says what the method did.
         needs_search: whether it uses what the greedy search on public data finds.
@@ -48,7 +50,7 @@ class Method:
     title: str
     settings: Callable[[dict[str, Settings], Transferred | None], Settings]
     build: Callable[[Settings, int], ka.clipping.ClippingStrategy]
-    variants: Callable[[Settings], list[Settings]]
+    knobs: tuple[Knob, ...]
     activations: tuple[str, str] = RELU_OR_TANH
     has_threshold: bool = True
     is_adaptive: bool = False
@@ -60,14 +62,22 @@ def _scheduled(schedule: Any) -> ka.clipping.ClippingStrategy:
     return ka.clipping.ScheduledClipping(schedule)
 
 
-def _scaled(name: str, *factors: float) -> Callable[[Settings], list[Settings]]:
-    return lambda settings: [
-        {**settings, name: float(f"{factor * settings[name]:.4g}")} for factor in factors
-    ]
+def _scaled(*names: str, factor: float = 2.0) -> Knob:
+    """A knob that multiplies, several hyperparameters alike."""
+    return lambda settings, steps: {
+        **settings,
+        **{name: float(f"{factor**steps * settings[name]:.4g}") for name in names},
+    }
 
 
-def _others(name: str, *values: float) -> Callable[[Settings], list[Settings]]:
-    return lambda settings: [{**settings, name: value} for value in values]
+def _shifted(name: str, step: float) -> Knob:
+    """A knob that adds, for a hyperparameter between 0 and 1."""
+
+    def turned(settings: Settings, steps: int) -> Settings | None:
+        value = round(settings[name] + steps * step, 4)
+        return {**settings, name: value} if 0.0 < value < 1.0 else None
+
+    return turned
 
 
 def _needed(transferred: Transferred | None) -> Transferred:
@@ -79,20 +89,18 @@ def _needed(transferred: Transferred | None) -> Transferred:
     return transferred
 
 
-_HALF_AND_DOUBLE = (0.5, 2.0)
-
 METHODS = {
     "fixed": Method(
         "fixed (Abadi)",
         settings=lambda paper, _: paper["fixed"],
         build=lambda settings, _: ka.clipping.FixedClipping(**settings),
-        variants=_scaled("clip_norm", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("clip_norm"),),
     ),
     "tempered": Method(
         "tempered sigmoid (Papernot)",
         settings=lambda paper, _: paper["tempered"],
         build=lambda settings, _: ka.clipping.FixedClipping(**settings),
-        variants=_scaled("clip_norm", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("clip_norm"),),
         activations=("tempered(1.58, 3, 0.71)", "tempered(2, 2, 1)"),
     ),
     "linear": Method(
@@ -101,7 +109,7 @@ METHODS = {
         build=lambda settings, steps: _scheduled(
             ka.schedules.LinearDecay(**settings, total_steps=steps)
         ),
-        variants=_scaled("initial_value", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("initial_value"),),
     ),
     # Lin et al. do not say which of h1 > h2 is which: the floor of the variances must be h2.
     "adaclip": Method(
@@ -114,10 +122,7 @@ METHODS = {
         },
         build=lambda settings, _: ka.clipping.AdaClip(**settings),
         # Both bounds, so that the floor never passes the ceiling.
-        variants=lambda settings: [
-            _scaled("min_variance", factor)(_scaled("max_variance", factor)(settings)[0])[0]
-            for factor in (0.1, 10.0)
-        ],
+        knobs=(_scaled("min_variance", "max_variance", factor=10.0),),
         has_threshold=False,
         is_slow=True,
     ),
@@ -129,7 +134,7 @@ METHODS = {
             "learning_rate": 0.2,
         },
         build=lambda settings, _: ka.clipping.QuantileClipping(**settings),
-        variants=_others("target_quantile", 0.5, 0.9),
+        knobs=(_shifted("target_quantile", 0.2),),
         is_adaptive=True,
     ),
     "exponential": Method(
@@ -141,7 +146,7 @@ METHODS = {
         build=lambda settings, steps: _scheduled(
             ka.schedules.ExponentialDecay(**settings, total_steps=steps)
         ),
-        variants=_scaled("initial_value", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("initial_value"),),
     ),
     "transfer": Method(
         "transfer (Lin)",
@@ -149,14 +154,15 @@ METHODS = {
         build=lambda settings, _: _scheduled(
             ka.schedules.PiecewiseConstant([settings["scale"] * v for v in settings["values"]])
         ),
-        variants=_scaled("scale", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("scale"),),
         needs_search=True,
     ),
     "power": Method(
         "power decay (Lin)",
         settings=lambda _, found: {"initial_value": _needed(found).initial_norm, "power": 0.5},
         build=lambda settings, _: _scheduled(ka.schedules.PowerDecay(**settings)),
-        variants=_scaled("initial_value", *_HALF_AND_DOUBLE),
+        # Downward the power is the slower decay.
+        knobs=(_scaled("initial_value"), _shifted("power", 0.1)),
         needs_search=True,
     ),
     # Not in the paper. The norm is that of the fixed column, so a step's noise is the same.
@@ -167,14 +173,14 @@ METHODS = {
             "stabilizer": 0.01,
         },
         build=lambda settings, _: ka.clipping.AutomaticClipping(**settings),
-        variants=_scaled("clip_norm", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("clip_norm"),),
     ),
     # Not in the paper, which says of it only that it "does not perform well".
     "mean_norm": Method(
         "mean norm (van der Veen)",
         settings=lambda *_: {"initial_clip_norm": 1.0, "factor": 1.0, "norm_bound_factor": 4.0},
         build=lambda settings, _: ka.clipping.MeanNormClipping(**settings),
-        variants=_scaled("factor", *_HALF_AND_DOUBLE),
+        knobs=(_scaled("factor"),),
         is_adaptive=True,
     ),
 }
