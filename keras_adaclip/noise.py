@@ -1,7 +1,7 @@
 """Gaussian noise for a list of tensors, and how it is spread over groups of them.
 
-Tensor `k` of step `t` gets `stddev * N(0, 1)` drawn from a stream of random numbers that is a
-function of `(key, t, k)` alone: no state is carried from step to step, so that nothing can be
+The tensors of step `t` share one draw of `N(0, 1)`, each its own part of it, and the draw is a
+function of `(key, t, stream)` alone: no state is carried from step to step, so that nothing can be
 lost, repeated or reused in a compiled step.
 """
 
@@ -42,7 +42,7 @@ def add_noise(
     stddevs: Sequence[Tensor],
     key: Tensor,
     step: Tensor,
-    first_stream: int = 0,
+    stream: int = 0,
 ) -> list[Tensor]:
     """Adds independent Gaussian noise to each tensor.
 
@@ -51,16 +51,17 @@ def add_noise(
         stddevs: for each tensor a scalar, the standard deviation of each coordinate's noise.
         key: int32 tensor of shape (2,).
         step: integer scalar tensor, the number of earlier draws with this key.
-        first_stream: number of the first tensor's stream within the step.
+        stream: number of the draw within the step.
 
     Returns:
         Float32 tensors of the same shapes.
     """
+    sizes = [math.prod(tensor.shape) for tensor in tensors]
+    draw = backend.gaussian((sum(sizes),), key, step, stream)
+    starts = np.cumsum([0, *sizes])
     return [
-        ops.cast(tensor, "float32") + stddev * backend.gaussian(tensor.shape, key, step, stream)
-        for stream, (tensor, stddev) in enumerate(
-            zip(tensors, stddevs, strict=True), start=first_stream
-        )
+        ops.cast(tensor, "float32") + stddev * ops.reshape(draw[start : start + size], tensor.shape)
+        for tensor, stddev, start, size in zip(tensors, stddevs, starts, sizes, strict=False)
     ]
 
 

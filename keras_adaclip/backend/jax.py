@@ -6,6 +6,7 @@ the scope outside.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.backend import keras_private
+from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
 
@@ -182,14 +184,14 @@ def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
-    """Standard normal float32 noise, a function of `(key, step, stream)` alone.
+    """Standard normal float32 noise, a function of `(key, step, stream)` alone."""
+    size, key = math.prod(shape), jax.lax.bitcast_convert_type(key, jnp.uint32)
+    draw = _fused_normal(num_blocks_for(size), key, step, np.uint32(stream))
+    return jnp.reshape(draw[:size], tuple(shape))
 
-    Threefry is a block cipher keyed with all 64 bits: distinct steps give distinct keys.
-    """
-    bits = jax.lax.bitcast_convert_type(key, jnp.uint32)
-    base = jax.random.wrap_key_data(bits, impl="threefry2x32")
-    folded = jax.random.fold_in(jax.random.fold_in(base, step), stream)
-    return jax.random.normal(folded, tuple(shape), jnp.float32)
+
+# Outside of a compiled step each of its hundred operations would be run by itself.
+_fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 
 def train_step(

@@ -22,9 +22,7 @@ Tensor = Any
 # Norms and products are float32, right to about five digits: the noise is drawn that much wider,
 # and a little more for each group whose norm goes into a sum.
 _ROUNDING_MARGIN, _MARGIN_OF_A_GROUP = 1.0 + 2.0**-16, 2.0**-23
-_STREAM_OF_STATISTICS, _FIRST_STREAM_OF_SUMS = 0, 1
-# The last one of a step: no model has so many variables.
-_STREAM_OF_AUGMENTATION = 2**20 - 1
+_STREAM_OF_STATISTICS, _STREAM_OF_SUMS, _STREAM_OF_AUGMENTATION = 0, 1, 2
 
 
 class NoiseVariables:
@@ -100,7 +98,7 @@ class NoiseVariables:
             stddevs: the standard deviation of the noise on each.
         """
         noised = noise.add_noise(
-            sums, stddevs, self.key.value, self._num_draws.value, _FIRST_STREAM_OF_SUMS
+            sums, stddevs, self.key.value, self._num_draws.value, _STREAM_OF_SUMS
         )
         return [total / self.expected_units for total in noised]
 
