@@ -135,25 +135,23 @@ def grid_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SE
 
 
 def variant_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
-    """The best cell of the grid with other values of the method's hyperparameters.
+    """With each activation, its best cell with other values of the method's hyperparameters.
 
     One after another: a step down, a step up, then on in the direction that helps, as long as it
-    does; the next from what was best until then. Last the other activation.
+    does; the next from what was best until then.
     """
-    first = _best(context, grid_runs(context, method, epsilon, seed))
-    if first is None or not context.has_variants:
+    cells = grid_runs(context, method, epsilon, seed)
+    if _best(context, cells) is None or not context.has_variants:
         return []
-    best, tried = first, {}
-    for knob in METHODS[method].knobs:
-        followed = _followed(context, best, knob)
-        tried |= dict.fromkeys(followed)
-        leader = _best(context, followed)
-        if leader is None:
-            break
-        best = leader
-    else:
-        tried[_with_other_activation(best)] = None
-    return [run for run in tried if run != first]
+    tried: dict[Run, None] = {}
+    for activation in METHODS[method].activations:
+        best = _best(context, [run for run in cells if run.activation == activation])
+        for knob in METHODS[method].knobs:
+            if best is not None:
+                followed = _followed(context, best, knob)
+                tried |= dict.fromkeys(followed)
+                best = _best(context, followed)
+    return [run for run in tried if run not in cells]
 
 
 def _followed(context: Context, start: Run, knob: Knob) -> list[Run]:
@@ -174,11 +172,6 @@ def _followed(context: Context, start: Run, knob: Knob) -> list[Run]:
             break
         ladder[further] = run
     return list(ladder.values())
-
-
-def _with_other_activation(run: Run) -> Run:
-    one, other = METHODS[run.method].activations
-    return replace(run, activation=other if run.activation == one else one)
 
 
 def longer_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:

@@ -91,8 +91,8 @@ def grid_tables(context: Context) -> list[str]:
     count = f"{len(context.grid)} cells for each method"
     if context.has_variants:
         count += (
-            ", then in the best cell each hyperparameter of the method in turn, a step lower and a "
-            "step higher and on in the direction that helps, then the other activation"
+            ", then in the best cell of each activation the method's hyperparameters in turn, a "
+            "step lower, a step higher, and on in the direction that helps"
         )
     if context.longer_epochs is not None:
         count += f", then {context.longer_epochs} epochs with what was best until then"
