@@ -1,6 +1,7 @@
 """What a rule is, and which one a layer takes."""
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -49,7 +50,7 @@ class LayerRule(abc.ABC):
     @abc.abstractmethod
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
+    ) -> Sequence[PerExampleGradient | None]:
         """The gradients of one call.
 
         Args:
@@ -57,7 +58,7 @@ class LayerRule(abc.ABC):
             variables: the layer's own trainable variables.
 
         Returns:
-            One gradient for each of `variables`.
+            One gradient for each of `variables`, None where this call did not use it.
         """
 
     def covers(self, layer: keras.layers.Layer) -> bool:
