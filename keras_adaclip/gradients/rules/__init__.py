@@ -15,7 +15,7 @@ from keras_adaclip.gradients.rules import (
     transposed_convolution,
 )
 from keras_adaclip.gradients.rules.general import GeneralRule
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, rule_for
+from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register, rule_for
 
 __all__ = [
     "GeneralRule",
@@ -28,6 +28,7 @@ __all__ = [
     "embedding",
     "normalization",
     "prelu",
+    "register",
     "rule_for",
     "transposed_convolution",
 ]

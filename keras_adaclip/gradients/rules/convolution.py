@@ -33,7 +33,7 @@ class ConvolutionRule(LayerRule):
         layer = call.layer
         inputs = channels_last(layer, call.inputs)
         cotangents = ops.cast(channels_last(layer, call.cotangents[0]), "float32")
-        size = cotangents.shape[1:-1]
+        size = ops.shape(cotangents)[1:-1]
         cotangents = ops.reshape(cotangents, (-1, math.prod(size), cotangents.shape[-1]))
         bias = layer.bias if layer.use_bias else None
         return [
@@ -49,7 +49,7 @@ class ConvolutionRule(LayerRule):
 def _kernel_gradient(
     patches: Tensor, cotangents: Tensor, groups: int, shape: Any
 ) -> PerExampleGradient:
-    positions, num_elements, channels = patches.shape[1:]
+    _, positions, num_elements, channels = ops.shape(patches)
     if groups == 1:
         return OuterProduct(
             ops.reshape(patches, (-1, positions, num_elements * channels)), cotangents, shape

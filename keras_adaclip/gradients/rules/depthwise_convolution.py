@@ -74,7 +74,7 @@ def _depthwise_gradient(
     layer: keras.layers.Layer, inputs: Tensor, cotangents: Tensor, shape: Any
 ) -> Materialized:
     """For cotangents of shape `(batch_size, *spatial, channels * depth_multiplier)`."""
-    size = cotangents.shape[1:-1]
+    size = ops.shape(cotangents)[1:-1]
     cotangents = ops.reshape(cotangents, (-1, *size, *shape[-2:]))
     spatial = tuple(range(1, 1 + len(size)))
     elements = [
@@ -102,4 +102,4 @@ def _bias_gradient(cotangents: Tensor) -> Materialized:
 
 def _positions(value: Tensor) -> Tensor:
     """From `(batch_size, *spatial, channels)` to `(batch_size, positions, channels)`."""
-    return ops.reshape(value, (-1, math.prod(value.shape[1:-1]), value.shape[-1]))
+    return ops.reshape(value, (-1, math.prod(ops.shape(value)[1:-1]), value.shape[-1]))

@@ -2,7 +2,8 @@
 
 That is exact for every stride, dilation and padding, in any number of spatial dimensions
 (Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
-networks").
+networks"). Sizes that TensorFlow learns only when the step runs (sequences of many lengths) are
+tensors here, all others are numbers.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import keras
 from keras import ops
 
 Tensor = Any
+Size = Any
 
 
 def channels_last(layer: keras.layers.Layer, value: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ class Windows:
         """Those of a convolutional layer."""
         return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
 
-    def slices(self, inputs: Tensor, num_windows: Sequence[int]) -> list[Tensor]:
+    def slices(self, inputs: Tensor, num_windows: Sequence[Size]) -> list[Tensor]:
         """What each kernel element meets in every window.
 
         Args:
@@ -58,29 +60,31 @@ class Windows:
         pairs = [
             self._pair(axis, size, windows)
             for axis, (size, windows) in enumerate(
-                zip(inputs.shape[1:-1], num_windows, strict=True)
+                zip(ops.shape(inputs)[1:-1], num_windows, strict=True)
             )
         ]
-        if any(before or after for before, after in pairs):
-            inputs = ops.pad(inputs, ((0, 0), *pairs, (0, 0)))
+        inputs = _padded(inputs, pairs)
         phases = _phases(inputs, self.strides)
         offsets = itertools.product(*(range(size) for size in self.kernel_size))
         return [self._shifted(phases, offset, num_windows) for offset in offsets]
 
-    def patches(self, inputs: Tensor, num_windows: Sequence[int]) -> Tensor:
+    def patches(self, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
         """The slices side by side, `(batch_size, prod(num_windows), kernel_elements, channels)`."""
         stacked = ops.stack(self.slices(inputs, num_windows), axis=-2)
         return ops.reshape(stacked, (-1, math.prod(num_windows), *stacked.shape[-2:]))
 
-    def _pair(self, axis: int, size: int, windows: int) -> tuple[int, int]:
+    def _pair(self, axis: int, size: Size, windows: Size) -> tuple[Size, Size]:
         """Rows of zeros before and after one spatial axis."""
         covered = (self.kernel_size[axis] - 1) * self.dilation_rate[axis] + 1
         if self.padding == "same":
-            missing = max((windows - 1) * self.strides[axis] + covered - size, 0)
+            missing = (windows - 1) * self.strides[axis] + covered - size
+            missing = max(missing, 0) if isinstance(missing, int) else ops.maximum(missing, 0)
             return missing // 2, missing - missing // 2
         return (covered - 1, 0) if self.padding == "causal" else (0, 0)
 
-    def _shifted(self, phases: Tensor, offset: Sequence[int], num_windows: Sequence[int]) -> Tensor:
+    def _shifted(
+        self, phases: Tensor, offset: Sequence[int], num_windows: Sequence[Size]
+    ) -> Tensor:
         """What one element of the kernel meets."""
         places = [
             divmod(number * dilation, stride)
@@ -103,16 +107,19 @@ def _phases(inputs: Tensor, strides: Sequence[int]) -> Tensor:
     """
     rank = len(strides)
     if all(stride == 1 for stride in strides):
-        return ops.reshape(inputs, (-1, *strides, *inputs.shape[1:]))
-    missing = [-size % stride for size, stride in zip(inputs.shape[1:-1], strides, strict=True)]
-    if any(missing):
-        inputs = ops.pad(inputs, ((0, 0), *((0, rows) for rows in missing), (0, 0)))
-    split = [
-        part
-        for size, stride in zip(inputs.shape[1:-1], strides, strict=True)
-        for part in (size // stride, stride)
-    ]
+        return ops.reshape(inputs, (-1, *strides, *ops.shape(inputs)[1:]))
+    sizes = ops.shape(inputs)[1:-1]
+    inputs = _padded(inputs, [(0, -size % n) for size, n in zip(sizes, strides, strict=True)])
+    sizes = ops.shape(inputs)[1:-1]
+    split = [part for size, n in zip(sizes, strides, strict=True) for part in (size // n, n)]
     within, across = range(2, 2 * rank + 1, 2), range(1, 2 * rank, 2)
     return ops.transpose(
         ops.reshape(inputs, (-1, *split, inputs.shape[-1])), (0, *within, *across, 2 * rank + 1)
     )
+
+
+def _padded(inputs: Tensor, pairs: Sequence[tuple[Size, Size]]) -> Tensor:
+    """Zeros before and after each spatial axis."""
+    if all(isinstance(rows, int) and rows == 0 for pair in pairs for rows in pair):
+        return inputs
+    return ops.pad(inputs, ((0, 0), *pairs, (0, 0)))

@@ -51,7 +51,7 @@ def _kernel_gradient(
     layer: keras.layers.Layer, inputs: Tensor, cotangents: Tensor, shape: Any
 ) -> OuterProduct:
     """For a kernel of shape `(*kernel_size, filters, channels)`."""
-    size = inputs.shape[1:-1]
+    size = ops.shape(inputs)[1:-1]
     positions = math.prod(size)
     patches = Windows.of(layer).patches(cotangents, size)
     return OuterProduct(
