@@ -19,6 +19,19 @@ from tests.gradients.support import (
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    """Leaves out what LLVM does for speed: on JAX, compiling is most of what these tests take."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def skip_where_it_cannot_run(case):
     if keras.backend.backend() in case.not_on:
         pytest.skip(f"{keras.backend.backend()} cannot run this layer (on a CPU)")
