@@ -202,6 +202,52 @@ class Lookup(PerExampleGradient):
         return Lookup(ids, _positions_joined(self.cotangents, num_copies), self.shape)
 
 
+class LookupAndProduct(PerExampleGradient):
+    """A table that was looked up and multiplied with: `|l + p|^2 = |l|^2 + |p|^2 + 2 <l, p>`.
+
+    The inner product needs no table: `<onehot(id) outer c, a outer g> = a[id] <c, g>`.
+
+    Args:
+        lookup: the gradient of the lookups.
+        product: that of the matrix products; its inputs have one element for each row of the
+            table.
+    """
+
+    def __init__(self, lookup: Lookup, product: OuterProduct) -> None:
+        self._lookup = lookup
+        self._product = product
+
+    def squared_norms(self) -> Tensor:
+        """From the norms of both and their inner product, over the pairs of positions."""
+        lookup, product = self._lookup, self._product
+        # Shape (batch_size, positions of the product, positions of the lookup).
+        met = ops.take_along_axis(product.inputs, lookup.ids[:, None, :], axis=2)
+        of_cotangents = ops.matmul(product.cotangents, ops.transpose(lookup.cotangents, (0, 2, 1)))
+        inner = ops.sum(met * of_cotangents, axis=(1, 2))
+        sizes = [
+            ops.sqrt(ops.sum(ops.square(part.cotangents), axis=2) + _UNDERFLOW)
+            for part in (product, lookup)
+        ]
+        of_pairs = ops.abs(met) * sizes[0][:, :, None] * sizes[1][:, None, :]
+        separate = lookup.squared_norms() + product.squared_norms()
+        largest = separate + 2.0 * ops.sum(of_pairs, axis=(1, 2))
+        return ops.maximum(separate + 2.0 * inner, 0.0) + _CANCELLATION * largest
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """The sum of both."""
+        return self._lookup.weighted_sum(factors, finite) + self._product.weighted_sum(
+            factors, finite
+        )
+
+    def materialize(self) -> Tensor:
+        """The tables, of shape `(batch_size, num_rows, output_size)`."""
+        return self._lookup.materialize() + self._product.materialize()
+
+    def merged(self, num_copies: int) -> "LookupAndProduct":
+        """The copies' positions behind each other."""
+        return LookupAndProduct(self._lookup.merged(num_copies), self._product.merged(num_copies))
+
+
 def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     """The gradient of a variable that was used several times: its parts add up *before* the norm.
 
@@ -211,20 +257,38 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     if len(parts) == 1:
         return parts[0]
     products = [part for part in parts if isinstance(part, OuterProduct)]
-    if len(products) == len(parts) and len({part.shape for part in products}) == 1:
-        return OuterProduct(
-            ops.concatenate([part.inputs for part in products], axis=1),
-            ops.concatenate([part.cotangents for part in products], axis=1),
-            products[0].shape,
-        )
     lookups = [part for part in parts if isinstance(part, Lookup)]
-    if len(lookups) == len(parts):
-        return Lookup(
-            ops.concatenate([part.ids for part in lookups], axis=1),
-            ops.concatenate([part.cotangents for part in lookups], axis=1),
-            lookups[0].shape,
-        )
-    return Materialized(sum(part.materialize() for part in parts))
+    shapes = {part.shape for part in products} | {part.shape for part in lookups}
+    if len(products) + len(lookups) < len(parts) or len(shapes) > 1:
+        return Materialized(sum(part.materialize() for part in parts))
+    if not lookups:
+        return _joined_products(products)
+    if not products:
+        return _joined_lookups(lookups)
+    lookup, product = _joined_lookups(lookups), _joined_products(products)
+    rows = product.inputs.shape[2]
+    if rows != lookup.shape[0] or not (product.uses_gram or product.inputs.shape[1] == 1):
+        # The norm of the product takes the whole table anyway.
+        return Materialized(lookup.materialize() + product.materialize())
+    return LookupAndProduct(lookup, product)
+
+
+def _joined_products(parts: Sequence[OuterProduct]) -> OuterProduct:
+    """The positions of products of one shape behind each other."""
+    return OuterProduct(
+        ops.concatenate([part.inputs for part in parts], axis=1),
+        ops.concatenate([part.cotangents for part in parts], axis=1),
+        parts[0].shape,
+    )
+
+
+def _joined_lookups(parts: Sequence[Lookup]) -> Lookup:
+    """The positions of lookups in one table behind each other."""
+    return Lookup(
+        ops.concatenate([part.ids for part in parts], axis=1),
+        ops.concatenate([part.cotangents for part in parts], axis=1),
+        parts[0].shape,
+    )
 
 
 def shifted_and_scaled(

@@ -151,6 +151,8 @@ def per_example_gradients(
         call.batched = plan.batched.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
+            if part is None:
+                continue
             if batch.num_copies > 1:
                 part = part.merged(batch.num_copies)
             parts.setdefault(id(variable), []).append(part)

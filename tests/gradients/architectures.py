@@ -55,13 +55,6 @@ class Scale(layers.Layer):
         return self.inner(inputs * self.scale) * self.scale
 
 
-class StandardizedConv2D(layers.Conv2D):
-    """Changes what is convolved with, and leaves `call` as it was."""
-
-    def convolution_op(self, inputs, kernel):
-        return super().convolution_op(inputs, kernel - ops.mean(kernel))
-
-
 class OwnWeight(keras.Model):
     def __init__(self):
         super().__init__()
@@ -110,6 +103,36 @@ def tied_layers():
     inputs = keras.Input((3,))
     hidden = first(inputs)
     return keras.Model(inputs, Borrowing(first.kernel)(hidden))
+
+
+class TiedDense(layers.Dense):
+    """Multiplies with the kernel of another layer, which it owns too, and adds its own bias."""
+
+    def __init__(self, other):
+        super().__init__(other.units)
+        self.other = other
+
+    def build(self, input_shape):
+        self._kernel = self.other._kernel
+        self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias")
+
+
+def tied_kernels():
+    first = layers.Dense(3, activation="tanh")
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, TiedDense(first)(first(inputs)))
+
+
+class Reversed(keras.Model):
+    """Two lookups of the same ids, and a matrix product with the table or with a second kernel."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding = layers.ReversibleEmbedding(20, 4, **options)
+
+    def call(self, inputs):
+        hidden = ops.tanh(self.embedding(inputs)) + self.embedding(ops.flip(inputs, axis=1))
+        return self.embedding(hidden, reverse=True)
 
 
 def functional(shape, function, dtype="float32"):
@@ -165,6 +188,26 @@ def attention():
     return functional((4, 5), call)
 
 
+def masked_attention():
+    ids = keras.Input((4,), dtype="int32")
+    embedded = layers.Embedding(6, 3, mask_zero=True)(ids)
+    attended = layers.MultiHeadAttention(2, 3)(embedded, embedded)
+    return keras.Model(ids, layers.GlobalAveragePooling1D()(attended))
+
+
+def grouped_query_attention():
+    query, value = keras.Input((3, 5), name="query"), keras.Input((4, 5), name="value")
+    attention = layers.GroupQueryAttention(2, num_query_heads=4, num_key_value_heads=2)
+    return keras.Model([query, value], layers.Dense(2)(attention(query, value)))
+
+
+def scaled_attention():
+    def call(inputs):
+        return layers.Dense(2)(layers.Attention(use_scale=True)([inputs, inputs]))
+
+    return functional((4, 3), call)
+
+
 def masked_recurrence():
     return stack(
         layers.Embedding(6, 3, mask_zero=True),
@@ -193,7 +236,7 @@ def dense(*, shape, **options):
     )
 
 
-def convolution(*made, shape, ways=("Conv2D", "Dense"), not_on=()):
+def convolution(*made, shape, ways=("Convolution", "Dense"), not_on=()):
     return Architecture(
         shape,
         lambda: stack(*(make() for make in made), layers.Flatten(), layers.Dense(2), shape=shape),
@@ -212,51 +255,16 @@ def normalization(make, shape, not_on=()):
 
 
 ARCHITECTURES = {
-    "dense_vectors": side_by_side(
-        (3,),
-        [
-            lambda: layers.Dense(5, activation="tanh"),
-            lambda: layers.Dense(5, use_bias=False),
-            lambda: layers.Dense(5, activation="softmax"),
-            lambda: layers.Dense(5, activation=lambda value: value * ops.tanh(value)),
-            lambda: layers.Dense(5, activation=layers.LeakyReLU()),
-            lambda: layers.Dense(5, activation=layers.PReLU()),
-        ],
-        ["Dense"] * 7 + ["general"],
-    ),
     "dense_sequence_written_out": dense(shape=(6, 3), activation="gelu"),
     "dense_sequence_gram": dense(shape=(2, 8), activation="relu"),
     "dense_4d": dense(shape=(2, 3, 4)),
-    "convolutions": side_by_side(
-        (5, 5, 2),
-        [
-            lambda: layers.Conv2D(3, 3, activation="relu"),
-            lambda: layers.Conv2D(3, 3, use_bias=False),
-            lambda: layers.Conv2D(3, 3, strides=2, padding="same"),
-            lambda: layers.Conv2D(3, 2, strides=2, padding="same"),
-            lambda: layers.Conv2D(3, 2, strides=(2, 1)),
-            lambda: layers.Conv2D(3, 2, dilation_rate=2, padding="same"),
-            lambda: layers.Conv2D(3, (2, 1), dilation_rate=(1, 3)),
-            lambda: layers.Conv2D(4, 3, groups=2),
-            lambda: layers.Conv2D(3, 1),
-            lambda: layers.Conv2D(3, (1, 3), padding="same"),
-        ],
-        ["Conv2D"] * 10 + ["Dense"],
+    "layer_as_activation": Architecture(
+        (3,),
+        lambda: stack(layers.Dense(5, activation=layers.PReLU()), layers.Dense(2), shape=(3,)),
+        ["Dense", "PReLU", "Dense"],
     ),
     "convolution_gram": convolution(lambda: layers.Conv2D(6, 3, strides=2), shape=(6, 6, 4)),
-    "convolution_channels_first": convolution(
-        lambda: layers.Conv2D(3, 3, data_format="channels_first", padding="same"),
-        shape=(2, 5, 5),
-        not_on=("tensorflow",),
-    ),
-    "convolution_own_operation": convolution(
-        lambda: StandardizedConv2D(3, 2), shape=(4, 4, 2), ways=("general", "Dense")
-    ),
-    "embedding": Architecture(
-        7,
-        lambda: stack(layers.Embedding(6, 3), layers.Dense(2), shape=(7,), dtype="int32"),
-        ["Embedding", "Dense"],
-    ),
+    "convolution_groups": convolution(lambda: layers.Conv2D(4, 3, groups=2), shape=(4, 4, 2)),
     "embedding_masked_mean": Architecture(
         7,
         lambda: stack(
@@ -271,19 +279,6 @@ ARCHITECTURES = {
     "embedding_masked_recurrence": Architecture(
         3, masked_recurrence, ["Embedding", "general", "Dense"]
     ),
-    "normalizations": side_by_side(
-        (3, 4),
-        [
-            lambda: layers.LayerNormalization(),
-            lambda: layers.LayerNormalization(axis=[2, 1]),
-            lambda: layers.LayerNormalization(center=False),
-            lambda: layers.LayerNormalization(scale=False),
-            lambda: layers.GroupNormalization(2),
-            lambda: layers.GroupNormalization(1, scale=False),
-            lambda: layers.GroupNormalization(-1, center=False),
-        ],
-        ["Normalization"] * 7 + ["Dense"],
-    ),
     # Keras's layer fails on PyTorch for an axis that is not among the last ones.
     "layer_normalization_first_axis": normalization(
         lambda: layers.LayerNormalization(axis=1), (3, 4), not_on=("torch",)
@@ -293,7 +288,7 @@ ARCHITECTURES = {
     ),
     "shared_dense": Architecture((3,), lambda: functional((3,), twice(layers.Dense(3))), ["Dense"]),
     "shared_convolution": Architecture(
-        (5, 5, 2), lambda: functional((5, 5, 2), twice(layers.Conv2D(2, 2))), ["Conv2D"]
+        (5, 5, 2), lambda: functional((5, 5, 2), twice(layers.Conv2D(2, 2))), ["Convolution"]
     ),
     "shared_embedding": Architecture(
         3,
@@ -308,9 +303,14 @@ ARCHITECTURES = {
         (3,), lambda: functional((3,), twice(layers.LayerNormalization())), ["Normalization"]
     ),
     "shared_general": Architecture(
-        (2, 3),
-        lambda: functional((2, 3), twice(layers.EinsumDense("abc,cd->abd", (None, 3)))),
-        ["general"],
+        (2, 3), lambda: functional((2, 3), twice(Scale())), ["general", "Dense"]
+    ),
+    "tied_kernels": Architecture((3,), tied_kernels, ["Dense"] * 2),
+    "reversible_embedding": Architecture(
+        4, lambda: Reversed(tie_weights=True, logit_soft_cap=2.0), ["ReversibleEmbedding"]
+    ),
+    "reversible_embedding_untied": Architecture(
+        4, lambda: Reversed(tie_weights=False), ["ReversibleEmbedding"]
     ),
     "tied_layers": Architecture((3,), tied_layers, ["Dense", "general"]),
     "tied_decoder": Architecture(4, TiedDecoder, "whole"),
@@ -321,31 +321,28 @@ ARCHITECTURES = {
     "frozen": Architecture((3,), frozen, ["Dense"]),
     "nested": Architecture((3,), nested, ["Dense", "Normalization", "Dense", "Dense"]),
     "inputs_and_outputs": Architecture([(3,), (2, 4)], branches, ["Dense"] * 4),
-    "attention": Architecture((4, 5), attention, ["general"] * 4 + ["Dense"]),
-    "custom_layer": Architecture(
-        (2, 3), lambda: stack(Scale(), shape=(2, 3)), ["general", "Dense"]
+    "attention": Architecture((4, 5), attention, ["EinsumDense"] * 4 + ["Dense"]),
+    "attention_masked": Architecture(4, masked_attention, ["Embedding"] + ["EinsumDense"] * 4),
+    "attention_to_another_input": Architecture(
+        [(3, 5), (4, 5)], grouped_query_attention, ["EinsumDense"] * 4 + ["Dense"]
     ),
-    "layers_of_sequences": side_by_side(
+    "attention_along_one_axis": Architecture(
+        (2, 3, 4),
+        lambda: functional(
+            (2, 3, 4),
+            lambda inputs: layers.MultiHeadAttention(2, 3, attention_axes=2)(inputs, inputs),
+        ),
+        ["EinsumDense"] * 4,
+    ),
+    "attention_with_a_scale": Architecture((4, 3), scaled_attention, ["general", "Dense"]),
+    "recurrent": side_by_side(
         (4, 3),
         [
-            lambda: layers.EinsumDense("abc,cd->abd", (4, 5), bias_axes="d"),
             lambda: layers.LSTM(3, unroll=True),
             lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
             lambda: layers.TimeDistributed(layers.Dense(3)),
-            lambda: layers.Conv1D(3, 2, padding="causal"),
-            lambda: layers.RMSNormalization(),
-            lambda: layers.PReLU(),
         ],
-        ["general"] * 9 + ["Dense"],
-    ),
-    "layers_of_images": side_by_side(
-        (4, 4, 2),
-        [
-            lambda: layers.DepthwiseConv2D(2),
-            lambda: layers.SeparableConv2D(3, 2),
-            lambda: layers.Conv2DTranspose(3, 2, strides=2),
-        ],
-        ["general"] * 3 + ["Dense"],
+        ["general"] * 5 + ["Dense"],
     ),
 }

@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_adaclip.clipping import FixedClipping
 from tests import oracles
 from tests.gradients.architectures import ARCHITECTURES
+from tests.gradients.configurations import TABLES
 from tests.gradients.support import (
     WHOLE_MODEL,
     assert_close,
@@ -17,18 +19,40 @@ from tests.gradients.support import (
 )
 
 
-def case(name):
-    architecture = ARCHITECTURES[name]
-    if keras.backend.backend() in architecture.not_on:
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    """Leaves out what LLVM does for speed: on JAX, compiling is most of what these tests take."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def skip_where_it_cannot_run(case):
+    if keras.backend.backend() in case.not_on:
         pytest.skip(f"{keras.backend.backend()} cannot run this layer (on a CPU)")
-    model, x, y = architecture.data(rows=3)
-    arguments = {"loss_weights": [0.3, 2.0]} if name == "inputs_and_outputs" else {}
-    model = built(model, x, y, loss=["mse", "mae"] if arguments else "mse", **arguments)
+
+
+def with_other_weights(model):
+    """The model with no weight at zero or one."""
     rng = np.random.default_rng(4)
     for variable in model.trainable_variables:
         noise = rng.normal(scale=0.3, size=variable.shape).astype("float32")
         variable.assign(variable + noise)
-    return architecture, model, x, y
+    return model
+
+
+def case(name):
+    architecture = ARCHITECTURES[name]
+    skip_where_it_cannot_run(architecture)
+    model, x, y = architecture.data(rows=3)
+    arguments = {"loss_weights": [0.3, 2.0]} if name == "inputs_and_outputs" else {}
+    model = built(model, x, y, loss=["mse", "mae"] if arguments else "mse", **arguments)
+    return architecture, with_other_weights(model), x, y
 
 
 def check_against_rows(model, x, y, plan):
@@ -49,8 +73,33 @@ def test_clipped_sums_are_those_of_plain_gradients(name):
     check_against_rows(model, x, y, plan)
 
 
+@pytest.mark.filterwarnings("ignore:.*You passed `rms_scaling=True`, which is deprecated")
+@pytest.mark.parametrize("name", TABLES)
+def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
+    table = TABLES[name]
+    skip_where_it_cannot_run(table)
+    x, y = table.data(rows=3)
+    model = with_other_weights(built(table.model(), x, y))
+    plan = plan_for(model, x, y)
+    found_ways = dict(zip(plan.describe(), ways(plan), strict=True))
+    assert found_ways == table.ways
+
+    expected = row_gradients(model, x, y)
+    norms = [oracles.gradient_norms([gradients]) for gradients in expected]
+    floor = 0.05 * np.max(norms)
+    clip_norms = [float(max(np.median(of_variable), floor)) for of_variable in norms]
+    clipping = FixedClipping(clip_norms, groups=lambda variable: variable.path)
+    found = runner(model, plan, clipping=clipping)(x, y)
+    np.testing.assert_allclose(found.norms, np.stack(norms, axis=1), rtol=1e-5, atol=1e-5 * floor)
+    sums = [
+        oracles.clipped_sums([gradients], clip_norm)[0]
+        for gradients, clip_norm in zip(expected, clip_norms, strict=True)
+    ]
+    assert_close(found.gradients, sums)
+
+
 @pytest.mark.parametrize(
-    "name", ["convolutions", "embedding_masked_mean", "inputs_and_outputs", "shared_dense"]
+    "name", ["convolution_groups", "embedding_masked_mean", "inputs_and_outputs", "shared_dense"]
 )
 def test_one_example_after_another_gives_the_same_sums(name):
     _, model, x, y = case(name)

@@ -9,13 +9,14 @@ from tests.gradients.test_architectures import case
 
 COPIES = 3
 NAMES = [
-    "convolutions",
+    "convolution_groups",
+    "reversible_embedding",
     "dense_sequence_gram",
     "dense_sequence_written_out",
     "embedding_masked_mean",
     "group_normalization_axis",
     "shared_dense",
-    "custom_layer",
+    "shared_general",
 ]
 
 
@@ -44,7 +45,7 @@ def test_the_mean_over_the_copies_is_clipped(name, way):
 
 @pytest.mark.parametrize("way", ["layer-wise", "one by one"])
 def test_one_copy_that_is_not_finite_drops_the_example(way):
-    model, x, y = copied_case("convolutions")
+    model, x, y = copied_case("convolution_groups")
     x = x.copy()
     x[4] = np.nan
     plan = plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL

@@ -6,21 +6,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_adaclip.gradients.factored import Lookup, Materialized, OuterProduct, combined
+from keras_adaclip.gradients.factored import (
+    Lookup,
+    LookupAndProduct,
+    Materialized,
+    OuterProduct,
+    combined,
+)
+from keras_adaclip.gradients.grouped import GroupedOuterProduct
 
 
 def array(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
-def forms():
-    ids = np.array([[1, 1, 4, 0], [2, 3, 2, 2], [0, -1, 4, 4]])
+def forms(second=1.0):
+    """One of each kind; the factors of the second example's gradient are multiplied by `second`."""
+
+    def array_of_rows(*shape, seed=0):
+        rows = np.array([1.0, second, 1.0], "float32").reshape(3, *(1 for _ in shape))
+        return array(3, *shape, seed=seed) * rows
+
+    ids = ops.convert_to_tensor(np.array([[1, 1, 4, 0], [2, 3, 2, 2], [0, -1, 4, 4]]))
     return {
-        "written out": Materialized(array(3, 2, 5)),
-        "one position": OuterProduct(array(3, 1, 4), array(3, 1, 2, seed=1), (4, 2)),
-        "few positions": OuterProduct(array(3, 2, 8), array(3, 2, 9, seed=1), (8, 9)),
-        "many positions": OuterProduct(array(3, 7, 2), array(3, 7, 3, seed=1), (2, 3)),
-        "lookups": Lookup(ops.convert_to_tensor(ids), array(3, 4, 2), (5, 2)),
+        "written out": Materialized(array_of_rows(2, 5)),
+        "one position": OuterProduct(array_of_rows(1, 4), array_of_rows(1, 2, seed=1), (4, 2)),
+        "few positions": OuterProduct(array_of_rows(2, 8), array_of_rows(2, 9, seed=1), (8, 9)),
+        "many positions": OuterProduct(array_of_rows(7, 2), array_of_rows(7, 3, seed=1), (2, 3)),
+        "lookups": Lookup(ids, array_of_rows(4, 2), (5, 2)),
+        "groups": GroupedOuterProduct(
+            array_of_rows(4, 7, 2), array_of_rows(4, 7, 3, seed=1), (4, 2, 3)
+        ),
+        "groups of few positions": GroupedOuterProduct(
+            array_of_rows(2, 2, 8),
+            array_of_rows(2, 2, 9, seed=1),
+            (4, 3, 6, 2),
+            sizes=(2, 4, 2, 3, 3),
+            order=(1, 3, 4, 2, 0),
+        ),
+        "lookups and a product": LookupAndProduct(
+            Lookup(ids, array_of_rows(4, 9), (5, 9)),
+            OuterProduct(array_of_rows(2, 5, seed=1), array_of_rows(2, 9, seed=2), (5, 9)),
+        ),
     }
 
 
@@ -51,13 +78,7 @@ def test_negative_ids_count_from_the_end_of_the_table():
 @pytest.mark.parametrize("name", forms())
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_stays_out_of_the_sum(name, value):
-    form = forms()[name]
-    bad = np.array([1.0, value, 1.0], np.float32)
-    for attribute in ("values", "inputs", "cotangents"):
-        if hasattr(form, attribute):
-            held = getattr(form, attribute)
-            shape = (3,) + (1,) * (len(held.shape) - 1)
-            setattr(form, attribute, held * ops.convert_to_tensor(bad.reshape(shape)))
+    form = forms(second=value)[name]
     norms = ops.convert_to_numpy(form.squared_norms())
     assert not np.isfinite(norms[1])
     clean = forms()[name].materialize()
@@ -92,6 +113,43 @@ def test_unlike_uses_are_written_out():
     )
     assert isinstance(both, Materialized)
     assert tuple(both.values.shape) == (3, 4, 2)
+
+
+@pytest.mark.parametrize(("positions", "kind"), [(2, LookupAndProduct), (7, Materialized)])
+def test_a_table_is_written_out_only_where_its_product_is(positions, kind):
+    lookup = forms()["lookups"]
+    lookup = Lookup(lookup.ids, array(3, 4, 9), (5, 9))
+    product = OuterProduct(array(3, positions, 5), array(3, positions, 9, seed=1), (5, 9))
+    both = combined([lookup, product, lookup])
+    assert type(both) is kind
+    expected = ops.convert_to_numpy(2.0 * lookup.materialize() + product.materialize())
+    np.testing.assert_allclose(ops.convert_to_numpy(both.materialize()), expected, atol=1e-5)
+    norms = ops.convert_to_numpy(both.squared_norms())
+    np.testing.assert_allclose(norms, np.sum(expected**2, axis=(1, 2)), rtol=1e-5)
+
+
+def test_a_lookup_that_a_product_takes_back_has_no_norm_below_the_true_one():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(50, 1, 9)).astype("float32")
+    ids = np.full((50, 1), 3)
+    taken = np.zeros((50, 1, 5), np.float32)
+    taken[:, 0, 3] = -1.0 + 2.0 ** -rng.uniform(5, 24, 50)
+    both = LookupAndProduct(
+        Lookup(ops.convert_to_tensor(ids), rows, (5, 9)), OuterProduct(taken, rows, (5, 9))
+    )
+    true = np.sum((rows.astype(np.float64) * (1.0 + taken[:, :, 3:4])) ** 2, axis=(1, 2))
+    assert np.all(ops.convert_to_numpy(both.squared_norms()) >= true)
+
+
+@pytest.mark.parametrize("name", forms())
+def test_copies_stand_behind_each_other(name):
+    one = forms()[name]
+    values = ops.convert_to_numpy(one.materialize())
+    merged = one.merged(3)
+    expected = values.sum(axis=0, keepdims=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(merged.materialize()), expected, atol=1e-5)
+    norms = ops.convert_to_numpy(merged.squared_norms())
+    np.testing.assert_allclose(norms, [np.sum(expected**2)], rtol=1e-5)
 
 
 @given(

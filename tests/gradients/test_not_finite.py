@@ -7,6 +7,7 @@ from keras import layers
 
 from keras_adaclip.clipping import QuantileClipping
 from tests import oracles
+from tests.gradients.architectures import Scale
 from tests.gradients.support import (
     WHOLE_MODEL,
     assert_close,
@@ -29,7 +30,7 @@ MODELS = {
             layers.Dense(2),
         ],
     ),
-    "general": ((3, 2), lambda: [layers.EinsumDense("abc,cd->abd", (None, 3)), layers.Dense(2)]),
+    "general": ((3, 2), lambda: [Scale(), layers.Dense(2)]),
     "whole model": ((3,), lambda: [layers.Dense(4, activation="tanh"), layers.Dense(2)]),
 }
 

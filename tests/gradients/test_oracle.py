@@ -35,13 +35,13 @@ def convolution():
     def blocks(w):
         return [oracles.Conv2D(*w[:2]), oracles.Tanh(), oracles.Flatten(), oracles.Dense(*w[2:])]
 
-    return (6, 5, 2), net, blocks, ["Conv2D", "Dense"]
+    return (6, 5, 2), net, blocks, ["Convolution", "Dense"]
 
 
 def strided_convolution():
     net = [layers.Conv2D(4, 3, strides=2), layers.Flatten(), layers.Dense(3)]
     blocks = lambda w: [oracles.Conv2D(*w[:2], 2), oracles.Flatten(), oracles.Dense(*w[2:])]  # noqa: E731
-    return (7, 7, 1), net, blocks, ["Conv2D", "Dense"]
+    return (7, 7, 1), net, blocks, ["Convolution", "Dense"]
 
 
 def embedding():
@@ -73,7 +73,7 @@ def group_normalization():
             oracles.Dense(*w[4:]),
         ]
 
-    return (4, 4, 2), net, blocks, ["Conv2D", "Normalization", "Dense"]
+    return (4, 4, 2), net, blocks, ["Convolution", "Normalization", "Dense"]
 
 
 NETS = [

@@ -50,7 +50,7 @@ def test_norms_and_sums_are_float32(policy, whole_model):
     model.set_weights(weights)
     plan = WHOLE_MODEL if whole_model else plan_for(model, x, y)
     if not whole_model:
-        assert ways(plan) == ["Conv2D", "Normalization", "Dense", "Dense"]
+        assert ways(plan) == ["Convolution", "Normalization", "Dense", "Dense"]
     clip_norm = float(np.median(norms))
     run = runner(model, plan, clipping=QuantileClipping(initial_clip_norm=clip_norm))
     found = run(x, y)

@@ -4,9 +4,18 @@ One file a layer kind. A rule is registered for a layer class and used for a lay
 is that class's own; every other layer with weights goes through `general.py`.
 """
 
-from keras_adaclip.gradients.rules import convolution, dense, embedding, normalization
+from keras_adaclip.gradients.rules import (
+    convolution,
+    dense,
+    depthwise_convolution,
+    einsum_dense,
+    embedding,
+    normalization,
+    prelu,
+    transposed_convolution,
+)
 from keras_adaclip.gradients.rules.general import GeneralRule
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, rule_for
+from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register, rule_for
 
 __all__ = [
     "GeneralRule",
@@ -14,7 +23,12 @@ __all__ = [
     "TappedCall",
     "convolution",
     "dense",
+    "depthwise_convolution",
+    "einsum_dense",
     "embedding",
     "normalization",
+    "prelu",
+    "register",
     "rule_for",
+    "transposed_convolution",
 ]

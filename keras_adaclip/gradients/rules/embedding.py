@@ -1,9 +1,13 @@
-"""`Embedding`: an example touches only the rows that it looks up, so no dense gradient is made."""
+"""`Embedding` and `ReversibleEmbedding`: an example touches only the rows that it looks up.
+
+So no dense gradient is made. A reversible embedding also multiplies with its table: the two uses
+of one weight add up before the norm (see `LookupAndProduct`).
+"""
 
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Lookup, PerExampleGradient
+from keras_adaclip.gradients.factored import Lookup, OuterProduct, PerExampleGradient
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 
 
@@ -16,8 +20,43 @@ class EmbeddingRule(LayerRule):
     ) -> list[PerExampleGradient]:
         """The gradient of the table, for ids of shape `(batch_size, ...)`."""
         (table,) = variables
-        ids, cotangents = call.inputs, call.cotangents[0]
-        batch_size = ops.shape(ids)[0]
-        ids = ops.reshape(ids, (batch_size, -1))
-        cotangents = ops.reshape(cotangents, (batch_size, -1, table.shape[1]))
-        return [Lookup(ids, cotangents, table.shape)]
+        return [_lookup(call, table)]
+
+
+class ReversibleEmbeddingRule(LayerRule):
+    """A lookup, or where `reverse=True` a matrix product with the table or its own kernel."""
+
+    def gradients(
+        self, call: TappedCall, variables: list[keras.Variable]
+    ) -> list[PerExampleGradient | None]:
+        """The gradient of the weight that this call used, None for the other one."""
+        layer = call.layer
+        is_reverse = call.args[1] if len(call.args) > 1 else call.kwargs.get("reverse", False)
+        table = layer.embeddings
+        if not is_reverse:
+            return [_lookup(call, v) if v is table else None for v in variables]
+        cotangents = ops.cast(call.cotangents[0], "float32")
+        if layer.logit_soft_cap is not None:
+            capped = ops.cast(layer(*call.args, **call.kwargs), "float32")
+            cotangents = cotangents * (1.0 - ops.square(capped / layer.logit_soft_cap))
+        batch_size = ops.shape(cotangents)[0]
+        cotangents = ops.reshape(cotangents, (batch_size, -1, layer.input_dim))
+        inputs = ops.reshape(call.inputs, (batch_size, -1, layer.output_dim))
+        if layer.tie_weights:
+            product = OuterProduct(cotangents, inputs, table.shape)
+        else:
+            product = OuterProduct(inputs, cotangents, layer.reverse_embeddings.shape)
+        return [product if (v is table) == layer.tie_weights else None for v in variables]
+
+
+# Keras 3.13 brought it.
+if hasattr(keras.layers, "ReversibleEmbedding"):
+    register(keras.layers.ReversibleEmbedding)(ReversibleEmbeddingRule)
+
+
+def _lookup(call: TappedCall, table: keras.Variable) -> Lookup:
+    ids, cotangents = call.inputs, call.cotangents[0]
+    batch_size = ops.shape(ids)[0]
+    ids = ops.reshape(ids, (batch_size, -1))
+    cotangents = ops.reshape(cotangents, (batch_size, -1, table.shape[1]))
+    return Lookup(ids, cotangents, table.shape)

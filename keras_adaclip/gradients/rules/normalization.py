@@ -1,4 +1,4 @@
-"""`LayerNormalization` and `GroupNormalization`: `y = gamma * normalized(x) + beta`.
+"""Layer, group and RMS normalization: `y = gamma * normalized(x) + beta`.
 
 `normalized(x)` is the layer itself with gamma one and beta zero, so its own forward code is the
 only definition of it.
@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
+from keras_adaclip.gradients.rules.broadcasting import summed_to
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 
 Tensor = Any
@@ -30,18 +31,35 @@ class NormalizationRule(LayerRule):
             Materialized(
                 _sum_to_axes(cotangents, layer, variable.shape)
                 if variable is layer.beta
-                else _sum_to_axes(cotangents * _normalized(call), layer, variable.shape)
+                else _sum_to_axes(
+                    cotangents * _normalized(call, layer.gamma, layer.beta), layer, variable.shape
+                )
             )
             for variable in variables
         ]
 
 
-def _normalized(call: TappedCall) -> Tensor:
-    """The output of the layer with gamma one and beta zero, in float32."""
+@register(keras.layers.RMSNormalization)
+class RMSNormalizationRule(LayerRule):
+    """Scale: cotangent times normalized input, summed over the axes along which it is broadcast."""
+
+    def gradients(
+        self, call: TappedCall, variables: list[keras.Variable]
+    ) -> list[PerExampleGradient]:
+        """The gradient of the scale."""
+        (scale,) = variables
+        products = ops.cast(call.cotangents[0], "float32") * _normalized(call, scale, None)
+        return [Materialized(summed_to(products, scale.shape))]
+
+
+def _normalized(
+    call: TappedCall, scale: keras.Variable | None, offset: keras.Variable | None
+) -> Tensor:
+    """The output of the layer with scale one and offset zero, in float32."""
     layer = call.layer
     neutral = [
         (variable, ops.full(variable.shape, value, variable.dtype))
-        for variable, value in ((layer.gamma, 1.0), (layer.beta, 0.0))
+        for variable, value in ((scale, 1.0), (offset, 0.0))
         if variable is not None
     ]
     with keras.StatelessScope(neutral):

@@ -1,0 +1,180 @@
+"""Which rule a layer takes: those of the package, and those that a user registers."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_adaclip as ka
+from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
+from keras_adaclip.gradients.rules import rule, rule_for
+from tests import oracles
+from tests.gradients.architectures import functional, stack
+from tests.gradients.support import (
+    assert_close,
+    built,
+    numpy,
+    plan_for,
+    row_gradients,
+    runner,
+    ways,
+)
+
+
+class Mixing(layers.Layer):
+    """A layer of a user: a matrix product over the positions, with a scale of its own."""
+
+    def __init__(self, factor=1.0, **arguments):
+        super().__init__(**arguments)
+        self.factor = factor
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], 2), name="kernel")
+
+    def call(self, inputs):
+        return self.factor * ops.matmul(inputs, self.kernel)
+
+
+class MixingRule(ka.gradients.LayerRule):
+    def covers(self, layer):
+        return layer.factor != 2.0
+
+    def gradients(self, call, variables):
+        factor = call.layer.factor
+        return [
+            ka.gradients.OuterProduct(call.inputs, factor * call.cotangents[0], variable.shape)
+            for variable in variables
+        ]
+
+
+class WrongRule(MixingRule):
+    """Forgets the factor."""
+
+    def gradients(self, call, variables):
+        return [
+            ka.gradients.OuterProduct(call.inputs, call.cotangents[0], variable.shape)
+            for variable in variables
+        ]
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(rule, "_RULES", dict(rule._RULES))
+
+
+def mixing(factor=3.0, layer=Mixing):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 4, 3)).astype("float32")
+    model = stack(layer(factor), layers.Dense(1), shape=(4, 3))
+    return built(model, x, x[:, :, :1]), x, x[:, :, :1]
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_rule_is_used_and_exact():
+    ka.gradients.register(Mixing)(MixingRule)
+    model, x, y = mixing()
+    plan = plan_for(model, x, y)
+    assert ways(plan) == ["Mixing", "Dense"]
+    expected = row_gradients(model, x, y)
+    found = runner(model, plan, 0.1)(x, y)
+    np.testing.assert_allclose(found.norms, oracles.gradient_norms(expected), rtol=1e-5)
+    assert_close(found.gradients, oracles.clipped_sums(expected, 0.1))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_rule_that_is_wrong_is_not_used():
+    ka.gradients.register(Mixing)(WrongRule)
+    plan = plan_for(*mixing())
+    assert ways(plan) == "whole"
+    assert "differ from plain ones" in plan.whole_model_reason
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_rule_of_the_nearest_class_counts():
+    class Renamed(Mixing):
+        pass
+
+    class Overridden(Mixing):
+        def call(self, inputs):
+            return 2.0 * super().call(inputs)
+
+    ka.gradients.register(Mixing)(MixingRule)
+    assert isinstance(rule_for(Renamed()), MixingRule)
+    assert rule_for(Overridden()) is None
+    assert rule_for(Mixing(2.0)) is None
+
+    ka.gradients.register(Renamed)(WrongRule)
+    assert type(rule_for(Renamed())) is WrongRule
+    assert type(rule_for(Mixing())) is MixingRule
+
+
+def test_what_is_no_layer_or_no_rule_cannot_be_registered():
+    with pytest.raises(TypeError, match="must be a class of Keras layers"):
+        ka.gradients.register(Mixing(name="mixing"))
+    with pytest.raises(TypeError, match="must be a subclass of `LayerRule`"):
+        ka.gradients.register(Mixing)(layers.Dense)
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ["aab,bc->aac", "abb,bc->abc", "abc,cd->bad", "abc,acd->abd"],
+    ids=["batch twice", "diagonal", "batch not first", "batch in the kernel"],
+)
+def test_an_einsum_without_a_batch_of_matrix_products_takes_the_general_way(equation):
+    layer = layers.EinsumDense(equation, (3, 3))
+    layer.bias, layer.input_spec = None, layers.InputSpec(ndim=3)
+    assert rule_for(layer) is None
+
+
+def test_attention_with_dropout_goes_layer_by_layer():
+    def call(inputs):
+        attended = layers.MultiHeadAttention(2, 3, dropout=0.5)(inputs, inputs)
+        return layers.GroupQueryAttention(2, 2, 1, dropout=0.5)(attended, attended)
+
+    model = functional((4, 6), call)
+    # The two have parts of the same names, which a plan tells apart by the names alone.
+    for number, layer in enumerate(model._flatten_layers()):
+        layer.name = f"{layer.name}_{number}"
+    x = np.random.default_rng(0).normal(size=(3, 4, 6)).astype("float32")
+    plan = plan_for(built(model, x, x), x, x)
+    assert ways(plan) == ["EinsumDense"] * 8
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="knows every size in a step")
+def test_sizes_that_are_known_only_when_the_step_runs():
+    import tensorflow as tf
+
+    makes = [
+        lambda: layers.Conv1D(4, 4, strides=2, padding="same", groups=2),
+        lambda: layers.Conv1D(3, 2, dilation_rate=2, padding="causal"),
+        lambda: layers.DepthwiseConv1D(3, strides=2, padding="same"),
+        lambda: layers.SeparableConv1D(3, 2),
+        lambda: layers.Conv1DTranspose(3, 3, strides=2, padding="same"),
+        lambda: layers.EinsumDense("abc,dc->abd", (None, 3), bias_axes="d"),
+        lambda: layers.PReLU(shared_axes=[1]),
+    ]
+
+    def call(inputs):
+        outputs = [layers.GlobalAveragePooling1D()(make()(inputs)) for make in makes]
+        return layers.Dense(2)(layers.Concatenate()(outputs))
+
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=size).astype("float32") for size in ((3, 9, 4), (3, 2)))
+    model = built(functional((None, 4), call), x, y)
+    plan = plan_for(model, x, y)
+    assert "general" not in ways(plan)
+    clipping = FixedClipping(0.5)
+    groups = ParameterGroups.of("flat", model.trainable_variables)
+    current = CurrentClipping(clipping, groups, clipping.initial_state(groups))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 4)), tf.TensorSpec((None, 2))])
+    def step(x, y):
+        batch = ka.gradients.Batch(x, y)
+        total, observed = ka.gradients.clipped_sum(model, batch, current, plan)
+        return total.gradients, observed.norms[:, 0]
+
+    for length in (9, 6):
+        expected = row_gradients(model, x[:, :length], y)
+        gradients, norms = numpy(step(x[:, :length], y))
+        np.testing.assert_allclose(norms, oracles.gradient_norms(expected), rtol=1e-5)
+        assert_close(gradients, oracles.clipped_sums(expected, 0.5))
