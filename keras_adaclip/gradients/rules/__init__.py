@@ -4,7 +4,14 @@ One file a layer kind. A rule is registered for a layer class and used for a lay
 is that class's own; every other layer with weights goes through `general.py`.
 """
 
-from keras_adaclip.gradients.rules import convolution, dense, embedding, normalization
+from keras_adaclip.gradients.rules import (
+    convolution,
+    dense,
+    embedding,
+    normalization,
+    recurrent,
+    time_distributed,
+)
 from keras_adaclip.gradients.rules.general import GeneralRule
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, rule_for
 
@@ -16,5 +23,7 @@ __all__ = [
     "dense",
     "embedding",
     "normalization",
+    "recurrent",
     "rule_for",
+    "time_distributed",
 ]
