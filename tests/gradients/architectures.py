@@ -269,7 +269,7 @@ ARCHITECTURES = {
         ["Embedding", "Dense"],
     ),
     "embedding_masked_recurrence": Architecture(
-        3, masked_recurrence, ["Embedding", "general", "Dense"]
+        3, masked_recurrence, ["Embedding", "LSTM", "Dense"]
     ),
     "normalizations": side_by_side(
         (3, 4),
@@ -332,12 +332,13 @@ ARCHITECTURES = {
             lambda: layers.LSTM(3, unroll=True),
             lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
+            lambda: layers.RNN([layers.SimpleRNNCell(2), layers.GRUCell(2)], unroll=True),
             lambda: layers.TimeDistributed(layers.Dense(3)),
             lambda: layers.Conv1D(3, 2, padding="causal"),
             lambda: layers.RMSNormalization(),
             lambda: layers.PReLU(),
         ],
-        ["general"] * 9 + ["Dense"],
+        ["LSTM", "GRU", "SimpleRNN", "SimpleRNN", "TimeDistributed", "Dense"] + ["general"] * 5,
     ),
     "layers_of_images": side_by_side(
         (4, 4, 2),

@@ -115,10 +115,11 @@ class RecurrentRule(LayerRule):
             inputs = inputs * cell.get_dropout_mask(inputs[:, 0, :])[:, None, :]
             cell.reset_dropout_mask()
         states = _states(layer, inputs, initial_state)
-        projected = ops.matmul(inputs, cell.kernel)
+        # The loop goes through time, so projections that lie in time's order need no copy.
+        projected = ops.matmul(ops.transpose(inputs, (1, 0, 2)), cell.kernel)
         if cell.use_bias:
             projected = projected + self.input_bias(cell)
-        projected = tap(projected)
+        projected = ops.transpose(tap(projected), (1, 0, 2))
 
         def in_order(value: Tensor) -> Tensor:
             return ops.flip(value, axis=1) if layer.go_backwards else value
@@ -144,7 +145,7 @@ class RecurrentRule(LayerRule):
         """The gradients of both kernels and the bias."""
         cell = call.layer.cell
         inputs, before, *gates = [ops.cast(value, "float32") for value in call.kept]
-        cotangents = ops.cast(call.cotangents[0], "float32")
+        cotangents = ops.cast(ops.transpose(call.cotangents[0], (1, 0, 2)), "float32")
         before, recurrent = self.recurrent_product(cell, before, cotangents, gates)
 
         def gradient(variable: keras.Variable) -> PerExampleGradient:
