@@ -19,6 +19,7 @@ gaussian = _module.gaussian
 gradients_of = _module.gradients_of
 keep_variables = _module.keep_variables
 loop_over_chunks = _module.loop_over_chunks
+loops_in_python = _module.loops_in_python
 map_examples = _module.map_examples
 needs_fixed_shapes = _module.needs_fixed_shapes
 outside_random_state = _module.outside_random_state
@@ -36,6 +37,7 @@ __all__ = [
     "gradients_of",
     "keep_variables",
     "loop_over_chunks",
+    "loops_in_python",
     "map_examples",
     "needs_fixed_shapes",
     "outside_random_state",

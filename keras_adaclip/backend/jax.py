@@ -26,6 +26,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
+def loops_in_python() -> bool:
+    """`lax.scan` is one operation."""
+    return False
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """JAX steps are private compiled or not."""
     return None

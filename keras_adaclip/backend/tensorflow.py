@@ -19,6 +19,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return bool(model.jit_compile) and not model.run_eagerly
 
 
+def loops_in_python() -> bool:
+    """Whether a loop over time steps runs in Python, unrolled or not."""
+    return False
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """Says why the way in which `model` is compiled cannot be private; None where it can."""
     return None

@@ -18,6 +18,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return False
 
 
+def loops_in_python() -> bool:
+    """PyTorch runs eagerly."""
+    return True
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """Under `torch.compile` the noise would be drawn once, while tracing."""
     if model.jit_compile:

@@ -1,7 +1,7 @@
 """Taps: what each layer got and made during one forward pass, without changing the layer's code.
 
-For the time of a forward pass the instance attribute `call` of a layer (and `activation`, where
-the rule asks for it) is replaced by a recording one; afterwards the layer is what it was.
+For the time of a forward pass the instance attribute `call` of a layer is replaced by a recording
+one, in which the layer's rule places the taps; afterwards the layer is what it was.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,6 @@ import keras
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.rules import LayerRule, TappedCall
-from keras_adaclip.gradients.rules.general import is_differentiable
 
 Tensor = Any
 
@@ -36,40 +35,27 @@ class TapRecorder:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             numbers: list[int] = []
-            if rule.taps_activation and layer.activation is not None:
-                activation = layer.activation
-
-                def tapped_activation(value: Tensor, *rest: Any, **options: Any) -> Tensor:
-                    return activation(self._add_tap(value, numbers), *rest, **options)
-
-                keras_private.set_attribute(layer, "activation", tapped_activation)
-                try:
-                    outputs = original(*args, **kwargs)
-                finally:
-                    keras_private.set_attribute(layer, "activation", activation)
-            else:
-                outputs = keras.tree.map_structure(
-                    lambda value: (
-                        self._add_tap(value, numbers) if is_differentiable(value) else value
-                    ),
-                    original(*args, **kwargs),
-                )
+            outputs, kept = rule.tapped_call(
+                layer, original, lambda value: self._add_tap(value, numbers), args, kwargs
+            )
             flat = keras.tree.flatten((args, kwargs))
             is_tensor = [bool(keras.ops.is_tensor(value)) for value in flat]
             statics = [
                 None if tensor else value for value, tensor in zip(flat, is_tensor, strict=True)
             ]
             self._skeletons.append((layer, is_tensor, ((args, kwargs), statics), numbers))
-            self._tensors.append(
-                [value for value, tensor in zip(flat, is_tensor, strict=True) if tensor]
-            )
+            arguments = [value for value, tensor in zip(flat, is_tensor, strict=True) if tensor]
+            self._tensors.append([*arguments, *kept])
             return outputs
 
         return call
 
     @property
     def tensors(self) -> list[list[Tensor]]:
-        """The tensors among the arguments of each call; to be returned from a pure function."""
+        """The tensors among the arguments of each call, and those that its rule kept.
+
+        They are to be returned from a pure function.
+        """
         return self._tensors
 
     def calls(self, tensors: list[list[Tensor]], cotangents: list[Tensor]) -> list[TappedCall]:
@@ -89,7 +75,8 @@ class TapRecorder:
                 for static, tensor in zip(statics, is_tensor, strict=True)
             ]
             args, kwargs = keras.tree.pack_sequence_as(structure, flat)
-            calls.append(TappedCall(layer, args, kwargs, [cotangents[n] for n in numbers]))
+            of_taps = [cotangents[number] for number in numbers]
+            calls.append(TappedCall(layer, args, kwargs, of_taps, kept=list(remaining)))
         return calls
 
     def _add_tap(self, value: Tensor, numbers: list[int]) -> Tensor:

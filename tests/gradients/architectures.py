@@ -277,7 +277,7 @@ ARCHITECTURES = {
         ["Embedding", "Dense"],
     ),
     "embedding_masked_recurrence": Architecture(
-        3, masked_recurrence, ["Embedding", "general", "Dense"]
+        3, masked_recurrence, ["Embedding", "LSTM", "Dense"]
     ),
     # Keras's layer fails on PyTorch for an axis that is not among the last ones.
     "layer_normalization_first_axis": normalization(
@@ -341,8 +341,9 @@ ARCHITECTURES = {
             lambda: layers.LSTM(3, unroll=True),
             lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
+            lambda: layers.RNN([layers.SimpleRNNCell(2), layers.GRUCell(2)], unroll=True),
             lambda: layers.TimeDistributed(layers.Dense(3)),
         ],
-        ["general"] * 5 + ["Dense"],
+        ["LSTM", "GRU", "SimpleRNN", "SimpleRNN", "general", "TimeDistributed", "Dense"],
     ),
 }

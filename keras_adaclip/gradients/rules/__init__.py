@@ -12,6 +12,8 @@ from keras_adaclip.gradients.rules import (
     embedding,
     normalization,
     prelu,
+    recurrent,
+    time_distributed,
     transposed_convolution,
 )
 from keras_adaclip.gradients.rules.general import GeneralRule
@@ -28,7 +30,9 @@ __all__ = [
     "embedding",
     "normalization",
     "prelu",
+    "recurrent",
     "register",
     "rule_for",
+    "time_distributed",
     "transposed_convolution",
 ]

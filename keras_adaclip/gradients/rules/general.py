@@ -7,7 +7,7 @@ import keras
 
 from keras_adaclip import backend
 from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall
+from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, is_differentiable
 
 Tensor = Any
 
@@ -49,10 +49,3 @@ class GeneralRule(LayerRule):
             call.cotangents,
         )
         return [Materialized(gradient) for gradient in gradients]
-
-
-def is_differentiable(value: Any) -> bool:
-    """Whether `value` is a tensor of floating-point numbers."""
-    return bool(keras.ops.is_tensor(value)) and "float" in keras.backend.standardize_dtype(
-        value.dtype
-    )

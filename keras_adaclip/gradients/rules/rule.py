@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import keras
 
+from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.factored import PerExampleGradient
 
 Tensor = Any
@@ -23,6 +24,7 @@ class TappedCall:
         cotangents: gradients of the summed loss by the tapped tensors, in the order of the taps.
         batched: the numbers (in flattening order) of the arguments that have a batch axis; None
             means every tensor.
+        kept: the tensors that the rule's `tapped_call` kept.
     """
 
     layer: keras.layers.Layer
@@ -30,6 +32,7 @@ class TappedCall:
     kwargs: dict[str, Any]
     cotangents: list[Tensor] = field(default_factory=list)
     batched: frozenset[int] | None = None
+    kept: list[Tensor] = field(default_factory=list)
 
     @property
     def inputs(self) -> Tensor:
@@ -58,6 +61,42 @@ class LayerRule(abc.ABC):
 
     taps_activation: ClassVar[bool] = False
 
+    def tapped_call(
+        self,
+        layer: keras.layers.Layer,
+        call: Callable[..., Any],
+        tap: Callable[[Tensor], Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, list[Tensor]]:
+        """Runs the layer, with a tap on every tensor by which the rule wants cotangents.
+
+        Args:
+            layer: the layer.
+            call: the layer's own `call`.
+            tap: function that registers a tensor for differentiation and returns it.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+
+        Returns:
+            What `call` returns, and tensors to keep for `gradients`.
+        """
+        if self.taps_activation and layer.activation is not None:
+            activation = layer.activation
+
+            def tapped_activation(value: Tensor, *rest: Any, **options: Any) -> Tensor:
+                return activation(tap(value), *rest, **options)
+
+            keras_private.set_attribute(layer, "activation", tapped_activation)
+            try:
+                return call(*args, **kwargs), []
+            finally:
+                keras_private.set_attribute(layer, "activation", activation)
+        outputs = call(*args, **kwargs)
+        return keras.tree.map_structure(
+            lambda value: tap(value) if is_differentiable(value) else value, outputs
+        ), []
+
     @abc.abstractmethod
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
@@ -75,6 +114,13 @@ class LayerRule(abc.ABC):
     def covers(self, layer: keras.layers.Layer) -> bool:
         """Whether the rule is exact for this layer, options considered."""
         return True
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether `value` is a tensor of floating-point numbers."""
+    return bool(keras.ops.is_tensor(value)) and "float" in keras.backend.standardize_dtype(
+        value.dtype
+    )
 
 
 RuleClass = TypeVar("RuleClass", bound=LayerRule)

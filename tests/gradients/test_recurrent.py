@@ -1,0 +1,315 @@
+"""Recurrent layers and `TimeDistributed`: gradients, forward values, and what has no rule."""
+
+import contextlib
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_adaclip import backend
+from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
+from keras_adaclip.gradients import Batch, clipped_sum, planning
+from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.rules import rule_for
+from keras_adaclip.gradients.taps import TapRecorder, tapped
+from tests import oracles
+from tests.gradients.architectures import functional, stack
+from tests.gradients.support import (
+    assert_close,
+    built,
+    compiled,
+    held,
+    numpy,
+    restored,
+    tensors,
+    training_scope,
+    ways,
+)
+
+RECURRENT = {"lstm": layers.LSTM, "gru": layers.GRU, "simple": layers.SimpleRNN}
+
+
+def softsign(value):
+    return value / (1 + ops.abs(value))
+
+
+def joined(outputs):
+    flat = [ops.reshape(output, (-1, math.prod(output.shape[1:]))) for output in outputs]
+    return layers.Dense(2)(layers.Concatenate()(flat))
+
+
+def masked():
+    """Steps that are masked at the beginning, in the middle and at the end."""
+
+    def call(ids):
+        steps = layers.Embedding(4, 2, mask_zero=True)(ids)
+        return joined(
+            [
+                layers.LSTM(2)(steps),
+                layers.GRU(2, go_backwards=True)(layers.SimpleRNN(2, return_sequences=True)(steps)),
+                layers.Bidirectional(layers.LSTM(1, return_sequences=True))(steps),
+                layers.SimpleRNN(2, zero_output_for_mask=True)(steps),
+            ]
+        )
+
+    return functional((4,), call, "int32")
+
+
+def states():
+    """States go from layer to layer; steps may be masked before the first that counts."""
+
+    def call(ids):
+        steps = layers.Embedding(4, 2, mask_zero=True)(ids)
+        _, hidden, carry = layers.LSTM(2, return_state=True)(layers.Dense(2)(steps))
+        decoded = layers.LSTM(2, return_sequences=True)(steps, initial_state=[hidden, carry])
+        _, state = layers.GRU(2, return_state=True, return_sequences=True)(decoded)
+        last = layers.GRU(2, go_backwards=True)(steps, initial_state=state)
+        single = layers.SimpleRNN(2, unroll=True)(steps, initial_state=carry)
+        return joined([decoded, last, single])
+
+    return functional((4,), call, "int32")
+
+
+def on_each_step():
+    """A sequence of short sequences, and of pictures of two rows and three columns."""
+
+    def call(inputs):
+        inner = layers.TimeDistributed(layers.Dense(2, activation="tanh"))
+        return joined(
+            [
+                layers.TimeDistributed(inner)(inputs),
+                layers.TimeDistributed(layers.Conv2D(2, 2))(inputs[..., None]),
+                layers.TimeDistributed(layers.LayerNormalization())(inputs),
+                layers.TimeDistributed(layers.GRU(2))(inputs),
+            ]
+        )
+
+    return functional((3, 2, 3), call)
+
+
+def options():
+    def call(inputs):
+        turned = {"return_sequences": True, "go_backwards": True}
+        own = {"activation": softsign, "recurrent_activation": "softmax"}
+        makes = [
+            layers.LSTM(2, **turned, **own),
+            layers.LSTM(3, use_bias=False),
+            layers.GRU(2, **turned, **own),
+            layers.GRU(3, use_bias=False),
+            layers.GRU(2, reset_after=False, **own),
+            layers.SimpleRNN(2, use_bias=False, activation=None, **turned),
+        ]
+        shared = layers.GRU(3, return_sequences=True)
+        both = layers.Bidirectional(layers.SimpleRNN(2), merge_mode="mul")
+        outputs = [make(inputs) for make in makes]
+        return joined([*outputs, shared(shared(inputs)), both(inputs)])
+
+    return functional((4, 3), call)
+
+
+MODELS = {
+    "options": (options, (4, 3)),
+    "masked": (masked, 4),
+    "states": (states, 4),
+    "on_each_step": (on_each_step, (3, 2, 3)),
+}
+IDS = np.array([[0, 1, 0, 3], [2, 3, 1, 1], [0, 0, 2, 0]], np.int32)
+
+
+def prepared(make, shape):
+    """The compiled model with weights away from their initial values, and its data."""
+    rng = np.random.default_rng(3)
+    x = IDS if isinstance(shape, int) else rng.normal(size=(3, *shape)).astype("float32")
+    model = make()
+    y = rng.normal(size=tuple(model(x).shape)).astype("float32")
+    model = built(model, x, y)
+    for variable in model.trainable_variables:
+        noise = rng.normal(scale=0.3, size=variable.shape).astype("float32")
+        variable.assign(variable + noise)
+    return model, x, y
+
+
+def unchecked_plan(model):
+    """The rule of each layer, without the comparison on a few rows that a fit starts with."""
+    return GradientPlan(*planning._assign_rules(model))
+
+
+def privately(model, x, y, clip_norm):
+    """Predictions, norms and clipped sums of one step."""
+    clipping = FixedClipping(clip_norm)
+    plan = unchecked_plan(model)
+    assert "general" not in ways(plan), plan.describe()
+
+    def step(x, y):
+        groups = ParameterGroups.of("flat", model.trainable_variables)
+        state = clipping.initial_state(groups)
+        state = {name: ops.convert_to_tensor(value) for name, value in state.items()}
+        with training_scope(model):
+            current = CurrentClipping(clipping, groups, state)
+            total, observed = clipped_sum(model, Batch(x, y), current, plan)
+        return total.gradients, observed.norms[:, 0], ops.cast(observed.y_pred, "float32")
+
+    with restored(model):
+        return numpy(compiled(step)(*tensors((x, y))))
+
+
+def plainly(model, x, y):
+    """Gradients and predictions of each row alone, by Keras's own layers."""
+
+    def one(x, y):
+        def loss():
+            y_pred = model(x, training=True)
+            return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred)), y_pred
+
+        with keras.StatelessScope(held(model)):
+            return backend.gradients_of(loss, model.trainable_variables, model.variables)
+
+    step = compiled(one)
+    rows = [numpy(step(*tensors((x[row : row + 1], y[row : row + 1])))) for row in range(len(x))]
+    predictions, gradients = zip(*rows, strict=True)
+    stacked = [np.stack(parts) for parts in zip(*gradients, strict=True)]
+    return stacked, np.concatenate(predictions).astype("float32")
+
+
+def check(model, x, y, rounding=1e-6):
+    """Gradients within ten times, predictions within twice the rounding of the dtype."""
+    expected, predictions = plainly(model, x, y)
+    norms = oracles.gradient_norms(expected)
+    clip_norm = float(np.median(norms))
+    gradients, found_norms, found_predictions = privately(model, x, y, clip_norm)
+    np.testing.assert_allclose(found_predictions, predictions, rtol=2 * rounding, atol=rounding)
+    np.testing.assert_allclose(found_norms, norms, rtol=10 * rounding)
+    sums = oracles.clipped_sums(expected, clip_norm)
+    assert_close(gradients, sums, tolerance=10 * rounding)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_and_predictions_are_those_of_the_plain_model(name):
+    model, x, y = prepared(*MODELS[name])
+    check(model, x, y)
+    assert all("call" not in vars(layer) for layer in model._flatten_layers())
+
+
+def test_half_precision_rounds_as_the_layers_do():
+    def call(inputs):
+        steps = layers.GRU(2, return_sequences=True, dtype="mixed_bfloat16")(inputs)
+        return layers.Dense(2)(layers.LSTM(2, dtype="mixed_bfloat16")(steps))
+
+    check(*prepared(lambda: functional((2, 3), call), (2, 3)), rounding=1e-2)
+
+
+def dropping():
+    def call(inputs):
+        return joined([make(2, dropout=0.5)(inputs) for make in RECURRENT.values()])
+
+    return functional((3, 4), call)
+
+
+def test_dropout_of_the_inputs_is_that_of_the_layers():
+    model, x, _ = prepared(dropping, (3, 4))
+    recorder = TapRecorder(lambda value: value)
+
+    def outputs(*contexts):
+        keras.utils.set_random_seed(1)
+        with restored(model), contextlib.ExitStack() as entered:
+            for context in contexts:
+                entered.enter_context(context)
+            return ops.convert_to_numpy(model(x, training=True))
+
+    expected, again = outputs(), outputs(tapped(unchecked_plan(model).rules, recorder))
+    np.testing.assert_allclose(again, expected, rtol=2e-6, atol=1e-6)
+    (kept, *_), *_ = [call.kept for call in recorder.calls(recorder.tensors, [None] * 4)]
+    dropped = ops.convert_to_numpy(kept) == 0
+    assert 0 < dropped.sum() < dropped.size
+    assert np.all(dropped == dropped[:, :1])  # One mask for all steps.
+
+
+def test_the_gradient_of_the_kernel_is_by_the_inputs_that_were_not_dropped(monkeypatch):
+    model, x, y = prepared(dropping, (3, 4))
+    for layer in model.layers:
+        if isinstance(layer, layers.RNN):
+            monkeypatch.setattr(
+                layer.cell,
+                "get_dropout_mask",
+                lambda step: ops.zeros_like(step) + ops.convert_to_tensor([2.0, 0.0, 2.0, 0.0]),
+            )
+    check(model, x, y)
+
+
+class OwnCell(layers.LSTMCell):
+    """Changes the step, and leaves the layer as it was."""
+
+    def call(self, inputs, states, training=False):
+        return super().call(2.0 * inputs, states)
+
+
+def with_own_cell():
+    layer = layers.LSTM(2)
+    layer.cell = OwnCell(2)
+    return layer
+
+
+def leaky():
+    activation = layers.PReLU()
+    activation.build((None, 2))
+    return activation
+
+
+class OwnLoop(layers.GRU):
+    def inner_loop(self, sequences, initial_state, mask, training=False):
+        return super().inner_loop(2.0 * sequences, initial_state, mask, training)
+
+
+class OwnCall(layers.SimpleRNN):
+    def call(self, sequences, **arguments):
+        return super().call(2.0 * sequences, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: layers.LSTM(2, recurrent_dropout=0.5), (3, 2)),
+        (lambda: layers.GRU(2, dropout=0.5, implementation=1), (3, 2)),
+        (lambda: layers.LSTM(2, activation=leaky()), (3, 2)),
+        (lambda: layers.GRU(2, stateful=True), (3, 2)),
+        (lambda: layers.SimpleRNN(2, zero_output_for_mask=True, unroll=True), (3, 2)),
+        (lambda: layers.RNN(layers.LSTMCell(2)), (3, 2)),
+        (lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)]), (3, 2)),
+        (with_own_cell, (3, 2)),
+        (lambda: OwnLoop(2), (3, 2)),
+        (lambda: OwnCall(2), (3, 2)),
+        (lambda: layers.TimeDistributed(layers.BatchNormalization()), (3, 2)),
+        (lambda: layers.TimeDistributed(layers.Dense(2, activation=leaky())), (3, 2)),
+        (lambda: layers.TimeDistributed(stack(layers.Dense(2), shape=(2,))), (3, 2)),
+        (lambda: layers.TimeDistributed(layers.LSTM(2, recurrent_dropout=0.5)), (2, 3, 2)),
+    ],
+    ids=[
+        "recurrent dropout",
+        "dropout by gate",
+        "activation with weights",
+        "stateful",
+        "unrolled with zeros for masked steps",
+        "RNN",
+        "stacked cells",
+        "cell of a subclass",
+        "loop of a subclass",
+        "call of a subclass",
+        "batch statistics on each step",
+        "weights besides those of the layer on each step",
+        "model on each step",
+        "layer without a rule on each step",
+    ],
+)
+def test_what_has_no_rule(make, shape):
+    layer = make()
+    layer.build((2, *shape))
+    assert rule_for(layer) is None
+
+
+def test_layers_with_a_rule_have_one_in_the_same_test():
+    for make in RECURRENT.values():
+        for layer in (make(2), make(2, dropout=0.5), make(2, unroll=True)):
+            layer.build((2, 3, 2))
+            assert rule_for(layer) is not None
