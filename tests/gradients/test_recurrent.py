@@ -215,8 +215,8 @@ def test_dropout_of_the_inputs_is_that_of_the_layers():
 
     def outputs(seed, *contexts):
         keras.utils.set_random_seed(seed)
-        for generator_state in keras_private.seed_generator_states(model):
-            generator_state.assign([seed, 0])
+        for number, generator in enumerate(keras_private.seed_generator_states(model)):
+            generator.assign([seed, number])
         with contextlib.ExitStack() as entered:
             for context in contexts:
                 entered.enter_context(context)
