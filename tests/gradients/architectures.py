@@ -329,8 +329,6 @@ ARCHITECTURES = {
         (4, 3),
         [
             lambda: layers.EinsumDense("abc,cd->abd", (4, 5), bias_axes="d"),
-            lambda: layers.LSTM(3, unroll=True),
-            lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
             lambda: layers.RNN([layers.SimpleRNNCell(2), layers.GRUCell(2)], unroll=True),
             lambda: layers.TimeDistributed(layers.Dense(3)),
@@ -338,7 +336,7 @@ ARCHITECTURES = {
             lambda: layers.RMSNormalization(),
             lambda: layers.PReLU(),
         ],
-        ["LSTM", "GRU", "SimpleRNN", "SimpleRNN", "TimeDistributed", "Dense"] + ["general"] * 5,
+        ["SimpleRNN", "SimpleRNN", "TimeDistributed", "Dense"] + ["general"] * 5,
     ),
     "layers_of_images": side_by_side(
         (4, 4, 2),

@@ -222,9 +222,9 @@ def test_dropout_of_the_inputs_is_that_of_the_layers():
                 entered.enter_context(context)
             return ops.convert_to_numpy(model(x, training=True))
 
-    for seed in (1, 2):
-        found = outputs(seed, tapped(unchecked_plan(model).rules, recorder))
-        np.testing.assert_allclose(found, outputs(seed), rtol=2e-6, atol=1e-6)
+    found = [outputs(seed, tapped(unchecked_plan(model).rules, recorder)) for seed in (1, 2)]
+    for one, seed in zip(found, (1, 2), strict=True):
+        np.testing.assert_allclose(one, outputs(seed), rtol=2e-6, atol=1e-6)
     calls = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
     inputs = [ops.convert_to_numpy(call.kept[0]) for call in calls if call.kept]
     assert len(inputs) == 6
