@@ -338,12 +338,10 @@ ARCHITECTURES = {
     "recurrent": side_by_side(
         (4, 3),
         [
-            lambda: layers.LSTM(3, unroll=True),
-            lambda: layers.GRU(3, return_sequences=True, unroll=True),
             lambda: layers.Bidirectional(layers.SimpleRNN(2, unroll=True)),
             lambda: layers.RNN([layers.SimpleRNNCell(2), layers.GRUCell(2)], unroll=True),
             lambda: layers.TimeDistributed(layers.Dense(3)),
         ],
-        ["LSTM", "GRU", "SimpleRNN", "SimpleRNN", "general", "TimeDistributed", "Dense"],
+        ["SimpleRNN", "SimpleRNN", "general", "TimeDistributed", "Dense"],
     ),
 }

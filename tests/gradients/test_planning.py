@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from keras_adaclip.gradients import planning
 from tests import oracles
 from tests.gradients.architectures import functional, stack
 from tests.gradients.support import (
@@ -239,3 +240,25 @@ def test_nested_functional_models_are_taken_apart():
     model = functional((3,), lambda inputs: inner(ops.tanh(inner(inputs))))
     x, y = data(model)
     assert ways(plan_for(built(model, x, y), x, y)) == ["Dense"]
+
+
+def test_a_unit_that_rounding_switches_does_not_spoil_the_plan(monkeypatch):
+    """One failed comparison is not enough, as many as are tried are."""
+    model = stack(layers.Dense(2), shape=(3,))
+    x, y = np.ones((3, 3), np.float32), np.zeros((3, 2), np.float32)
+    built(model, x, y)
+    agrees, seen = planning._agrees_with_plain_gradients, []
+
+    def fails(times):
+        def agrees_later(model, rows, plan, training):
+            seen.append(ops.convert_to_numpy(rows.x))
+            return len(seen) > times and agrees(model, rows, plan, training)
+
+        seen.clear()
+        monkeypatch.setattr(planning, "_agrees_with_plain_gradients", agrees_later)
+
+    fails(2)
+    assert plan_for(model, x, y).is_layerwise
+    assert len({rows.tobytes() for rows in seen}) == 3
+    fails(99)
+    assert "differ from plain ones" in plan_for(model, x, y).whole_model_reason

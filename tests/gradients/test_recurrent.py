@@ -9,6 +9,7 @@ import pytest
 from keras import layers, ops
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, clipped_sum, planning
 from keras_adaclip.gradients.plan import GradientPlan
@@ -45,29 +46,27 @@ def masked():
 
     def call(ids):
         steps = layers.Embedding(4, 2, mask_zero=True)(ids)
-        return joined(
-            [
-                layers.LSTM(2)(steps),
-                layers.GRU(2, go_backwards=True)(layers.SimpleRNN(2, return_sequences=True)(steps)),
-                layers.Bidirectional(layers.LSTM(1, return_sequences=True))(steps),
-                layers.SimpleRNN(2, zero_output_for_mask=True)(steps),
-            ]
-        )
+        both = layers.Bidirectional(layers.LSTM(1, return_sequences=True), merge_mode="sum")
+        stacked = layers.SimpleRNN(2, return_sequences=True)(steps)
+        stacked = layers.GRU(2, go_backwards=True)(stacked)
+        return joined([both(steps), stacked, layers.SimpleRNN(2, zero_output_for_mask=True)(steps)])
 
     return functional((4,), call, "int32")
 
 
 def states():
-    """States go from layer to layer; steps may be masked before the first that counts."""
+    """States go from layer to layer, and the first steps that take them may be masked."""
 
     def call(ids):
-        steps = layers.Embedding(4, 2, mask_zero=True)(ids)
-        _, hidden, carry = layers.LSTM(2, return_state=True)(layers.Dense(2)(steps))
-        decoded = layers.LSTM(2, return_sequences=True)(steps, initial_state=[hidden, carry])
-        _, state = layers.GRU(2, return_state=True, return_sequences=True)(decoded)
-        last = layers.GRU(2, go_backwards=True)(steps, initial_state=state)
-        single = layers.SimpleRNN(2, unroll=True)(steps, initial_state=carry)
-        return joined([decoded, last, single])
+        steps, mask = layers.Embedding(4, 2)(ids), ops.not_equal(ids, 0)
+        encoder = layers.LSTM(2, return_state=True, use_bias=False)
+        _, hidden, carry = encoder(layers.Dense(2)(steps))
+        decoder = layers.GRU(2, return_sequences=True, return_state=True)
+        decoded, state = decoder(steps, initial_state=hidden, mask=mask)
+        turned = layers.LSTM(2, go_backwards=True, return_sequences=True)
+        turned = turned(steps, initial_state=[state, carry], mask=mask)
+        single = layers.SimpleRNN(2, unroll=True)(steps, initial_state=carry, mask=mask)
+        return joined([decoded, turned, single])
 
     return functional((4,), call, "int32")
 
@@ -94,17 +93,14 @@ def options():
         turned = {"return_sequences": True, "go_backwards": True}
         own = {"activation": softsign, "recurrent_activation": "softmax"}
         makes = [
-            layers.LSTM(2, **turned, **own),
-            layers.LSTM(3, use_bias=False),
-            layers.GRU(2, **turned, **own),
+            layers.LSTM(2, dropout=0.5, **turned, **own),
+            layers.GRU(2, dropout=0.5, **turned, **own),
             layers.GRU(3, use_bias=False),
             layers.GRU(2, reset_after=False, **own),
-            layers.SimpleRNN(2, use_bias=False, activation=None, **turned),
+            layers.SimpleRNN(2, dropout=0.5, use_bias=False, activation=None, **turned),
         ]
         shared = layers.GRU(3, return_sequences=True)
-        both = layers.Bidirectional(layers.SimpleRNN(2), merge_mode="mul")
-        outputs = [make(inputs) for make in makes]
-        return joined([*outputs, shared(shared(inputs)), both(inputs)])
+        return joined([*(make(inputs) for make in makes), shared(shared(inputs))])
 
     return functional((4, 3), call)
 
@@ -185,8 +181,15 @@ def check(model, x, y, rounding=1e-6):
     assert_close(gradients, sums, tolerance=10 * rounding)
 
 
+def known_dropout(cell, step):
+    """Drops the second of three inputs, of every example alike."""
+    return (ops.zeros_like(step) + ops.convert_to_tensor([2.0, 0.0, 2.0])) if cell.dropout else None
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_and_predictions_are_those_of_the_plain_model(name):
+def test_gradients_and_predictions_are_those_of_the_plain_model(name, monkeypatch):
+    for cell in (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell):
+        monkeypatch.setattr(cell, "get_dropout_mask", known_dropout)
     model, x, y = prepared(*MODELS[name])
     check(model, x, y)
     assert all("call" not in vars(layer) for layer in model._flatten_layers())
@@ -194,8 +197,7 @@ def test_gradients_and_predictions_are_those_of_the_plain_model(name):
 
 def test_half_precision_rounds_as_the_layers_do():
     def call(inputs):
-        steps = layers.GRU(2, return_sequences=True, dtype="mixed_bfloat16")(inputs)
-        return layers.Dense(2)(layers.LSTM(2, dtype="mixed_bfloat16")(steps))
+        return layers.Dense(2)(layers.GRU(2, dtype="mixed_bfloat16")(inputs))
 
     check(*prepared(lambda: functional((2, 3), call), (2, 3)), rounding=1e-2)
 
@@ -211,31 +213,26 @@ def test_dropout_of_the_inputs_is_that_of_the_layers():
     model, x, _ = prepared(dropping, (3, 4))
     recorder = TapRecorder(lambda value: value)
 
-    def outputs(*contexts):
-        keras.utils.set_random_seed(1)
-        with restored(model), contextlib.ExitStack() as entered:
+    def outputs(seed, *contexts):
+        keras.utils.set_random_seed(seed)
+        for number, generator in enumerate(keras_private.seed_generator_states(model)):
+            generator.assign([seed, number])
+        with contextlib.ExitStack() as entered:
             for context in contexts:
                 entered.enter_context(context)
             return ops.convert_to_numpy(model(x, training=True))
 
-    expected, again = outputs(), outputs(tapped(unchecked_plan(model).rules, recorder))
-    np.testing.assert_allclose(again, expected, rtol=2e-6, atol=1e-6)
-    (kept, *_), *_ = [call.kept for call in recorder.calls(recorder.tensors, [None] * 4)]
-    dropped = ops.convert_to_numpy(kept) == 0
-    assert 0 < dropped.sum() < dropped.size
-    assert np.all(dropped == dropped[:, :1])  # One mask for all steps.
-
-
-def test_the_gradient_of_the_kernel_is_by_the_inputs_that_were_not_dropped(monkeypatch):
-    model, x, y = prepared(dropping, (3, 4))
-    for layer in model.layers:
-        if isinstance(layer, layers.RNN):
-            monkeypatch.setattr(
-                layer.cell,
-                "get_dropout_mask",
-                lambda step: ops.zeros_like(step) + ops.convert_to_tensor([2.0, 0.0, 2.0, 0.0]),
-            )
-    check(model, x, y)
+    found = [outputs(seed, tapped(unchecked_plan(model).rules, recorder)) for seed in (1, 2)]
+    for one, seed in zip(found, (1, 2), strict=True):
+        np.testing.assert_allclose(one, outputs(seed), rtol=2e-6, atol=1e-6)
+    calls = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
+    inputs = [ops.convert_to_numpy(call.kept[0]) for call in calls if call.kept]
+    assert len(inputs) == 6
+    for one in inputs:
+        is_dropped = one == 0
+        assert 0 < is_dropped.sum() < is_dropped.size
+        assert np.all(is_dropped == is_dropped[:, :1])  # One mask for all steps.
+    assert len({(one == 0).tobytes() for one in inputs}) == 6
 
 
 class OwnCell(layers.LSTMCell):
