@@ -23,6 +23,11 @@ _UNDERFLOW = 1e-28
 _CANCELLATION = 2.0**-20
 
 
+# What it costs to write a number, and to read it twice, in multiplications of a matrix product; and
+# how many times as large as inputs and cotangents the gradients may be that are held.
+_PASSES, _MOST_WRITTEN = 60, 2
+
+
 class PerExampleGradient(abc.ABC):
     """The gradients of one variable, one an example."""
 
@@ -102,9 +107,23 @@ class OuterProduct(PerExampleGradient):
 
     @property
     def uses_gram(self) -> bool:
-        """Whether the norm is taken from Gram matrices: exact, and cheaper with few positions."""
-        positions, size = self.inputs.shape[1], self.inputs.shape[2] * self.cotangents.shape[2]
-        return positions is not None and 2 * positions**2 < size
+        """Whether the norm is taken from Gram matrices instead of the gradients written out.
+
+        With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations;
+        the gradients themselves take none, since they are made for the weighted sum in any case,
+        but they have to be written and read, and held until then.
+        """
+        positions, inputs, outputs = (
+            self.inputs.shape[1],
+            self.inputs.shape[2],
+            self.cotangents.shape[2],
+        )
+        if positions is None:
+            return False
+        written = inputs * outputs
+        if written > _MOST_WRITTEN * positions * (inputs + outputs):
+            return True
+        return positions**2 * (inputs + outputs + _PASSES) < _PASSES * written
 
     def squared_norms(self) -> Tensor:
         """Squared norms by the cheapest exact formula."""
