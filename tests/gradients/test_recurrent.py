@@ -76,12 +76,13 @@ def on_each_step():
 
     def call(inputs):
         inner = layers.TimeDistributed(layers.Dense(2, activation="tanh"))
+        mask = ops.greater(inputs[..., 0], 0.0)
         return joined(
             [
                 layers.TimeDistributed(inner)(inputs),
                 layers.TimeDistributed(layers.Conv2D(2, 2))(inputs[..., None]),
                 layers.TimeDistributed(layers.LayerNormalization())(inputs),
-                layers.TimeDistributed(layers.GRU(2))(inputs),
+                layers.TimeDistributed(layers.GRU(2, dropout=0.5))(inputs, mask=mask),
             ]
         )
 
