@@ -7,6 +7,7 @@ amplification by sampling that the accountant counts on holds for this law and n
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -144,28 +145,23 @@ class PoissonDataset(keras.utils.PyDataset):
 
 
 class FixedShapeBatches(keras.utils.PyDataset):
-    """A `PoissonDataset` whose batches all have one shape, for compilers that want one.
+    """A `PoissonDataset` whose batches have few shapes, for compilers that want that.
 
-    A draw that is larger than `capacity` (six standard deviations above the mean) gets the next
-    multiple of it: nothing is dropped, and such a step is merely compiled anew.
+    A draw that is larger than the largest size gets the next multiple of it: nothing is dropped,
+    and such a step is merely compiled anew.
 
     Args:
         dataset: where the draws come from.
         num_batches: steps an epoch.
-        chunk_size: rows that are processed at a time; `capacity` is a multiple of it. None
+        sizes: numbers of rows, rising; a batch is padded to the first that is enough. Empty
             leaves the draws as large as they are.
     """
 
-    def __init__(self, dataset: PoissonDataset, num_batches: int, chunk_size: int | None) -> None:
+    def __init__(self, dataset: PoissonDataset, num_batches: int, sizes: Sequence[int]) -> None:
         super().__init__()
         self.dataset = dataset
         self._num_batches = num_batches
-        self.capacity = None
-        if chunk_size is not None:
-            mean = dataset.expected_batch_size
-            deviation = math.sqrt(mean * (1.0 - dataset.sampling_probability))
-            largest = min(math.ceil(mean + 6.0 * deviation), dataset.num_examples)
-            self.capacity = math.ceil(largest / chunk_size) * chunk_size
+        self.sizes = tuple(sizes)
 
     @property
     def num_batches(self) -> int:
@@ -177,10 +173,11 @@ class FixedShapeBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rows = self.dataset.draw()
-        if self.capacity is None:
+        if not self.sizes:
             return self.dataset.take(rows)
-        multiples = max(math.ceil(len(rows) / self.capacity), 1)
-        return self.dataset.take(rows, multiples * self.capacity)
+        largest = self.sizes[-1]
+        beyond = math.ceil(len(rows) / largest) * largest
+        return self.dataset.take(rows, next((s for s in self.sizes if s >= len(rows)), beyond))
 
 
 def common_length(parts: dict[str, Any]) -> int:

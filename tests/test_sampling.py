@@ -166,29 +166,22 @@ def test_an_epoch_is_the_number_of_examples_over_the_batch_size(num_examples, ba
     assert dataset[0]["mask"].ndim == 1
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200, 512])
-def test_a_draw_of_any_size_loses_nothing(size, monkeypatch):
+@pytest.mark.parametrize(
+    ("drawn", "padded"), [(0, 24), (24, 24), (25, 40), (40, 40), (41, 80), (200, 200), (512, 520)]
+)
+def test_a_draw_of_any_size_loses_nothing(drawn, padded, monkeypatch):
     dataset = PoissonDataset(numbered(512), expected_batch_size=16)
-    batches = FixedShapeBatches(dataset, 3, chunk_size=8)
-    assert batches.capacity == 40
+    batches = FixedShapeBatches(dataset, 3, sizes=(24, 40))
     assert len(batches) == batches.num_batches == 3
-    monkeypatch.setattr(dataset, "draw", lambda: np.arange(size))
+    monkeypatch.setattr(dataset, "draw", lambda: np.arange(drawn))
     batch = batches[0]
-    assert len(batch["mask"]) % batches.capacity == 0
-    assert len(batch["mask"]) >= batches.capacity
-    np.testing.assert_array_equal(batch["x"][batch["mask"], 0], np.arange(size))
+    assert len(batch["mask"]) == len(batch["x"]) == padded
+    np.testing.assert_array_equal(batch["x"][batch["mask"], 0], np.arange(drawn))
 
 
-def test_one_shape_serves_nearly_all_draws():
-    """Six standard deviations: a draw beyond them comes once in some 10^6 at the earliest."""
-    dataset = PoissonDataset(numbered(1000), expected_batch_size=100, seed=1)
-    batches = FixedShapeBatches(dataset, 3, chunk_size=16)
-    assert {len(batches[0]["mask"]) for _ in range(500)} == {batches.capacity}
-
-
-def test_without_a_chunk_size_draws_keep_their_size(monkeypatch):
+def test_without_sizes_draws_keep_theirs(monkeypatch):
     dataset = PoissonDataset(numbered(50), expected_batch_size=10)
-    batches = FixedShapeBatches(dataset, 1, chunk_size=None)
+    batches = FixedShapeBatches(dataset, 1, sizes=())
     monkeypatch.setattr(dataset, "draw", lambda: np.arange(37))
     assert len(batches[0]["mask"]) == 37
 

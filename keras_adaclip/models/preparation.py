@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan, whole_model_plan
+from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
 from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.training_data import TrainingData
@@ -58,7 +58,7 @@ class Preparation(PrivacySpending):
         elif self.gradient_plan is None:
             self.gradient_plan = make_plan(self, data.rows)
             self.train_function = None
-        chunk_size = self._layout_chunk_size(data) or self.optimizer.microbatch_size  # type: ignore[attr-defined]
+        chunk_size = batch_layout(self, data).chunk_size
         if chunk_size != self.private_chunk_size:
             self.private_chunk_size = chunk_size
             self.train_function = None
@@ -81,16 +81,6 @@ class Preparation(PrivacySpending):
     def _all_variables(self) -> list[keras.Variable]:
         """The variables of model, optimizer and metrics."""
         return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
-
-    def _layout_chunk_size(self, data: TrainingData) -> int | None:
-        """Rows that are processed at a time where all batches must have one shape."""
-        if data.poisson is None or not backend.needs_fixed_shapes(self):
-            return None
-        microbatch_size: int | None = self.optimizer.microbatch_size  # type: ignore[attr-defined]
-        if microbatch_size is not None:
-            return microbatch_size
-        eighth = max(data.expected_batch_size // 8, 1)
-        return min(max(1 << (eighth - 1).bit_length(), 8), 128)
 
     def _sampling_seed(self) -> int | None:
         """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""

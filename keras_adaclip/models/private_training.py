@@ -14,6 +14,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
 from keras_adaclip.models.augmenting import checked_augmentation
+from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
@@ -213,7 +214,7 @@ class PrivateTraining(Preparation):
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
             with backend.keep_variables(self._all_variables()):
                 return super().fit(  # type: ignore[misc]
-                    **data.with_layout(self._layout_chunk_size(data)),
+                    **data.with_sizes(batch_layout(self, data).sizes),
                     **arguments,
                     validation_data=validation_data,
                     callbacks=ordered,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,11 +54,11 @@ class TrainingData:
             self.poisson is not None or self.fit_arguments.get("steps_per_epoch") is None
         )
 
-    def with_layout(self, chunk_size: int | None) -> dict[str, Any]:
-        """The arguments for Keras's `fit`, batches of one shape where `chunk_size` is set."""
+    def with_sizes(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """The arguments for Keras's `fit`, Poisson draws padded to `sizes` where there are any."""
         if self.poisson is None:
             return self.fit_arguments
-        batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, chunk_size)
+        batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, sizes)
         return {**self.fit_arguments, "x": batches}
 
 

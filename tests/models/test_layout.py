@@ -1,0 +1,104 @@
+"""The shapes of a run's batches, and that every layout trains the same model."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_adaclip as ka
+from keras_adaclip.models.layout import batch_layout
+from keras_adaclip.models.training_data import from_arrays
+
+XLA = keras.backend.backend() != "torch"
+
+
+def convolutional():
+    return [
+        keras.Input((6, 1)),
+        layers.Conv1D(2, 3, activation="tanh"),
+        layers.Flatten(),
+        layers.Dense(1),
+    ]
+
+
+def dense():
+    return [keras.Input((6, 1)), layers.Flatten(), layers.Dense(1)]
+
+
+def private(stack, **arguments):
+    keras.utils.set_random_seed(1)
+    model = ka.PrivateSequential(stack())
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1),
+        clipping=0.5,
+        noise_multiplier=0.0,
+        seed=3,
+        microbatch_size=arguments.pop("microbatch_size", None),
+    )
+    arguments = {"jit_compile": XLA, **arguments}
+    model.compile(optimizer=optimizer, loss="mse", **arguments)
+    return model
+
+
+def arrays(rows=1000):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 6, 1)).astype("float32"), rng.normal(size=(rows, 1))
+
+
+def layout(model, sampling="poisson", batch_size=100):
+    x, y = arrays()
+    return batch_layout(
+        model,
+        from_arrays(
+            x,
+            y,
+            None,
+            None,
+            batch_size=batch_size,
+            sampling=sampling,
+            steps_per_epoch=None,
+            shuffle=True,
+            seed=1,
+        ),
+    )
+
+
+@pytest.mark.skipif(not XLA, reason="PyTorch takes any shape")
+def test_layouts_for_compilers_that_want_few_shapes():
+    # Six and one and a half standard deviations of Binomial(1000, 0.1) above 100: 157 and 115.
+    found = layout(private(convolutional))
+    assert (found.sizes, found.chunk_size) == ((120, 160), None)
+    found = layout(private(dense))
+    assert (found.sizes, found.chunk_size) == ((160,), 16)
+    found = layout(private(convolutional, microbatch_size=25))
+    assert (found.sizes, found.chunk_size) == ((175,), 25)
+    found = layout(private(convolutional, steps_per_execution=2))
+    assert (found.sizes, found.chunk_size) == ((160,), 16)
+    # Never more than there are.
+    assert layout(private(convolutional), batch_size=1000).sizes == (1000,)
+
+
+def test_layouts_where_any_shape_will_do():
+    eager = private(convolutional, run_eagerly=True, jit_compile=False)
+    for model in (eager, private(convolutional)):
+        found = layout(model, sampling="shuffle")
+        assert (found.sizes, found.chunk_size) == ((), None)
+    found = layout(eager)
+    assert (found.sizes, found.chunk_size) == ((), None)
+    eager = private(convolutional, microbatch_size=7, run_eagerly=True, jit_compile=False)
+    assert (layout(eager).sizes, layout(eager).chunk_size) == ((), 7)
+
+
+def test_every_layout_trains_the_same_model():
+    """Without noise: two shapes, one shape in chunks, and the draws as they are."""
+    x, y = arrays(60)
+
+    def trained(**arguments):
+        model = private(convolutional, **arguments)
+        model.fit(x, y, batch_size=12, epochs=4, verbose=0)
+        return np.concatenate([np.ravel(value) for value in model.get_weights()])
+
+    one = trained()
+    np.testing.assert_allclose(one, trained(microbatch_size=5), rtol=1e-4, atol=1e-6)
+    eager = trained(run_eagerly=True, jit_compile=False)
+    np.testing.assert_allclose(one, eager, rtol=1e-4, atol=1e-6)
