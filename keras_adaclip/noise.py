@@ -58,10 +58,10 @@ def add_noise(
     """
     sizes = [math.prod(tensor.shape) for tensor in tensors]
     draw = backend.gaussian((sum(sizes),), key, step, stream)
-    starts = np.cumsum([0, *sizes])
+    starts = np.cumsum([0, *sizes[:-1]])
     return [
         ops.cast(tensor, "float32") + stddev * ops.reshape(draw[start : start + size], tensor.shape)
-        for tensor, stddev, start, size in zip(tensors, stddevs, starts, sizes, strict=False)
+        for tensor, stddev, start, size in zip(tensors, stddevs, starts, sizes, strict=True)
     ]
 
 

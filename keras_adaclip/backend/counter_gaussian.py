@@ -49,7 +49,7 @@ _TAIL = (
 
 
 def standard_normal(num_blocks: int, key: Tensor, step: Tensor, stream: Tensor) -> Tensor:
-    """Standard normal float32 numbers, a function of `(key, step, stream)` alone.
+    """Standard normal float32 numbers, a function of `(key, step, stream)` and their number alone.
 
     Args:
         num_blocks: a quarter of how many, below 2^30.

@@ -17,7 +17,8 @@ from keras_adaclip.gradients.factored import (
 from keras_adaclip.gradients.grouped import GroupedOuterProduct
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
-from keras_adaclip.gradients.planning import finite_rows, make_plan, repeated
+from keras_adaclip.gradients.planning import make_plan
+from keras_adaclip.gradients.rows import finite_rows, repeated
 from keras_adaclip.gradients.rules import LayerRule, TappedCall, register
 
 __all__ = [

@@ -185,13 +185,20 @@ class Lookup(PerExampleGradient):
         ids: integer tensor of shape `(batch_size, positions)`.
         cotangents: tensor of shape `(batch_size, positions, output_size)`.
         shape: the table's shape `(num_rows, output_size)`.
+
+    An example that looks up a row which the table does not have gets gradients that are not a
+    number, and so contributes nothing: backends differ in what such an id does.
     """
 
     def __init__(self, ids: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
         ids = ops.cast(ids, "int32")
         self.shape = tuple(shape)
-        self.ids = ops.where(ids < 0, ids + self.shape[0], ids)
-        self.cotangents = ops.cast(cotangents, "float32")
+        ids = ops.where(ids < 0, ids + self.shape[0], ids)
+        is_row = ops.logical_and(ids >= 0, ids < self.shape[0])
+        self.ids = ops.where(is_row, ids, 0)
+        self.cotangents = ops.where(
+            is_row[..., None], ops.cast(cotangents, "float32"), float("nan")
+        )
 
     def squared_norms(self) -> Tensor:
         """Gram form over the pairs of positions with equal ids."""

@@ -10,22 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.gradients import layerwise, one_by_one
+from keras_adaclip.gradients import layerwise
+from keras_adaclip.gradients.agreement import agrees_with_plain_gradients
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
+from keras_adaclip.gradients.rows import finite_rows, repeated
 from keras_adaclip.gradients.rules import GeneralRule, LayerRule, rule_for
-from keras_adaclip.gradients.rules.rule import is_differentiable
 from keras_adaclip.gradients.taps import TapRecorder, tapped
 
 Tensor = Any
 
-_NUM_TRIALS = 3
 # Layers that call the layers inside them in a loop, from which no tap can be taken out.
 _UNITS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
@@ -44,29 +42,11 @@ def make_plan(model: keras.Model, rows: Batch) -> GradientPlan:
         if reason is not None:
             return whole_model_plan(reason)
         plan = GradientPlan(rules, variables, None, batched)
-        # A unit of ReLU that is next to zero may be on in a batch and off alone: one failure may be
-        # that, while weights that the rules do not see make every trial fail.
-        trials = (_shaken(rows, trial) for trial in range(_NUM_TRIALS))
-        if not any(
-            _agrees_with_plain_gradients(model, trial, plan, training=not is_random)
-            for trial in trials
-        ):
+        if not agrees_with_plain_gradients(model, rows, plan, training=not is_random):
             return whole_model_plan("layer-wise gradients differ from plain ones on a few rows")
     except Exception as error:  # Whatever a backend raises, the last resort is still exact.
         return whole_model_plan(f"a layer-wise trial failed with {type(error).__name__}: {error}")
     return plan
-
-
-def finite_rows(rows: Batch) -> Batch:
-    """The rows as tensors, with zeros where a number is not finite."""
-
-    def clean(value: Any) -> Tensor:
-        value = ops.convert_to_numpy(value)
-        if value.dtype.kind == "f":
-            value = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
-        return ops.convert_to_tensor(value)
-
-    return Batch(*(_mapped(clean, part) for part in (rows.x, rows.y, rows.sample_weight)))
 
 
 def _assign_rules(
@@ -182,71 +162,6 @@ def _differ(before: list[Any], after: list[Any]) -> bool:
     return before[0] != after[0] or any(
         old is not new for old, new in zip(before[1:], after[1:], strict=True)
     )
-
-
-def _agrees_with_plain_gradients(
-    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool
-) -> bool:
-    """Compares norms and sums with the gradients of single rows."""
-    batch = repeated(rows, 2)
-
-    def layer_wise() -> list[Tensor]:
-        gradients, _ = layerwise.per_example_gradients(model, batch, plan, training=training)
-        whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
-        ones, finite = ops.ones((2, 1), "float32"), ops.ones((2,), "bool")
-        squared_norms = gradients.squared_norms(whole)[:, 0]
-        return [squared_norms, *gradients.weighted_sums(ones, finite, whole)]
-
-    def plain() -> list[Tensor]:
-        singles = [
-            one_by_one.single_gradient(model, batch.rows(index, 1), training=training)[0]
-            for index in range(2)
-        ]
-        norms = [sum(ops.sum(ops.square(part)) for part in single) for single in singles]
-        sums = [first + second for first, second in zip(*singles, strict=True)]
-        return [ops.stack(norms), *sums]
-
-    held = [*model.variables, *model.metrics_variables]
-    found, expected = backend.evaluate(layer_wise, held), backend.evaluate(plain, held)
-    half = model.compute_dtype in ("float16", "bfloat16")
-    tolerance = 5e-2 if half else 1e-3
-    scale = float(np.sqrt(np.max(expected[0], initial=0.0)))
-    if not np.allclose(np.sqrt(found[0]), np.sqrt(expected[0]), rtol=tolerance, atol=1e-7):
-        return False
-    return all(
-        np.linalg.norm(a - b) <= tolerance * scale + 1e-7
-        for a, b in zip(found[1:], expected[1:], strict=True)
-    )
-
-
-def _shaken(rows: Batch, trial: int) -> Batch:
-    """The rows in another order, their inputs moved a little; as they are in trial 0."""
-
-    def roll(value: Tensor) -> Tensor:
-        return ops.roll(value, trial, axis=0)
-
-    def shake(value: Tensor) -> Tensor:
-        return roll(value) * (1.0 + trial / 64.0) if is_differentiable(value) else roll(value)
-
-    return Batch(
-        keras.tree.map_structure(shake, rows.x),
-        _mapped(roll, rows.y),
-        _mapped(roll, rows.sample_weight),
-    )
-
-
-def repeated(rows: Batch, size: int) -> Batch:
-    """A batch of `size` rows, the given ones over and over."""
-
-    def take(value: Tensor) -> Tensor:
-        indices = np.arange(size) % value.shape[0]
-        return ops.take(value, indices, axis=0)
-
-    return Batch(*(_mapped(take, part) for part in (rows.x, rows.y, rows.sample_weight)))
-
-
-def _mapped(function: Callable[[Any], Tensor], part: Any) -> Any:
-    return None if part is None else keras.tree.map_structure(function, part)
 
 
 def _leading(value: Any) -> int | None:

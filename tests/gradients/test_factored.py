@@ -193,3 +193,27 @@ def test_underflow_never_makes_a_norm_too_small(positions, of_inputs, of_cotange
 def test_the_norms_of_a_single_number_are_one_an_example():
     form = Materialized(ops.convert_to_tensor(np.array([1.0, -2.0, 3.0], np.float32)))
     np.testing.assert_allclose(ops.convert_to_numpy(form.squared_norms()), [1.0, 4.0, 9.0])
+
+
+@pytest.mark.parametrize("wrong", [5, 9, -6])
+def test_an_example_that_looks_up_no_row_contributes_nothing(wrong):
+    """Backends clamp such an id, drop it or fail; norm and sum must not do different things."""
+
+    def values(*shape):
+        rng = np.random.default_rng(len(shape) + shape[-1])
+        return ops.convert_to_tensor(rng.normal(size=(2, *shape)).astype("float32"))
+
+    ids = ops.convert_to_tensor(np.array([[0, wrong], [1, 1]], np.int32))
+    cotangents = values(2, 3)
+    product = OuterProduct(values(1, 5), values(1, 3), (5, 3))
+    for form in (
+        Lookup(ids, cotangents, (5, 3)),
+        LookupAndProduct(Lookup(ids, cotangents, (5, 3)), product),
+    ):
+        norms = ops.convert_to_numpy(form.squared_norms())
+        assert np.isnan(norms[0])
+        assert np.isfinite(norms[1])
+        finite = ops.convert_to_tensor([False, True])
+        summed = form.weighted_sum(ops.convert_to_tensor([0.0, 1.0]), finite)
+        only = ops.convert_to_numpy(form.materialize())[1]
+        np.testing.assert_allclose(ops.convert_to_numpy(summed), only, rtol=1e-5)

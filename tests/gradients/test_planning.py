@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_adaclip.gradients import planning
+from keras_adaclip.gradients import LayerRule, Materialized, agreement
+from keras_adaclip.gradients.rules import rule
 from tests import oracles
 from tests.gradients.architectures import functional, stack
 from tests.gradients.support import (
@@ -247,18 +248,55 @@ def test_a_unit_that_rounding_switches_does_not_spoil_the_plan(monkeypatch):
     model = stack(layers.Dense(2), shape=(3,))
     x, y = np.ones((3, 3), np.float32), np.zeros((3, 2), np.float32)
     built(model, x, y)
-    agrees, seen = planning._agrees_with_plain_gradients, []
+    compared, seen = agreement.compared, []
 
     def fails(times):
-        def agrees_later(model, rows, plan, training):
+        def compared_later(model, rows, plan, training, weights):
             seen.append(ops.convert_to_numpy(rows.x))
-            return len(seen) > times and agrees(model, rows, plan, training)
+            return len(seen) > times and compared(model, rows, plan, training, weights)
 
         seen.clear()
-        monkeypatch.setattr(planning, "_agrees_with_plain_gradients", agrees_later)
+        monkeypatch.setattr(agreement, "compared", compared_later)
 
     fails(2)
     assert plan_for(model, x, y).is_layerwise
     assert len({rows.tobytes() for rows in seen}) == 3
     fails(99)
     assert "differ from plain ones" in plan_for(model, x, y).whole_model_reason
+
+
+class Doubled(layers.Layer):
+    """A layer that gets a wrong rule."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+class MixingRule(LayerRule):
+    def gradients(self, call, variables):
+        gradients = call.cotangents[0] * call.inputs
+        return [Materialized(gradients - ops.mean(gradients, axis=0, keepdims=True))]
+
+
+def test_a_wrong_rule_is_found_behind_weights_that_begin_with_zeros(monkeypatch):
+    monkeypatch.setitem(rule._RULES, Doubled, MixingRule())
+    model = stack(Doubled(), layers.Dense(2, kernel_initializer="zeros"), shape=(3,))
+    x, y = data(model)
+    plan = plan_for(built(model, x, y), x, y)
+    assert "differ from plain ones" in plan.whole_model_reason
+
+
+def test_weights_that_must_not_be_moved_are_compared_as_they_are():
+    class Root(layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight(shape=(8,), initializer="zeros")
+
+        def call(self, inputs):
+            return inputs * ops.sum(ops.sqrt(self.scale + 1e-8))
+
+    model = stack(Root(), layers.Dense(2), shape=(3,))
+    x, y = data(model)
+    assert plan_for(built(model, x, y), x, y).is_layerwise

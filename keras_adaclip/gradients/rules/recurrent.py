@@ -111,7 +111,7 @@ class RecurrentRule(LayerRule):
         """Runs the layer's recurrence on projected inputs; keeps inputs, states and gates."""
         inputs, initial_state, mask, training = _arguments(*args, **kwargs)
         cell = layer.cell
-        if training and cell.dropout:
+        if training and 0.0 < cell.dropout < 1.0:
             inputs = inputs * cell.get_dropout_mask(inputs[:, 0, :])[:, None, :]
             cell.reset_dropout_mask()
         states = _states(layer, inputs, initial_state)

@@ -1,0 +1,144 @@
+"""Compares a layer-wise plan with the plain gradients of single rows, before it is used.
+
+The comparison is made with the weights moved a little: where a layer begins with zeros, as last
+layers often do, the gradients behind it would all be zero, and any plan would agree.
+"""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.clipping import ParameterGroups
+from keras_adaclip.gradients import layerwise, one_by_one
+from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.rows import mapped, repeated
+from keras_adaclip.gradients.rules.rule import is_differentiable
+
+Tensor = Any
+
+# A unit of ReLU that is next to zero may be on in a batch and off alone: one trial that fails may
+# be that, while what the rules do not see makes every trial fail.
+_NUM_TRIALS = 3
+_MOVED_BY = 0.1
+# Of the whole gradient: a variable that has less of it is compared with this much.
+_LEAST_SHARE = 0.01
+# Factors and finiteness of the two rows: both, and the second alone.
+_WEIGHTINGS = (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
+
+
+def agrees_with_plain_gradients(
+    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool
+) -> bool:
+    """Whether norms and sums are those of the gradients of single rows.
+
+    Args:
+        model: a built model with a compiled loss.
+        rows: a few examples with finite numbers.
+        plan: a layer-wise plan.
+        training: the mode of the forward pass.
+    """
+    found = []
+    for trial in range(_NUM_TRIALS):
+        weights = _moved_weights(model, seed=trial)
+        found.append(compared(model, _shaken(rows, trial), plan, training, weights))
+        if found[-1]:
+            return True
+    # Weights that may not be moved, such as some that a constraint keeps positive.
+    if all(agrees is None for agrees in found):
+        return bool(compared(model, rows, plan, training, []))
+    return False
+
+
+def compared(
+    model: keras.Model,
+    rows: Batch,
+    plan: GradientPlan,
+    training: bool,
+    weights: list[tuple[keras.Variable, Tensor]],
+) -> bool | None:
+    """One comparison, at other values of some variables.
+
+    Returns:
+        Whether the two agree; None where the plain gradients are not finite.
+    """
+    batch = repeated(rows, 2)
+    held = [*model.variables, *model.metrics_variables]
+
+    def layer_wise() -> list[Tensor]:
+        with keras.StatelessScope(weights):
+            gradients, _ = layerwise.per_example_gradients(model, batch, plan, training=training)
+            whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
+            norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
+            sums = [
+                gradients.weighted_sums(
+                    ops.convert_to_tensor(factors, "float32"),
+                    ops.convert_to_tensor(finite, "bool"),
+                    whole,
+                )
+                for factors, finite in (
+                    ([[0.5], [2.0]], [True, True]),
+                    ([[0.0], [1.0]], [False, True]),
+                )
+            ]
+        return [norms, *sums[0], *sums[1]]
+
+    def plain() -> list[Tensor]:
+        with keras.StatelessScope(weights):
+            first, second = (
+                one_by_one.single_gradient(model, batch.rows(index, 1), training=training)[0]
+                for index in range(2)
+            )
+        squares = [sum(ops.sum(ops.square(part)) for part in each) for each in (first, second)]
+        both = [0.5 * one + 2.0 * other for one, other in zip(first, second, strict=True)]
+        return [ops.sqrt(ops.stack(squares)), *both, *second]
+
+    expected = backend.evaluate(plain, held)
+    if not all(np.isfinite(part).all() for part in expected):
+        return None
+    found = backend.evaluate(layer_wise, held)
+    half = model.compute_dtype in ("float16", "bfloat16")
+    tolerance = 5e-2 if half else 1e-3
+    scale = float(np.max(expected[0]))
+    if not np.allclose(found[0], expected[0], rtol=tolerance, atol=1e-7):
+        return False
+    least = (1.0 if half else _LEAST_SHARE) * scale
+    return all(
+        float(np.linalg.norm(one - other))
+        <= tolerance * max(float(np.linalg.norm(other)), least) + 1e-7
+        for one, other in zip(found[1:], expected[1:], strict=True)
+    )
+
+
+def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, Tensor]]:
+    """The trainable variables, each moved by a tenth of its size, or from zero to a usual one."""
+    rng = np.random.default_rng(seed)
+    moved = []
+    for variable in model.trainable_variables:
+        value = ops.convert_to_numpy(variable.value).astype("float32")
+        size = math.sqrt(float(np.mean(np.square(value)))) if value.size else 0.0
+        fan_in = math.prod(value.shape[:-1])
+        step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
+        noise = step * rng.standard_normal(value.shape)
+        moved.append((variable, ops.convert_to_tensor(value + noise, dtype=variable.dtype)))
+    return moved
+
+
+def _shaken(rows: Batch, trial: int) -> Batch:
+    """The rows in another order, their inputs moved a little; as they are in trial 0."""
+
+    def roll(value: Tensor) -> Tensor:
+        return ops.roll(value, trial, axis=0)
+
+    def shake(value: Tensor) -> Tensor:
+        return roll(value) * (1.0 + trial / 64.0) if is_differentiable(value) else roll(value)
+
+    return Batch(
+        keras.tree.map_structure(shake, rows.x),
+        mapped(roll, rows.y),
+        mapped(roll, rows.sample_weight),
+    )
