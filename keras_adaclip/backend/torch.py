@@ -124,6 +124,10 @@ def gradients_of(
 ) -> tuple[Any, list[Tensor]]:
     """Gradients of the scalar loss that `function` returns, by the variables in `by`."""
     values = [variable.value for variable in by]
+    for value in values:
+        # Values that stand in for a variable's own are no parameters.
+        if value.is_leaf:
+            value.requires_grad_()
     with torch.enable_grad():
         loss, further = function()
     gradients: Sequence[Tensor | None] = [None] * len(values)
