@@ -1,8 +1,8 @@
 """Gaussian noise for a list of tensors, and how it is spread over groups of them.
 
 The tensors of step `t` share one draw of `N(0, 1)`, each its own part of it, and the draw is a
-function of `(key, t, stream)` alone: no state is carried from step to step, so that nothing can be
-lost, repeated or reused in a compiled step.
+function of `(key, t, stream)` and its size alone: no state is carried from step to step, so that
+nothing can be lost, repeated or reused in a compiled step.
 """
 
 import math

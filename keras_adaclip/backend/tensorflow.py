@@ -230,8 +230,8 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     return tf.reshape(draw[:size], tuple(shape))
 
 
-# Operation by operation it would take ten times as long: XLA makes one pass of it, also inside of
-# a step that it does not compile.
+# Operation by operation it would be a hundred passes over the numbers: XLA makes one of it, also
+# inside of a step that it does not compile.
 _fused_normal = tf.function(standard_normal, jit_compile=True)
 
 

@@ -80,10 +80,7 @@ def compared(
                     ops.convert_to_tensor(finite, "bool"),
                     whole,
                 )
-                for factors, finite in (
-                    ([[0.5], [2.0]], [True, True]),
-                    ([[0.0], [1.0]], [False, True]),
-                )
+                for factors, finite in _WEIGHTINGS
             ]
         return [norms, *sums[0], *sums[1]]
 

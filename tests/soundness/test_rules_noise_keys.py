@@ -9,6 +9,8 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip import backend, noise
+from keras_adaclip.clipping import ParameterGroups
+from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from tests.soundness.setups import (
     COMPILED,
     MODES,
@@ -102,6 +104,25 @@ def test_a_seed_makes_the_noise_repeatable_and_another_seed_does_not():
         updates += noise_of(pure_noise_model(dp_sgd(seed=seed)), 1)
     np.testing.assert_array_equal(updates[0], updates[1])
     assert_all_different(updates[1:])
+
+
+def test_sums_statistics_and_augmentation_have_noise_of_their_own():
+    """Equal noise on two releases would cancel out of their difference."""
+    made = NoiseVariables(
+        lambda name, value: keras.Variable(value, name=name, dtype=str(value.dtype)),
+        3,
+        0,
+        ParameterGroups.single([(NUM_DRAWS,)]),
+        "global",
+    )
+    made.configure(1.0, 1.0, 1)
+    made.begin_draw()
+    zeros = ops.zeros((NUM_DRAWS,), "float32")
+    drawn = [made.noised_means([zeros], [1.0])[0], made.noised_statistics(zeros)]
+    drawn = [ops.convert_to_numpy(each) for each in drawn]
+    assert_all_different(drawn)
+    seed = ops.convert_to_numpy(made.augmentation_seed)
+    assert all(np.all(np.abs(seed - np.abs(each[:2]) * 2.0**24) > 2) for each in drawn)
 
 
 def test_keys_steps_and_streams_do_not_collide():
