@@ -109,7 +109,7 @@ def test_a_seed_makes_the_noise_repeatable_and_another_seed_does_not():
 def test_sums_statistics_and_augmentation_have_noise_of_their_own():
     """Equal noise on two releases would cancel out of their difference."""
     made = NoiseVariables(
-        lambda name, value: keras.Variable(value, name=name, dtype=str(value.dtype)),
+        lambda name, value: keras.Variable(value, trainable=False, dtype=str(value.dtype)),
         3,
         0,
         ParameterGroups.single([(NUM_DRAWS,)]),
