@@ -75,10 +75,9 @@ def _depthwise_gradient(
 ) -> Materialized:
     """For cotangents of shape `(batch_size, *spatial, channels * depth_multiplier)`."""
     size = ops.shape(cotangents)[1:-1]
-    cotangents = ops.reshape(cotangents, (-1, *size, *shape[-2:]))
-    spatial = tuple(range(1, 1 + len(size)))
+    cotangents = ops.reshape(cotangents, (-1, math.prod(size), *shape[-2:]))
     elements = [
-        ops.sum(ops.expand_dims(ops.cast(met, "float32"), -1) * cotangents, axis=spatial)
+        ops.sum(ops.cast(met, "float32")[..., None] * cotangents, axis=1)
         for met in Windows.of(layer).slices(inputs, size)
     ]
     return Materialized(ops.reshape(ops.stack(elements, axis=1), (-1, *shape)))

@@ -1,4 +1,4 @@
-"""What each element of a convolution's kernel meets: shifted slices of the padded input.
+"""What each element of a convolution's kernel meets: rows of channels of the padded input.
 
 That is exact for every stride, dilation and padding, in any number of spatial dimensions
 (Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
@@ -6,13 +6,13 @@ networks"). Sizes that TensorFlow learns only when the step runs (sequences of m
 tensors here, all others are numbers.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 Tensor = Any
@@ -55,23 +55,45 @@ class Windows:
             num_windows: the number of windows along each spatial dimension.
 
         Returns:
-            One tensor of shape `(batch_size, *num_windows, channels)` for each kernel element.
+            One tensor of shape `(batch_size, prod(num_windows), channels)` for each kernel element.
         """
-        pairs = [
-            self._pair(axis, size, windows)
-            for axis, (size, windows) in enumerate(
-                zip(ops.shape(inputs)[1:-1], num_windows, strict=True)
-            )
-        ]
-        inputs = _padded(inputs, pairs)
-        phases = _phases(inputs, self.strides)
-        offsets = itertools.product(*(range(size) for size in self.kernel_size))
-        return [self._shifted(phases, offset, num_windows) for offset in offsets]
+        rows, places = self._rows(inputs, num_windows)
+        return [ops.take(rows, places[:, number], axis=1) for number in range(places.shape[1])]
 
     def patches(self, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
         """The slices side by side, `(batch_size, prod(num_windows), kernel_elements, channels)`."""
-        stacked = ops.stack(self.slices(inputs, num_windows), axis=-2)
-        return ops.reshape(stacked, (-1, math.prod(num_windows), *stacked.shape[-2:]))
+        rows, places = self._rows(inputs, num_windows)
+        return ops.take(rows, places, axis=1)
+
+    def _rows(self, inputs: Tensor, num_windows: Sequence[Size]) -> tuple[Tensor, Any]:
+        """The padded input as rows of channels, and which of them each window's elements meet.
+
+        Returns:
+            Tensors of shapes `(batch_size, rows, channels)` and
+            `(prod(num_windows), kernel_elements)`.
+        """
+        sizes = ops.shape(inputs)[1:-1]
+        pairs = [
+            self._pair(axis, size, windows)
+            for axis, (size, windows) in enumerate(zip(sizes, num_windows, strict=True))
+        ]
+        sizes = [before + size + after for size, (before, after) in zip(sizes, pairs, strict=True)]
+        rows = ops.reshape(_padded(inputs, pairs), (-1, math.prod(sizes), inputs.shape[-1]))
+        # Sizes that are numbers give places that are constants of the step.
+        are_numbers = all(isinstance(size, int) for size in (*sizes, *num_windows))
+        return rows, self._places(np if are_numbers else ops, sizes, num_windows)
+
+    def _places(self, numpy: Any, sizes: Sequence[Size], num_windows: Sequence[Size]) -> Any:
+        places: Any = numpy.zeros((1, 1), "int32")
+        for axis, (size, windows) in enumerate(zip(sizes, num_windows, strict=True)):
+            first = self.strides[axis] * numpy.arange(windows, dtype="int32")[:, None]
+            further = self.dilation_rate[axis] * numpy.arange(self.kernel_size[axis], dtype="int32")
+            along = (first + further)[None, :, None, :]
+            places = numpy.reshape(
+                places[:, None, :, None] * size + along,
+                (-1, math.prod(self.kernel_size[: axis + 1])),
+            )
+        return places
 
     def _pair(self, axis: int, size: Size, windows: Size) -> tuple[Size, Size]:
         """Rows of zeros before and after one spatial axis."""
@@ -81,41 +103,6 @@ class Windows:
             missing = max(missing, 0) if isinstance(missing, int) else ops.maximum(missing, 0)
             return missing // 2, missing - missing // 2
         return (covered - 1, 0) if self.padding == "causal" else (0, 0)
-
-    def _shifted(
-        self, phases: Tensor, offset: Sequence[int], num_windows: Sequence[Size]
-    ) -> Tensor:
-        """What one element of the kernel meets."""
-        places = [
-            divmod(number * dilation, stride)
-            for number, dilation, stride in zip(
-                offset, self.dilation_rate, self.strides, strict=True
-            )
-        ]
-        slices = [
-            slice(start, start + windows)
-            for (start, _), windows in zip(places, num_windows, strict=True)
-        ]
-        return phases[(slice(None), *(phase for _, phase in places), *slices, slice(None))]
-
-
-def _phases(inputs: Tensor, strides: Sequence[int]) -> Tensor:
-    """The input taken apart by its positions within a stride, so that every slice is contiguous.
-
-    Returns:
-        A tensor of shape `(batch_size, *strides, *spatial, channels)`.
-    """
-    rank = len(strides)
-    if all(stride == 1 for stride in strides):
-        return ops.reshape(inputs, (-1, *strides, *ops.shape(inputs)[1:]))
-    sizes = ops.shape(inputs)[1:-1]
-    inputs = _padded(inputs, [(0, -size % n) for size, n in zip(sizes, strides, strict=True)])
-    sizes = ops.shape(inputs)[1:-1]
-    split = [part for size, n in zip(sizes, strides, strict=True) for part in (size // n, n)]
-    within, across = range(2, 2 * rank + 1, 2), range(1, 2 * rank, 2)
-    return ops.transpose(
-        ops.reshape(inputs, (-1, *split, inputs.shape[-1])), (0, *within, *across, 2 * rank + 1)
-    )
 
 
 def _padded(inputs: Tensor, pairs: Sequence[tuple[Size, Size]]) -> Tensor:
