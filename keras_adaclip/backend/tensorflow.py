@@ -99,7 +99,11 @@ def per_example_layer_gradients(
     """Gradients of `sum(function(values, arguments) * cotangents)` by `values`, example by example.
 
     Args:
-        function: takes the shared `values` and the arguments of one example (batch size 1).
+        function: takes the shared `values` and the arguments of one example. It stands beside a
+            copy of itself, so that the batch size is 2 and rows of the outputs beyond those of
+            `cotangents` do not count: in a batch of one, TensorFlow 2.21 on CPU corrupts its memory
+            where such a batch is multiplied by a shared matrix
+            (github.com/tensorflow/tensorflow/issues/117700).
         values: tensors shared by all examples.
         arguments: tensors of shape `(batch_size, ...)`.
         cotangents: tensors of shape `(batch_size, ...)`, one for each output of `function`.
@@ -114,11 +118,11 @@ def per_example_layer_gradients(
             watched = [tf.identity(value) for value in values]
             for value in watched:
                 tape.watch(value)
-            outputs = function(watched, [tf.expand_dims(value, 0) for value in inputs])
+            outputs = function(watched, [tf.stack([value, value]) for value in inputs])
         gradients = tape.gradient(
             list(outputs),
             watched,
-            output_gradients=[tf.expand_dims(value, 0) for value in cotangent],
+            output_gradients=[tf.stack([value, tf.zeros_like(value)]) for value in cotangent],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         return [tf.convert_to_tensor(gradient) for gradient in gradients]

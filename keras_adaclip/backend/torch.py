@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -103,7 +104,9 @@ def per_example_layer_gradients(
 
     gradient = torch.func.grad(inner_product)
     values = [value.detach() for value in values]
-    with torch.enable_grad():
+    with torch.enable_grad(), warnings.catch_warnings():
+        # Where an operation has no rule for batches, PyTorch takes one example after another.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
         try:
             gradients = torch.func.vmap(gradient, in_dims=(None, 0, 0))(
                 values, list(arguments), list(cotangents)

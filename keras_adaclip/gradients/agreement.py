@@ -1,4 +1,4 @@
-"""Compares a layer-wise plan with the plain gradients of single rows, before it is used.
+"""Compares a plan with the plain gradients of single rows, before it is used.
 
 The comparison is made with the weights moved a little: where a layer begins with zeros, as last
 layers often do, the gradients behind it would all be zero, and any plan would agree.
@@ -13,8 +13,9 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.gradients import layerwise, one_by_one
+from keras_adaclip.gradients import one_by_one
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.per_example import per_example_gradients
 from keras_adaclip.gradients.plan import GradientPlan
 from keras_adaclip.gradients.rows import mapped, repeated
 from keras_adaclip.gradients.rules.rule import is_differentiable
@@ -39,7 +40,7 @@ def agrees_with_plain_gradients(
     Args:
         model: a built model with a compiled loss.
         rows: a few examples with finite numbers.
-        plan: a layer-wise plan.
+        plan: a plan that is not for one example after another.
         training: the mode of the forward pass.
     """
     found = []
@@ -69,9 +70,9 @@ def compared(
     batch = repeated(rows, 2)
     held = [*model.variables, *model.metrics_variables]
 
-    def layer_wise() -> list[Tensor]:
+    def planned() -> list[Tensor]:
         with keras.StatelessScope(weights):
-            gradients, _ = layerwise.per_example_gradients(model, batch, plan, training=training)
+            gradients, _ = per_example_gradients(model, batch, plan, training=training)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = [
@@ -97,7 +98,7 @@ def compared(
     expected = backend.evaluate(plain, held)
     if not all(np.isfinite(part).all() for part in expected):
         return None
-    found = backend.evaluate(layer_wise, held)
+    found = backend.evaluate(planned, held)
     half = model.compute_dtype in ("float16", "bfloat16")
     tolerance = 5e-2 if half else 1e-3
     scale = float(np.max(expected[0]))

@@ -16,8 +16,9 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.clipping import CurrentClipping
-from keras_adaclip.gradients import layerwise, losses, one_by_one
+from keras_adaclip.gradients import losses, one_by_one
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.per_example import per_example_gradients
 from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
@@ -76,8 +77,8 @@ def clipped_sum(
         The sum, and what the forward pass showed.
     """
     coordinates, groups = clipping.coordinates, clipping.groups
-    if plan.is_layerwise:
-        gradients, forward = layerwise.per_example_gradients(model, batch, plan)
+    if not plan.is_one_by_one:
+        gradients, forward = per_example_gradients(model, batch, plan)
         if coordinates is not None:
             gradients = gradients.in_coordinates(coordinates)
         squared_norms = gradients.squared_norms(groups)

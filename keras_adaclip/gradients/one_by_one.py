@@ -14,7 +14,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.layerwise import Forward, call_model
+from keras_adaclip.gradients.forward import Forward, call_model, forward_alone
 from keras_adaclip.gradients.losses import compute_loss, per_example_losses
 
 Tensor = Any
@@ -46,7 +46,7 @@ def weighted_sums(
     """
     trainable = model.trainable_variables
     changing = [*model.non_trainable_variables, *model.metrics_variables]
-    forward = _forward(model, batch, training)
+    forward = forward_alone(model, batch, training)
 
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         *sums, squared_norms = carry
@@ -111,14 +111,3 @@ def single_gradient(
     for variable, new_value in zip(seeds, updated, strict=True):
         variable.assign(new_value)
     return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
-
-
-def _forward(model: keras.Model, batch: Batch, training: bool) -> Forward:
-    """Predictions and losses of the batch; the state that this pass changes is discarded."""
-    variables = [*model.variables, *model.metrics_variables]
-    with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-        y_pred = call_model(model, batch.x, training)
-        losses, increments = per_example_losses(
-            model, batch.x, batch.y, y_pred, batch.sample_weight
-        )
-    return Forward(y_pred, losses, increments).of_units(batch.num_copies)

@@ -1,4 +1,4 @@
-"""Which way the gradients of a model take: layer by layer, or one example after another."""
+"""Which way the gradients of a model take: layer by layer, vectorized, or one by one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,26 +17,35 @@ class GradientPlan:
         rules: the rule of each layer with trainable weights; empty where `whole_model_reason`
             is set.
         variables: the trainable variables that each of these layers answers for.
-        whole_model_reason: why the whole model is differentiated one example after another;
-            None where it goes layer by layer.
+        whole_model_reason: why the whole model is differentiated for each example; None where it
+            goes layer by layer.
         batched: for the layers of the general rule, the numbers of the arguments that have a
             batch axis.
+        is_vectorized: whether the whole model is differentiated for all examples at once instead
+            of one after another.
     """
 
     rules: Mapping[keras.layers.Layer, LayerRule]
     variables: Mapping[keras.layers.Layer, list[keras.Variable]]
     whole_model_reason: str | None = None
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    is_vectorized: bool = False
 
     @property
     def is_layerwise(self) -> bool:
         """Whether one forward and one backward pass serve all examples at once."""
         return self.whole_model_reason is None
 
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether each example is differentiated alone, the last resort."""
+        return not self.is_layerwise and not self.is_vectorized
+
     def describe(self) -> dict[str, str]:
         """For each layer with trainable weights, by name, the way it takes."""
         if not self.is_layerwise:
-            return {"(whole model)": f"one example after another: {self.whole_model_reason}"}
+            way = "vectorized" if self.is_vectorized else "one example after another"
+            return {"(whole model)": f"{way}: {self.whole_model_reason}"}
         return {layer.name: _name(rule) for layer, rule in self.rules.items()}
 
 

@@ -14,9 +14,9 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import layerwise
 from keras_adaclip.gradients.agreement import agrees_with_plain_gradients
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.rows import finite_rows, repeated
 from keras_adaclip.gradients.rules import GeneralRule, LayerRule, rule_for
@@ -28,14 +28,38 @@ Tensor = Any
 _UNITS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
-def make_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+def make_plan(
+    model: keras.Model, rows: Batch, method: str = "auto", is_repeatable: bool = True
+) -> GradientPlan:
     """The fastest plan that is exact for `model`.
 
     Args:
         model: a built model with a compiled loss.
         rows: two or three examples, as NumPy arrays or tensors, for shapes and the comparison.
+        method: `"layerwise"` or `"vectorized"` insists on that way; `"auto"` goes layer by layer
+            where that is exact, else one example after another.
+        is_repeatable: whether the model does the same on the same rows, so that trying it tells
+            something.
+
+    Raises:
+        ValueError: where the way that `method` asks for is not exact for this model.
     """
-    rows = finite_rows(rows)
+    if not is_repeatable:
+        plan = whole_model_plan("the model draws random numbers without a Keras seed generator")
+    elif method == "vectorized":
+        plan = _vectorized_plan(model, finite_rows(rows))
+    else:
+        plan = _layerwise_plan(model, finite_rows(rows))
+    if method != "auto" and plan.is_one_by_one:
+        raise ValueError(
+            f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
+            f'{plan.whole_model_reason}. Use gradient_method="auto", which takes one example after '
+            "another for such a model."
+        )
+    return plan
+
+
+def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     rules, variables = _assign_rules(model)
     try:
         reason, batched, is_random = _examine_calls(model, rows, rules)
@@ -46,6 +70,18 @@ def make_plan(model: keras.Model, rows: Batch) -> GradientPlan:
             return whole_model_plan("layer-wise gradients differ from plain ones on a few rows")
     except Exception as error:  # Whatever a backend raises, the last resort is still exact.
         return whole_model_plan(f"a layer-wise trial failed with {type(error).__name__}: {error}")
+    return plan
+
+
+def _vectorized_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+    plan = GradientPlan({}, {}, "as `gradient_method` says", is_vectorized=True)
+    try:
+        if _examine_calls(model, rows, {})[2]:
+            return whole_model_plan("it draws random numbers, which all examples would share")
+        if not agrees_with_plain_gradients(model, rows, plan, training=True):
+            return whole_model_plan("vectorized gradients differ from plain ones on a few rows")
+    except Exception as error:
+        return whole_model_plan(f"a vectorized trial failed with {type(error).__name__}: {error}")
     return plan
 
 
@@ -97,7 +133,7 @@ def _examine_calls(
             recorder = _RandomnessRecorder(random_state)
             before = random_state()
             with tapped(rules, recorder):
-                layerwise.call_model(model, batch.x, training=True)
+                call_model(model, batch.x, training=True)
             if _differ(before, random_state()):
                 random.add(None)
         random.update(recorder.random)

@@ -14,7 +14,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows, repeated
-from keras_adaclip.gradients.layerwise import call_model
+from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.losses import compute_loss
 
 Tensor = Any

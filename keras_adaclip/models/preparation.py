@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan, whole_model_plan
+from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
 from keras_adaclip.models.spending import PrivacySpending
@@ -49,14 +49,15 @@ class Preparation(PrivacySpending):
         refuse_unsound_parts(self)
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
         is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
-        if not is_repeatable:
-            # Each example runs alone then, whatever the layers do.
-            self.gradient_plan = whole_model_plan(
-                "the model draws random numbers without a Keras seed generator"
+        if self.gradient_plan is None or (
+            not is_repeatable and not self.gradient_plan.is_one_by_one
+        ):
+            self.gradient_plan = make_plan(
+                self,
+                data.rows,
+                self.optimizer.gradient_method,  # type: ignore[attr-defined]
+                is_repeatable,
             )
-            self.train_function = None
-        elif self.gradient_plan is None:
-            self.gradient_plan = make_plan(self, data.rows)
             self.train_function = None
         chunk_size = batch_layout(self, data).chunk_size
         if chunk_size != self.private_chunk_size:

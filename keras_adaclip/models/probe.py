@@ -19,7 +19,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows
-from keras_adaclip.gradients.layerwise import call_model
+from keras_adaclip.gradients.forward import call_model
 
 Tensor = Any
 _NUM_ROWS = 8

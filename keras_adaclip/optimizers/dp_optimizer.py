@@ -22,6 +22,7 @@ from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
 from keras_adaclip.optimizers.validation import (
     check_split,
+    checked_gradient_method,
     checked_inner_optimizer,
     checked_microbatch_size,
     checked_seed,
@@ -49,6 +50,11 @@ class DPOptimizer(AccountedOptimizer):
             the epoch, and each epoch is accounted with the number that it ran with.
         microbatch_size: number of examples that are processed at a time; None lets the step
             decide. Changes memory and speed, not the result.
+        gradient_method: `"auto"` takes the clipped sums layer by layer where that is exact for
+            the model, else one example after another; `"layerwise"` raises an error instead of
+            the latter; `"vectorized"` writes out the whole gradient of every example, which takes
+            much memory (see `microbatch_size`), and needs a model that draws no random numbers.
+            Changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
             whoever knows it can subtract the noise: it stands in the config and so in every
             saved model.
@@ -83,12 +89,14 @@ class DPOptimizer(AccountedOptimizer):
         *,
         noise_multiplier: Any,
         microbatch_size: int | None = None,
+        gradient_method: str = "auto",
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(checked_inner_optimizer(optimizer), noise_multiplier, name)
         self._clipping = clipping_strategies.get(clipping)
         self.microbatch_size = checked_microbatch_size(microbatch_size)
+        self.gradient_method = checked_gradient_method(gradient_method)
         self.seed = checked_seed(seed)
         self._is_for_private_model = False
         self._built_for: list[int] = []
@@ -245,6 +253,7 @@ class DPOptimizer(AccountedOptimizer):
             if isinstance(self.noise_multiplier, float)
             else serialize(self.noise_multiplier),
             "microbatch_size": self.microbatch_size,
+            "gradient_method": self.gradient_method,
             "seed": self.seed,
             "name": self.name,
         }

@@ -12,6 +12,7 @@ from keras_adaclip import schedules
 from keras_adaclip.clipping import ClippingStrategy
 
 _LARGEST_NOISE_MULTIPLIER = 1e15
+GRADIENT_METHODS = ("auto", "layerwise", "vectorized")
 _FORBIDDEN = {
     "clipnorm": "would clip the noised mean a second time, variable by variable",
     "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
@@ -78,6 +79,16 @@ def checked_microbatch_size(value: Any) -> int | None:
             f"Argument `microbatch_size` must be positive. Received: microbatch_size={value}"
         )
     return int(value)
+
+
+def checked_gradient_method(value: Any) -> str:
+    """Returns the name of a way to take per-example gradients."""
+    if value not in GRADIENT_METHODS:
+        raise ValueError(
+            f"Argument `gradient_method` must be one of {', '.join(map(repr, GRADIENT_METHODS))}. "
+            f"Received: gradient_method={value!r}"
+        )
+    return str(value)
 
 
 def checked_seed(value: Any) -> int | None:

@@ -55,6 +55,19 @@ class Scale(layers.Layer):
         return self.inner(inputs * self.scale) * self.scale
 
 
+class OwnAttention(layers.Layer):
+    """A custom layer of products with more than two axes."""
+
+    def build(self, input_shape):
+        self.inward = self.add_weight(shape=(input_shape[-1], 2, 4))
+        self.outward = self.add_weight(shape=(2, 4, input_shape[-1]))
+
+    def call(self, inputs):
+        heads = ops.einsum("abc,cde->abde", inputs, self.inward)
+        scores = ops.softmax(ops.einsum("aecd,abcd->acbe", heads, heads))
+        return ops.einsum("acbe,aecd,cdf->abf", scores, heads, self.outward)
+
+
 class OwnWeight(keras.Model):
     def __init__(self):
         super().__init__()
@@ -304,6 +317,9 @@ ARCHITECTURES = {
     ),
     "shared_general": Architecture(
         (2, 3), lambda: functional((2, 3), twice(Scale())), ["general", "Dense"]
+    ),
+    "own_attention": Architecture(
+        (4, 3), lambda: stack(OwnAttention(), OwnAttention(), shape=(4, 3)), ["general"] * 2
     ),
     "tied_kernels": Architecture((3,), tied_kernels, ["Dense"] * 2),
     "reversible_embedding": Architecture(

@@ -11,7 +11,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, clipped_sum, make_plan
-from keras_adaclip.gradients.layerwise import call_model
+from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.plan import whole_model_plan
 
 WHOLE_MODEL = whole_model_plan("asked for by a test")

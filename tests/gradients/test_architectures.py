@@ -1,12 +1,17 @@
 """Every way of taking a layer's gradients against the plain gradients of single rows."""
 
-import keras
 import numpy as np
 import pytest
 
 from keras_adaclip.clipping import FixedClipping
 from tests import oracles
 from tests.gradients.architectures import ARCHITECTURES
+from tests.gradients.cases import (
+    case,
+    check_against_rows,
+    skip_where_it_cannot_run,
+    with_other_weights,
+)
 from tests.gradients.configurations import TABLES
 from tests.gradients.support import (
     WHOLE_MODEL,
@@ -17,52 +22,6 @@ from tests.gradients.support import (
     runner,
     ways,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    """Leaves out what LLVM does for speed: on JAX, compiling is most of what these tests take."""
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def skip_where_it_cannot_run(case):
-    if keras.backend.backend() in case.not_on:
-        pytest.skip(f"{keras.backend.backend()} cannot run this layer (on a CPU)")
-
-
-def with_other_weights(model):
-    """The model with no weight at zero or one."""
-    rng = np.random.default_rng(4)
-    for variable in model.trainable_variables:
-        noise = rng.normal(scale=0.3, size=variable.shape).astype("float32")
-        variable.assign(variable + noise)
-    return model
-
-
-def case(name):
-    architecture = ARCHITECTURES[name]
-    skip_where_it_cannot_run(architecture)
-    model, x, y = architecture.data(rows=3)
-    arguments = {"loss_weights": [0.3, 2.0]} if name == "inputs_and_outputs" else {}
-    model = built(model, x, y, loss=["mse", "mae"] if arguments else "mse", **arguments)
-    return architecture, with_other_weights(model), x, y
-
-
-def check_against_rows(model, x, y, plan):
-    expected = row_gradients(model, x, y)
-    norms = oracles.gradient_norms(expected)
-    assert np.all(norms > 0)
-    clip_norm = float(np.median(norms))
-    found = runner(model, plan, clip_norm)(x, y)
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
-    assert_close(found.gradients, oracles.clipped_sums(expected, clip_norm))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

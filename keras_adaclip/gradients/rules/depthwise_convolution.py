@@ -64,7 +64,12 @@ class SeparableConvolutionRule(LayerRule):
                 return OuterProduct(_positions(between), _positions(cotangents), variable.shape)
             pointwise = ops.cast(layer.pointwise_kernel, "float32")
             pointwise = ops.reshape(pointwise, pointwise.shape[-2:])
-            of_between = ops.matmul(cotangents, ops.transpose(pointwise))
+            # With a size of 1 among the batch axes, TensorFlow 2.21 on CPU corrupts its memory in a
+            # product of four axes with two (github.com/tensorflow/tensorflow/issues/117700).
+            of_between = ops.matmul(_positions(cotangents), ops.transpose(pointwise))
+            of_between = ops.reshape(
+                of_between, (-1, *ops.shape(cotangents)[1:-1], pointwise.shape[0])
+            )
             return _depthwise_gradient(layer, inputs, of_between, variable.shape)
 
         return [gradient(variable) for variable in variables]
