@@ -19,6 +19,7 @@ from keras_adaclip import (
     schedules,
 )
 from keras_adaclip.models import (
+    PrivacyCheck,
     PrivacyIssue,
     PrivateModel,
     PrivateSequential,
@@ -32,6 +33,7 @@ except PackageNotFoundError:  # a checkout that was not installed
     __version__ = "0.1.0"
 
 __all__ = [
+    "PrivacyCheck",
     "PrivacyIssue",
     "PrivateModel",
     "PrivateSequential",

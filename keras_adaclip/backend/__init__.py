@@ -12,6 +12,7 @@ import keras
 _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend()}")
 
 active_distribution = _module.active_distribution
+after = _module.after
 differentiate_at_taps = _module.differentiate_at_taps
 evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
@@ -24,12 +25,14 @@ map_examples = _module.map_examples
 needs_fixed_shapes = _module.needs_fixed_shapes
 outside_random_state = _module.outside_random_state
 per_example_layer_gradients = _module.per_example_layer_gradients
+slices_any_size = _module.slices_any_size
 trace = _module.trace
 train_step = _module.train_step
 unsupported_compilation = _module.unsupported_compilation
 
 __all__ = [
     "active_distribution",
+    "after",
     "differentiate_at_taps",
     "evaluate",
     "evaluate_each",
@@ -42,6 +45,7 @@ __all__ = [
     "needs_fixed_shapes",
     "outside_random_state",
     "per_example_layer_gradients",
+    "slices_any_size",
     "trace",
     "train_step",
     "unsupported_compilation",

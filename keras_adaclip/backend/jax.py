@@ -26,6 +26,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
+def slices_any_size(model: keras.Model) -> bool:
+    """The loop over chunks is compiled even where the step is not."""
+    return False
+
+
 def loops_in_python() -> bool:
     """`lax.scan` is one operation."""
     return False
@@ -75,6 +80,11 @@ def map_examples(
 ) -> list[Tensor]:
     """Applies `function` to the rows of `values` and stacks what it returns."""
     return jax.vmap(function)(values)
+
+
+def after(value: Tensor, other: Tensor) -> Tensor:
+    """`value`, to be used only when `other` is there: what follows is not computed early."""
+    return jax.lax.optimization_barrier((value, other))[0]
 
 
 def outside_random_state() -> bytes:

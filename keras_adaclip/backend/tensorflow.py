@@ -19,6 +19,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return bool(model.jit_compile) and not model.run_eagerly
 
 
+def slices_any_size(model: keras.Model) -> bool:
+    """Whether a chunk of a batch may have a size that is known only when the step runs."""
+    return not needs_fixed_shapes(model)
+
+
 def loops_in_python() -> bool:
     """Whether a loop over time steps runs in Python, unrolled or not."""
     return False
@@ -75,14 +80,54 @@ def map_examples(
     """Applies `function` to the rows of `values` and stacks what it returns.
 
     Args:
-        function: takes and returns lists of tensors without a batch axis.
+        function: takes and returns lists of tensors without a batch axis. What it returns first is
+            a scalar that may be differentiated by `values`; the rest is not.
         values: tensors of shape `(batch_size, ...)`.
     """
-    try:
-        return list(tf.vectorized_map(function, values))
-    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
-        # Not every loop inside a loss can be vectorized (that of CTC cannot).
-        return list(keras.ops.map(function, values))
+    numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
+
+    def one_example(row: Sequence[Tensor]) -> list[Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            by = [row[number] for number in numbers]
+            for value in by:
+                tape.watch(value)
+            outputs = list(function(list(row)))
+        gradients = tape.gradient(
+            outputs[0], by, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [*outputs, *(tf.convert_to_tensor(gradient) for gradient in gradients)]
+
+    # The gradients are taken inside of the map: XLA would take the rows for constants, and compile
+    # anew for every batch, where they are taken of the map.
+    @tf.custom_gradient
+    def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
+        try:
+            found = list(tf.vectorized_map(one_example, list(rows)))
+        except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+            # Not every loop inside a loss can be vectorized (that of CTC cannot).
+            found = list(keras.ops.map(one_example, list(rows)))
+        num_outputs = len(found) - len(numbers)
+        gradients = dict(zip(numbers, found[num_outputs:], strict=True))
+
+        def backward(cotangent: Tensor, *_: Tensor) -> list[Tensor | None]:
+            def scaled(gradient: Tensor) -> Tensor:
+                shape = [-1] + [1] * (len(gradient.shape) - 1)
+                return gradient * tf.reshape(tf.cast(cotangent, gradient.dtype), shape)
+
+            return [
+                scaled(gradients[number]) if number in gradients else None
+                for number in range(len(rows))
+            ]
+
+        return found[:num_outputs], backward
+
+    return list(mapped(*values))
+
+
+def after(value: Tensor, other: Tensor) -> Tensor:
+    """`value`, to be used only when `other` is there: what follows is not computed early."""
+    with tf.control_dependencies([other]):
+        return tf.identity(value)
 
 
 def outside_random_state() -> bytes:

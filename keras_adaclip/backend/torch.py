@@ -19,6 +19,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return False
 
 
+def slices_any_size(model: keras.Model) -> bool:
+    """PyTorch runs eagerly: the last chunk of a batch may be smaller."""
+    return True
+
+
 def loops_in_python() -> bool:
     """PyTorch runs eagerly."""
     return True
@@ -75,6 +80,11 @@ def map_examples(
     except RuntimeError:  # Some losses decide by values (hinge), which `vmap` cannot.
         rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
         return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def after(value: Tensor, other: Tensor) -> Tensor:
+    """`value`: PyTorch computes in the order of the program."""
+    return value
 
 
 def outside_random_state() -> bytes:

@@ -9,17 +9,18 @@ from keras_adaclip.gradients.clipped_sum import (
     with_regularization,
 )
 from keras_adaclip.gradients.factored import (
+    GroupedOuterProduct,
     Lookup,
     Materialized,
     OuterProduct,
     PerExampleGradient,
 )
-from keras_adaclip.gradients.grouped import GroupedOuterProduct
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
-from keras_adaclip.gradients.planning import make_plan
+from keras_adaclip.gradients.planning import make_plan, unproven_plan
 from keras_adaclip.gradients.rows import finite_rows, repeated
 from keras_adaclip.gradients.rules import LayerRule, TappedCall, register
+from keras_adaclip.gradients.ways import LayerWay, layer_ways
 
 __all__ = [
     "Augmentation",
@@ -28,6 +29,7 @@ __all__ = [
     "GradientPlan",
     "GroupedOuterProduct",
     "LayerRule",
+    "LayerWay",
     "Lookup",
     "Materialized",
     "Observed",
@@ -37,10 +39,12 @@ __all__ = [
     "add_to_output_loss_trackers",
     "clipped_sum",
     "finite_rows",
+    "layer_ways",
     "make_plan",
     "register",
     "regularization_loss",
     "repeated",
+    "unproven_plan",
     "whole_model_plan",
     "with_regularization",
 ]

@@ -5,6 +5,7 @@ layers often do, the gradients behind it would all be zero, and any plan would a
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -32,26 +33,38 @@ _LEAST_SHARE = 0.01
 _WEIGHTINGS = (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
 
 
-def agrees_with_plain_gradients(
+def agreeing(
     model: keras.Model, rows: Batch, plan: GradientPlan, training: bool
-) -> bool:
-    """Whether norms and sums are those of the gradients of single rows.
+) -> GradientPlan | None:
+    """The plan, if its norms and sums are those of the gradients of single rows, else None.
 
     Args:
         model: a built model with a compiled loss.
         rows: a few examples with finite numbers.
         plan: a plan that is not for one example after another.
         training: the mode of the forward pass.
+
+    Returns:
+        The plan with its `numbers_per_example`.
     """
+    sizes: list[int] = []
+    if _agrees(model, rows, plan, training, sizes):
+        return replace(plan, numbers_per_example=max(sizes))
+    return None
+
+
+def _agrees(
+    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool, sizes: list[int]
+) -> bool:
     found = []
     for trial in range(_NUM_TRIALS):
         weights = _moved_weights(model, seed=trial)
-        found.append(compared(model, _shaken(rows, trial), plan, training, weights))
+        found.append(compared(model, _shaken(rows, trial), plan, training, weights, sizes))
         if found[-1]:
             return True
     # Weights that may not be moved, such as some that a constraint keeps positive.
     if all(agrees is None for agrees in found):
-        return bool(compared(model, rows, plan, training, []))
+        return bool(compared(model, rows, plan, training, [], sizes))
     return False
 
 
@@ -61,8 +74,17 @@ def compared(
     plan: GradientPlan,
     training: bool,
     weights: list[tuple[keras.Variable, Tensor]],
+    sizes: list[int],
 ) -> bool | None:
     """One comparison, at other values of some variables.
+
+    Args:
+        model: a built model with a compiled loss.
+        rows: a few examples.
+        plan: the plan.
+        training: the mode of the forward pass.
+        weights: variables and their other values.
+        sizes: to which the numbers that one example takes are appended.
 
     Returns:
         Whether the two agree; None where the plain gradients are not finite.
@@ -73,6 +95,7 @@ def compared(
     def planned() -> list[Tensor]:
         with keras.StatelessScope(weights):
             gradients, _ = per_example_gradients(model, batch, plan, training=training)
+            sizes.append(gradients.numbers_touched)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = [

@@ -27,6 +27,11 @@ class BatchGradients:
     parts: list[PerExampleGradient | None]
     num_rows: Any
 
+    @property
+    def numbers_touched(self) -> int:
+        """How many float32 numbers of an example are written for norms and sums, at least."""
+        return sum(part.numbers_touched for part in self.parts if part is not None)
+
     def in_coordinates(self, coordinates: Sequence[tuple[Tensor, Tensor]]) -> "BatchGradients":
         """The gradients as `(g - centre) / scale`, written out.
 

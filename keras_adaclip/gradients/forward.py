@@ -35,17 +35,29 @@ class Forward:
 
 
 def first_copies(y_pred: Any, num_copies: int) -> Any:
-    """The predictions for the first of every `num_copies` rows, with their masks and logits."""
+    """The predictions for the first of every `num_copies` rows."""
+    return y_pred if num_copies == 1 else sliced(y_pred, slice(None, None, num_copies))
 
-    def first(values: Tensor) -> Tensor:
+
+def sliced(part: Any, rows: slice) -> Any:
+    """Some rows of every tensor in a part of a batch, with their masks and logits.
+
+    Args:
+        part: inputs, targets, weights or predictions; None stays None.
+        rows: which rows.
+    """
+
+    def of_value(value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
         mask, logits = (
-            None if given is None else given[::num_copies]
-            for given in (keras_private.mask_of(values), keras_private.logits_of(values))
+            None if attached is None else attached[rows]
+            for attached in (keras_private.mask_of(value), keras_private.logits_of(value))
         )
-        values = keras_private.attach_mask(values[::num_copies], mask)
-        return keras_private.attach_logits(values, logits)
+        taken = keras_private.attach_mask(value[rows], mask)
+        return keras_private.attach_logits(taken, logits)
 
-    return y_pred if num_copies == 1 else keras.tree.map_structure(first, y_pred)
+    return keras.tree.map_structure(of_value, part)
 
 
 def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:

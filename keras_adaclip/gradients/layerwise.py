@@ -5,6 +5,7 @@ i is the gradient of that example's loss alone. Weight gradients are never forme
 each layer's rule turns inputs and cotangents into per-example gradients in their cheapest form.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,16 +24,25 @@ from keras_adaclip.gradients.taps import TapRecorder, tapped
 Tensor = Any
 
 
+# From the batch and the predictions, the losses of the examples and what they add to the trackers.
+LossesOf = Callable[[Batch, Any], tuple[Tensor, list[Tensor]]]
+
+
 def per_example_gradients(
-    model: keras.Model, batch: Batch, plan: GradientPlan, training: bool = True
+    model: keras.Model,
+    batch: Batch,
+    plan: GradientPlan,
+    training: bool = True,
+    losses_of: LossesOf | None = None,
 ) -> tuple[BatchGradients, Forward]:
     """The gradients of all examples from one forward and one backward pass.
 
     Args:
-        model: a built model with a compiled loss.
+        model: a built model.
         batch: the examples.
         plan: a layer-wise plan.
         training: the mode of the forward pass.
+        losses_of: what is differentiated; None stands for the compiled loss.
 
     Returns:
         The gradients, and what the forward pass showed.
@@ -44,9 +54,12 @@ def per_example_gradients(
         recorders.append(recorder)
         with tapped(plan.rules, recorder):
             y_pred = call_discarding_state(model, batch.x, training)
-        losses, increments = per_example_losses(
-            model, batch.x, batch.y, y_pred, batch.sample_weight
-        )
+        if losses_of is None:
+            losses, increments = per_example_losses(
+                model, batch.x, batch.y, y_pred, batch.sample_weight
+            )
+        else:
+            losses, increments = losses_of(batch, y_pred)
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, masks)

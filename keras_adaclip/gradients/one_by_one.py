@@ -14,8 +14,8 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.forward import Forward, call_model, forward_alone
-from keras_adaclip.gradients.losses import compute_loss, per_example_losses
+from keras_adaclip.gradients.forward import Forward, call_model, forward_alone, sliced
+from keras_adaclip.gradients.losses import compute_loss
 
 Tensor = Any
 
@@ -96,8 +96,12 @@ def single_gradient(
         arguments = {"x": alone.x, "y": alone.y, "sample_weight": alone.sample_weight}
         y_pred = call_model(model, alone.x, training)
         if alone.num_copies > 1:
-            losses, _ = per_example_losses(model, alone.x, alone.y, y_pred, alone.sample_weight)
-            value = ops.mean(losses)
+            arguments["y_pred"] = y_pred
+            copies = [
+                compute_loss(model, **sliced(arguments, slice(row, row + 1)))
+                for row in range(alone.num_copies)
+            ]
+            value = ops.mean(ops.stack(copies))
         else:
             value = compute_loss(model, y_pred, **arguments)
         return value, value

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 
@@ -23,6 +22,8 @@ class GradientPlan:
             batch axis.
         is_vectorized: whether the whole model is differentiated for all examples at once instead
             of one after another.
+        numbers_per_example: how many float32 numbers are written for the norms and sums of one
+            example, beyond what forward and backward pass write; 0 where that is not known.
     """
 
     rules: Mapping[keras.layers.Layer, LayerRule]
@@ -30,6 +31,7 @@ class GradientPlan:
     whole_model_reason: str | None = None
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
     is_vectorized: bool = False
+    numbers_per_example: int = 0
 
     @property
     def is_layerwise(self) -> bool:
@@ -46,7 +48,7 @@ class GradientPlan:
         if not self.is_layerwise:
             way = "vectorized" if self.is_vectorized else "one example after another"
             return {"(whole model)": f"{way}: {self.whole_model_reason}"}
-        return {layer.name: _name(rule) for layer, rule in self.rules.items()}
+        return {layer.name: name_of_rule(rule) for layer, rule in self.rules.items()}
 
 
 def whole_model_plan(reason: str) -> GradientPlan:
@@ -54,7 +56,8 @@ def whole_model_plan(reason: str) -> GradientPlan:
     return GradientPlan({}, {}, reason)
 
 
-def _name(rule: Any) -> str:
+def name_of_rule(rule: LayerRule) -> str:
+    """What a rule is called where users read it."""
     if isinstance(rule, GeneralRule):
         return "general (vmap of this layer's vector-Jacobian product)"
     return type(rule).__name__

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.agreement import agrees_with_plain_gradients
+from keras_adaclip.gradients.agreement import agreeing
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
@@ -59,18 +59,33 @@ def make_plan(
     return plan
 
 
-def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
+    """The plan that the calls of the layers suggest, compared with nothing; needs no loss.
+
+    Args:
+        model: a built model.
+        rows: two or three examples, as tensors.
+
+    Returns:
+        The plan, and whether training draws random numbers.
+    """
     rules, variables = _assign_rules(model)
+    reason, batched, is_random = _examine_calls(model, rows, rules)
+    if reason is not None:
+        return whole_model_plan(reason), is_random
+    return GradientPlan(rules, variables, None, batched), is_random
+
+
+def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     try:
-        reason, batched, is_random = _examine_calls(model, rows, rules)
-        if reason is not None:
-            return whole_model_plan(reason)
-        plan = GradientPlan(rules, variables, None, batched)
-        if not agrees_with_plain_gradients(model, rows, plan, training=not is_random):
-            return whole_model_plan("layer-wise gradients differ from plain ones on a few rows")
+        plan, is_random = unproven_plan(model, rows)
+        if not plan.is_layerwise:
+            return plan
+        proven = agreeing(model, rows, plan, training=not is_random)
+        reason = "layer-wise gradients differ from plain ones on a few rows"
     except Exception as error:  # Whatever a backend raises, the last resort is still exact.
         return whole_model_plan(f"a layer-wise trial failed with {type(error).__name__}: {error}")
-    return plan
+    return proven or whole_model_plan(reason)
 
 
 def _vectorized_plan(model: keras.Model, rows: Batch) -> GradientPlan:
@@ -78,11 +93,11 @@ def _vectorized_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     try:
         if _examine_calls(model, rows, {})[2]:
             return whole_model_plan("it draws random numbers, which all examples would share")
-        if not agrees_with_plain_gradients(model, rows, plan, training=True):
-            return whole_model_plan("vectorized gradients differ from plain ones on a few rows")
+        proven = agreeing(model, rows, plan, training=True)
+        reason = "vectorized gradients differ from plain ones on a few rows"
     except Exception as error:
         return whole_model_plan(f"a vectorized trial failed with {type(error).__name__}: {error}")
-    return plan
+    return proven or whole_model_plan(reason)
 
 
 def _assign_rules(

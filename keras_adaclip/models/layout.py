@@ -4,6 +4,9 @@ A Poisson draw has another size in every step, and XLA compiles once a shape. So
 to one shape that nearly every draw fits into, and a loop runs over the chunks of it that hold an
 example. XLA's convolutions on CPU are several times slower inside of a loop than outside: for
 models that have some, a batch is padded to one of two shapes instead, and runs in one piece.
+
+Elsewhere a batch runs in chunks as soon as it would fill much more than a cache: what norms and
+sums need of a few examples stays in the cache, and the step takes less memory than a plain one.
 """
 
 import math
@@ -16,6 +19,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
 
+# Numbers that a chunk writes for norms and sums: 128 MiB. Fewer make more rounds of the loop, and
+# more are written to memory and read back.
+_NUMBERS_AT_A_TIME = 1 << 25
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
@@ -53,8 +59,10 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         model: a compiled private model.
         data: what it is trained on.
     """
-    chunk_size = model.optimizer.microbatch_size
     dataset = data.poisson
+    chunk_size = model.optimizer.microbatch_size or usual_chunk_size(
+        model, data.expected_batch_size
+    )
     if dataset is None or not backend.needs_fixed_shapes(model):
         return BatchLayout((), chunk_size)
     if chunk_size is None and model.steps_per_execution == 1 and _has_convolutions(model):
@@ -64,6 +72,22 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         eighth = max(dataset.expected_batch_size // 8, 1)
         chunk_size = min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)
     return BatchLayout((_size(dataset, _ALMOST_ALL, chunk_size),), chunk_size)
+
+
+def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
+    """Rows at a time that stay within a memory that is good for speed, None for all rows.
+
+    Args:
+        model: a compiled private model with a plan.
+        batch_size: the expected number of rows of a batch.
+    """
+    plan = model.gradient_plan
+    numbers = 0 if plan is None else plan.numbers_per_example
+    if numbers == 0 or (backend.needs_fixed_shapes(model) and _has_convolutions(model)):
+        return None
+    most = max(_NUMBERS_AT_A_TIME // numbers, _ROWS_AT_A_TIME)
+    num_chunks = math.ceil(batch_size / most)
+    return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
 
 
 def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:

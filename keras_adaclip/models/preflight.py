@@ -1,14 +1,12 @@
 """What would break the guarantee, found before training starts.
 
-`check` names the layers; `fit` refuses a model with an issue and leaves it as it was.
+`fit` refuses a model with an issue and leaves it as it was.
 """
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import keras
-import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
@@ -41,37 +39,6 @@ class PrivacyIssue:
         return f"{self.layer}: {self.reason} {self.fix}"
 
 
-def check(model: keras.Model) -> list[PrivacyIssue]:
-    """What would break the guarantee if `model` were trained privately.
-
-    Looks at the layers and, where the input shapes are known, runs the model on a few made-up
-    rows: a layer whose output for one row changes with the other rows mixes examples, and state
-    that a forward pass changes would leave the step without noise.
-
-    Args:
-        model: any Keras model; compiled ones are examined with their optimizer and metrics.
-
-    Returns:
-        The issues, each with layer name, reason and fix; empty where none was found.
-
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
-    >>> [issue.layer for issue in check(model)] == [model.layers[0].name]
-    True
-    """
-    issues = layer_issues(model) + _compile_issues(model) + _metric_issues(model)
-    rows = None if issues else _made_up_rows(model)
-    if rows is None:
-        return issues
-    try:
-        return [PrivacyIssue(*found) for found in probe(model, rows).issues]
-    # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
-    except Exception:
-        return []
-
-
 def refuse_unsound_parts(model: keras.Model) -> None:
     """Raises where what `model` consists of shows that training it would not be private.
 
@@ -90,7 +57,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)
-    _refuse(model, layer_issues(model) + _compile_issues(model) + _metric_issues(model))
+    _refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
@@ -164,7 +131,8 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     return issues
 
 
-def _compile_issues(model: keras.Model) -> list[PrivacyIssue]:
+def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
+    """What the options of optimizer and model would do to the guarantee."""
     issues = []
     if hasattr(model, "gradient_plan") and not getattr(type(model).train_step, "is_private", False):
         issues.append(
@@ -189,7 +157,7 @@ def _compile_issues(model: keras.Model) -> list[PrivacyIssue]:
     ]
 
 
-def _metric_issues(model: keras.Model) -> list[PrivacyIssue]:
+def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
     """Metrics that cannot be told to leave out padding, which Keras itself refuses too."""
     issues = []
     metrics = keras_private.compiled_metrics(model) or getattr(model, "given_metrics", [])
@@ -206,22 +174,3 @@ def _metric_issues(model: keras.Model) -> list[PrivacyIssue]:
                 )
             )
     return issues
-
-
-def _made_up_rows(model: keras.Model) -> Batch | None:
-    """Three random rows of the model's input shapes, None where these are unknown."""
-    if not model.built or not getattr(model, "inputs", None):
-        return None
-    generator = np.random.default_rng(0)
-
-    def rows(tensor: Any) -> np.ndarray:
-        shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        if "float" in dtype:
-            return generator.normal(size=shape).astype(dtype)
-        return generator.integers(0, 2, size=shape).astype(dtype)
-
-    structure = getattr(model, "input", None)
-    return Batch(
-        keras.tree.map_structure(rows, model.inputs[0] if structure is None else structure)
-    )

@@ -4,6 +4,7 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 `PrivateSequential`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
 from keras_adaclip.models.augmenting import checked_augmentation
+from keras_adaclip.models.checking import private_summary
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.step import private_step
@@ -251,6 +253,29 @@ class PrivateTraining(Preparation):
                 )
         finally:
             self.optimizer.end_run()  # type: ignore[attr-defined]
+
+    def private_summary(
+        self,
+        x: Any = None,
+        batch_size: int | None = None,
+        print_fn: Callable[[str], Any] = print,
+    ) -> None:
+        """Prints a table that says which way the per-example gradients of each layer take.
+
+        For each layer with trainable weights: the rule, how norms are found (a product of two
+        norms, Gram matrices, gradients written out), and what is held of one example in memory.
+        Before the first `fit`, the table tells what the layers suggest; `fit` compares it with
+        plain gradients on a few rows, and afterwards the table says what was chosen.
+
+        Args:
+            x: a few inputs, for models whose input shapes are not known.
+            batch_size: the expected batch size, for the memory of a step.
+            print_fn: function that takes the text.
+
+        Raises:
+            ValueError: where the input shapes are not known.
+        """
+        private_summary(self, x, batch_size, print_fn)
 
     def train_step(self, *args: Any) -> Any:
         """One private step, in the form that the backend's trainer expects."""

@@ -53,13 +53,19 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         return total, _observe(model, batch, observed, clipping)
 
     size = model.private_chunk_size
-    batch = batch.padded_to_multiple(size)
-    # Padding stands at the end, so the chunks that hold a unit are the first ones.
-    num_units = ops.sum(ops.cast(batch.present, "int32"))
+    is_ragged = backend.slices_any_size(model)
+    if is_ragged:
+        num_units = batch.num_rows
+    else:
+        batch = batch.padded_to_multiple(size)
+        # Padding stands at the end, so the chunks that hold a unit are the first ones.
+        num_units = ops.sum(ops.cast(batch.present, "int32"))
     num_chunks = (num_units + size - 1) // size
 
     def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
-        chunk = batch.rows(index * size, size)
+        left = num_units - index * size
+        of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
+        chunk = batch.rows(index * size, of_chunk if is_ragged else size)
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, plan)
         _observe(model, chunk, observed, clipping)

@@ -209,7 +209,7 @@ TABLES = {
                 lambda: layers.SeparableConv2D(3, 2),
                 "depthwise_kernel",
             ),
-            "separable_one_row": (SEPARABLE, lambda: layers.SeparableConv2D(3, (6, 2))),
+            "separable_one_row": (SEPARABLE, lambda: layers.SeparableConv2D(3, (5, 2))),
         },
     ),
     "transposed_1d": Table(

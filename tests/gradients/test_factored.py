@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_adaclip.gradients.factored import (
+    GroupedOuterProduct,
     Lookup,
     LookupAndProduct,
     Materialized,
     OuterProduct,
     combined,
 )
-from keras_adaclip.gradients.grouped import GroupedOuterProduct
 
 
 def array(*shape, seed=0):

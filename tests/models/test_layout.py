@@ -1,5 +1,7 @@
 """The shapes of a run's batches, and that every layout trains the same model."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -76,6 +78,27 @@ def test_layouts_for_compilers_that_want_few_shapes():
     assert (found.sizes, found.chunk_size) == ((160,), 16)
     # Never more than there are.
     assert layout(private(convolutional), batch_size=1000).sizes == (1000,)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_large_examples_are_processed_in_chunks(sampling):
+    """128 MiB of float32 numbers at a time, for what norms and sums write of an example."""
+    x, y = arrays()
+    model = private(dense)
+    model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
+    plan = model.gradient_plan
+    # Six inputs and one cotangent, and the bias of one.
+    assert plan.numbers_per_example == 8
+    for numbers, chunk_size in ((1 << 18, None), (1 << 19, 50), (1 << 20, 25), (1 << 27, 8)):
+        model.gradient_plan = replace(plan, numbers_per_example=numbers)
+        found = layout(model, sampling)
+        if chunk_size is None and XLA and sampling == "poisson":
+            chunk_size = 16
+        assert found.chunk_size == chunk_size
+    # XLA's convolutions are slow in a loop.
+    model = private(convolutional)
+    model.gradient_plan = replace(plan, numbers_per_example=1 << 27)
+    assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
 
 
 def test_layouts_where_any_shape_will_do():

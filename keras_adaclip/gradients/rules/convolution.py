@@ -6,8 +6,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.grouped import GroupedOuterProduct
+from keras_adaclip import backend
+from keras_adaclip.gradients.factored import (
+    GroupedOuterProduct,
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+)
 from keras_adaclip.gradients.rules.patches import Windows, channels_last
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 
@@ -34,6 +39,9 @@ class ConvolutionRule(LayerRule):
         inputs = channels_last(layer, call.inputs)
         cotangents = ops.cast(channels_last(layer, call.cotangents[0]), "float32")
         size = ops.shape(cotangents)[1:-1]
+        # Patches are many times as large as the input: those of a layer whose turn has not come
+        # would lie about.
+        inputs = backend.after(inputs, cotangents)
         cotangents = ops.reshape(cotangents, (-1, math.prod(size), cotangents.shape[-1]))
         bias = layer.bias if layer.use_bias else None
         return [

@@ -12,8 +12,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.grouped import GroupedOuterProduct
+from keras_adaclip.gradients.factored import (
+    GroupedOuterProduct,
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+)
 from keras_adaclip.gradients.rules.broadcasting import summed_to
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 

@@ -5,7 +5,11 @@ from typing import Any
 
 from keras import ops
 
-from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.factored.outer_product import OuterProduct
+from keras_adaclip.gradients.factored.per_example_gradient import (
+    Materialized,
+    PerExampleGradient,
+)
 
 Tensor = Any
 
@@ -43,6 +47,22 @@ class GroupedOuterProduct(PerExampleGradient):
         self._rows = OuterProduct(
             _groups_as_rows(self.inputs), _groups_as_rows(self.cotangents), self._blocks[1:]
         )
+
+    @property
+    def form(self) -> str:
+        """How the norm is taken."""
+        return self._rows.form
+
+    @property
+    def numbers_held(self) -> int | None:
+        """How many float32 numbers of an example are held."""
+        of_group = self._rows.numbers_held
+        return None if of_group is None else self._blocks[0] * of_group
+
+    @property
+    def numbers_touched(self) -> int:
+        """Those of all groups."""
+        return int(self._blocks[0]) * self._rows.numbers_touched
 
     def squared_norms(self) -> Tensor:
         """The sum of the groups' squared norms."""

@@ -1,0 +1,18 @@
+"""The kinds of per-example gradients, each with its cheapest norm and weighted sum."""
+
+from keras_adaclip.gradients.factored.combining import combined, shifted_and_scaled
+from keras_adaclip.gradients.factored.grouped import GroupedOuterProduct
+from keras_adaclip.gradients.factored.lookup import Lookup, LookupAndProduct
+from keras_adaclip.gradients.factored.outer_product import OuterProduct
+from keras_adaclip.gradients.factored.per_example_gradient import Materialized, PerExampleGradient
+
+__all__ = [
+    "GroupedOuterProduct",
+    "Lookup",
+    "LookupAndProduct",
+    "Materialized",
+    "OuterProduct",
+    "PerExampleGradient",
+    "combined",
+    "shifted_and_scaled",
+]

@@ -1,0 +1,75 @@
+"""The table of a model's layers and the ways that their gradients take."""
+
+from collections.abc import Sequence
+
+import keras
+
+from keras_adaclip.gradients import Batch, GradientPlan, LayerWay, layer_ways
+
+_TITLES = ("Layer", "Rule", "Norms", "Memory")
+_WIDTHS = (33, 22, 15, 10)
+
+
+def summary(model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time: int | None) -> str:
+    """The table, and what the whole takes.
+
+    Args:
+        model: a built model.
+        rows: a few examples, for shapes.
+        plan: the model's plan.
+        rows_at_a_time: how many examples are processed at a time, None where that is not known.
+    """
+    ways = layer_ways(model, rows, plan)
+    if plan.is_layerwise:
+        text = "All examples at once, layer by layer."
+    elif plan.is_vectorized:
+        text = "All examples at once, each with its whole gradient."
+    else:
+        text = f"One example after another: {plan.whole_model_reason}."
+    if plan.is_one_by_one or any(way.bytes_per_example is None for way in ways):
+        return f"{as_table(ways)}\n\n{text}"
+    held = sum(way.bytes_per_example or 0 for way in ways)
+    text += f"\nBetween norms and sums an example takes {as_bytes(held)}"
+    if rows_at_a_time is not None:
+        text += f", {rows_at_a_time:,} at a time {as_bytes(rows_at_a_time * held)}"
+    return f"{as_table(ways)}\n\n{text}."
+
+
+def as_table(ways: Sequence[LayerWay]) -> str:
+    """The ways, a layer a line, 80 columns wide.
+
+    Args:
+        ways: those of a model's layers.
+    """
+    lines = [_TITLES] + [
+        (
+            f"{way.layer} ({way.kind})",
+            way.rule.split(" ")[0].removesuffix("Rule"),
+            way.norms,
+            as_bytes(way.bytes_per_example),
+        )
+        for way in ways
+    ]
+    return "\n".join(_line(cells) for cells in lines)
+
+
+def as_bytes(number: int | None) -> str:
+    """A number of bytes in the largest unit of which there is at least one."""
+    if number is None:
+        return "by length"
+    value = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024.0:
+            return f"{value:.3g} {unit}"
+        value /= 1024.0
+    return f"{value:.3g} GiB"
+
+
+def _line(cells: Sequence[str]) -> str:
+    shortened = [
+        cell if len(cell) < width else f"{cell[: width - 2]}…"
+        for cell, width in zip(cells, _WIDTHS, strict=True)
+    ]
+    return "".join(
+        f"{cell:<{width}}" for cell, width in zip(shortened, _WIDTHS, strict=True)
+    ).rstrip()

@@ -1,0 +1,69 @@
+"""A function mapped over the rows of a batch, and the gradients through it."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_adaclip import backend
+
+
+def rows(seed=0, size=5):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(size, 3)).astype("float32"), rng.integers(0, 3, size)
+
+
+def loss_of_row(values):
+    """A loss that picks one number of a row, and something that nobody differentiates."""
+    row, label = values
+    picked = ops.take(row, label)
+    return [ops.square(picked) * ops.sum(row), ops.max(row)]
+
+
+def differentiated(x, labels, weights):
+    """Rows of losses and maxima, and the gradient of the weighted losses by the rows."""
+    variable = keras.Variable(x)
+
+    def total():
+        losses, largest = backend.map_examples(loss_of_row, [variable.value, labels])
+        return ops.sum(losses * weights), (losses, largest)
+
+    (losses, largest), (gradient,) = backend.gradients_of(total, [variable], [variable])
+    return [ops.convert_to_numpy(part) for part in (losses, largest, gradient)]
+
+
+def test_rows_and_gradients_are_those_of_each_row_alone():
+    x, labels = rows()
+    weights = np.arange(1.0, 6.0, dtype="float32")
+    losses, largest, gradient = differentiated(
+        x, ops.convert_to_tensor(labels), ops.convert_to_tensor(weights)
+    )
+    picked, sums = x[np.arange(5), labels], x.sum(axis=1)
+    np.testing.assert_allclose(losses, picked**2 * sums, rtol=1e-5)
+    np.testing.assert_allclose(largest, x.max(axis=1), rtol=1e-6)
+    expected = np.repeat((picked**2)[:, None], 3, axis=1)
+    expected[np.arange(5), labels] += 2 * picked * sums
+    np.testing.assert_allclose(gradient, weights[:, None] * expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about TensorFlow's XLA")
+def test_xla_compiles_once_for_rows_of_one_shape():
+    """Rows must not be taken for constants, or every step of training compiles anew."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def gradient(x, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(backend.map_examples(loss_of_row, [x, labels])[0])
+        return tape.gradient(total, x)
+
+    seconds = []
+    for seed in range(6):
+        tensors = [tf.constant(value) for value in rows(seed)]
+        start = time.perf_counter()
+        gradient(*tensors)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds[1:]) < seconds[0] / 20
