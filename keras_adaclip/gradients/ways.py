@@ -25,7 +25,7 @@ class LayerWay:
 
     Args:
         layer: name of the layer.
-        kind: name of its class.
+        kind: name of its class, empty for the whole model.
         rule: what turns its inputs and cotangents into per-example gradients.
         norms: how the norm of its largest gradient is found.
         bytes_per_example: what is held of one example between norms and sums: its gradients where
@@ -52,7 +52,7 @@ def layer_ways(model: keras.Model, rows: Batch, plan: GradientPlan) -> list[Laye
         size = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         way = "vectorized" if plan.is_vectorized else "one by one"
         held = _FLOAT32_BYTES * size if plan.is_vectorized else 0
-        return [LayerWay("(whole model)", type(model).__name__, way, "written out", held)]
+        return [LayerWay("(whole model)", "", way, "written out", held)]
     parts = _parts(model, rows, plan)
     return [
         _way(layer, name_of_rule(rule), [parts[id(v)] for v in own if id(v) in parts])

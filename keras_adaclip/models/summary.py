@@ -1,6 +1,7 @@
 """The table of a model's layers and the ways that their gradients take."""
 
 from collections.abc import Sequence
+from textwrap import fill
 
 import keras
 
@@ -25,7 +26,7 @@ def summary(model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time:
     elif plan.is_vectorized:
         text = "All examples at once, each with its whole gradient."
     else:
-        text = f"One example after another: {plan.whole_model_reason}."
+        text = fill(f"One example after another: {plan.whole_model_reason}.", 80)
     if plan.is_one_by_one or any(way.bytes_per_example is None for way in ways):
         return f"{as_table(ways)}\n\n{text}"
     held = sum(way.bytes_per_example or 0 for way in ways)
@@ -43,8 +44,8 @@ def as_table(ways: Sequence[LayerWay]) -> str:
     """
     lines = [_TITLES] + [
         (
-            f"{way.layer} ({way.kind})",
-            way.rule.split(" ")[0].removesuffix("Rule"),
+            f"{way.layer} ({way.kind})" if way.kind else way.layer,
+            way.rule.split(" (")[0].removesuffix("Rule"),
             way.norms,
             as_bytes(way.bytes_per_example),
         )
