@@ -8,7 +8,7 @@ from typing import Any
 from suite import Benchmark
 
 Train = Callable[[int], Callable[[], Any]]
-"""Prepares data for a number of steps; the function that it returns runs them and waits for them."""
+"""Prepares data for a number of steps; what it returns runs them and waits for them."""
 
 
 class NotAvailableError(Exception):

@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "model": options.model,
         "framework": options.framework,
         "device": options.device,
-        "clock": "processor, one core" if options.pin else "wall",
+        "clock": "processor time, one core" if options.pin else "wall time",
         "versions": versions(framework.packages),
     }
     if options.memory:
