@@ -75,7 +75,8 @@ def set_up_process(options: argparse.Namespace) -> None:
         os.environ.update({"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"})
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if options.pin:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        if hasattr(os, "sched_setaffinity"):  # not on macOS
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.environ.update(dict.fromkeys(_THREADS, "1"))
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_XLA_THREAD}".strip()
     # Some ways take more memory than there is: this process goes first, and no other.

@@ -44,6 +44,8 @@ class Options:
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says, at most 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0] == "in user code:":  # TensorFlow's own traceback: the error ends it
+        return lines[-1][:200]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 

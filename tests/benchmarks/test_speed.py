@@ -106,6 +106,21 @@ def test_turns_repeats_and_errors():
     assert [way for way, _ in log][-7:] == ["plain", "plain", "scan", *["plain"] * 4]
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("\nshape (3,)\nis wrong"), "ValueError: shape (3,)"),
+        (
+            TypeError("in user code:\n\n  File x, line 3\n\n  TypeError: no loop\n"),
+            "TypeError: no loop",
+        ),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+    ],
+)
+def test_errors_are_told_in_one_line(error, line):
+    assert turns.first_line(error) == line
+
+
 def test_memory_is_told_or_the_error():
     arrays = []
     options = [lambda: arrays.append(bytearray(2**26)), lambda: 1 / 0]
