@@ -10,7 +10,7 @@ from suite import Benchmark
 
 import keras_adaclip as ka
 
-_NO_XLA = "-no-xla"
+_XLA = "-xla"
 
 
 def framework(name: str) -> Framework:
@@ -34,10 +34,11 @@ def build(benchmark: Benchmark, way: str) -> Train:
 
     Args:
         benchmark: the model.
-        way: "plain", "shuffle", "poisson" or "vectorized", with "-no-xla" for
-            `jit_compile=False`; without, Keras decides ("auto").
+        way: "plain", "shuffle", "poisson" or "vectorized", with "-xla" for
+            `jit_compile=True`. Without, Keras decides ("auto"): JAX compiles always, TensorFlow not
+            where it has a CPU only, PyTorch never.
     """
-    kind = way.removesuffix(_NO_XLA)
+    kind = way.removesuffix(_XLA)
     optimizer: Any = keras.optimizers.SGD(0.01)
     make: Callable[..., keras.Model] = keras.Model
     if kind != "plain":
@@ -49,7 +50,7 @@ def build(benchmark: Benchmark, way: str) -> Train:
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=False if way.endswith(_NO_XLA) else "auto",
+        jit_compile=True if way.endswith(_XLA) else "auto",
     )
     sampling = {"plain": None, "poisson": "poisson"}.get(kind, "shuffle")
     arguments = {} if sampling is None else {"sampling": sampling}

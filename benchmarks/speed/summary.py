@@ -13,7 +13,7 @@ from framework import BACKENDS, PEERS, WAYS
 from results import Record
 from suite import SUITE
 
-_NO_XLA = "-no-xla"
+_XLA = "-xla"
 RIVALS = {
     "tensorflow": "tensorflow-privacy",
     "jax": "jax-privacy",
@@ -28,7 +28,7 @@ def kinds(framework: str) -> list[str]:
     Args:
         framework: a key of `MODULES`.
     """
-    return [way for way in WAYS[framework] if not way.endswith(_NO_XLA)]
+    return [way for way in WAYS[framework] if not way.endswith(_XLA)]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -127,7 +127,7 @@ class Summary:
         """
         found = {
             way: milliseconds
-            for way in (kind, kind + _NO_XLA)
+            for way in (kind, kind + _XLA)
             if (milliseconds := self.milliseconds_of_way(model, framework, way)) is not None
         }
         return min(found, key=found.__getitem__) if found else None

@@ -65,8 +65,8 @@ def _conditions(summary: Summary, machine: dict[str, Any], clock: str) -> str:
         f"{', '.join(f'{name} {number}' for name, number in packages.items())} (where "
         "environments differ, the first).\n\n"
         "Written by `python benchmarks/speed/report.py` from `results.json`; how it was measured "
-        "stands in `README.md`. On TensorFlow a number is that of the faster of "
-        '`jit_compile="auto"` and `False`, for the plain step as for the private ones.'
+        "stands in `README.md`. On TensorFlow a number is that of the faster of without XLA and "
+        "with XLA, for the plain step as for the private ones."
     )
 
 
@@ -196,10 +196,10 @@ def _xla(summary: Summary) -> list[str]:
     columns = [("tensorflow", way) for way in WAYS["tensorflow"]]
     head = [
         "model, batch",
-        *(w.replace("-no-xla", ", `False`") if "-" in w else f'{w}, `"auto"`' for _, w in columns),
+        *(w.replace("-xla", ", XLA") for _, w in columns),
     ]
     return [
-        "## TensorFlow by `jit_compile`, milliseconds",
+        "## TensorFlow without and with XLA, milliseconds",
         table(head, _by_model(summary, columns, summary.milliseconds_of_way, 1)),
     ]
 

@@ -37,15 +37,15 @@ def build(benchmark: Benchmark, way: str) -> Train:
         benchmark: the model.
         way: "plain", "fast" (`DPModel` with the registry of layers that have a rule for norms),
             "model" (`DPModel` without) or "vectorized" (`VectorizedDPKerasSGDOptimizer`); with
-            "-no-xla" a `DPModel` with `use_xla=False`, which is often faster on CPU.
+            "-xla" a `DPModel` with `use_xla=True`, its default, which is often slower on CPU.
     """
     inputs, outputs = benchmark.build(tf_keras)
     optimizer: Any = tf_keras.optimizers.SGD(0.01)
     reduction = tf_keras.losses.Reduction.AUTO
     model: tf_keras.Model
-    kind = way.removesuffix("-no-xla")
+    kind = way.removesuffix("-xla")
     if kind in ("fast", "model"):
-        model = _private_model(inputs, outputs, kind == "fast", use_xla=kind == way)
+        model = _private_model(inputs, outputs, kind == "fast", use_xla=kind != way)
     else:
         model = tf_keras.Model(inputs, outputs)
     if way == "vectorized":
