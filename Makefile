@@ -10,11 +10,13 @@
 #   WORKERS            test processes at a time                   (number of cores, at most 4)
 #   PYTEST_FLAGS       more options for every pytest, e.g. PYTEST_FLAGS="-k quantile"
 #   DEMO_FLAGS         options for the example that `make demo` runs
+#   BENCH_FLAGS        options for `make bench`, e.g. BENCH_FLAGS="--make-environments .venv-peers"
 
 TORCH_REQUIREMENT ?= torch==2.13.0
 TORCH_PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 DEMO_FLAGS ?=
+BENCH_FLAGS ?=
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
              if [ "$$n" -gt 4 ]; then echo 4; else echo "$$n"; fi)
 
@@ -25,6 +27,7 @@ GOLDEN := $(CURDIR)/build/golden
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 TFP_VENV := .venv-tensorflow-privacy
+PEERS_VENV := .venv-peers
 
 # Tests that no backend has a part in: they run once, the others once a backend.
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting)
@@ -33,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal
 
 .PHONY: help demo demo-smoke test checks venv lint types test-core test-tensorflow test-jax test-torch \
-        test-golden test-tensorflow-privacy docs clean
+        test-golden test-tensorflow-privacy bench docs clean
 .NOTPARALLEL:
 
 help:
@@ -41,7 +44,7 @@ help:
 	@echo "make test    lint, types, and the tests on TensorFlow, JAX and PyTorch"
 	@echo "Parts of it: make lint | types | test-core | test-tensorflow | test-jax | test-torch | test-golden |"
 	@echo "             test-tensorflow-privacy"
-	@echo "Others:      make demo-smoke | venv | docs | clean"
+	@echo "Others:      make demo-smoke | bench | venv | docs | clean"
 
 # ---- the two commands -------------------------------------------------------------------------------
 
@@ -143,6 +146,13 @@ test-tensorflow-privacy: $(TFP_VENV)/.installed
 	@echo "==> Tests beside TensorFlow Privacy"
 	@KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations
 
+# ---- speed --------------------------------------------------------------------------------------------
+
+# Hours, on a machine that does nothing else; goes on where it was stopped. See benchmarks/speed/README.md.
+bench: $(VENV)/.installed-test
+	@echo "==> Benchmark of speed and memory"
+	@TORCH_PIP_FLAGS="$(TORCH_PIP_FLAGS)" $(BIN)/python benchmarks/speed/bench.py $(BENCH_FLAGS)
+
 # ---- the rest ---------------------------------------------------------------------------------------
 
 docs: $(VENV)/.installed-docs
@@ -150,5 +160,5 @@ docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(TFP_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

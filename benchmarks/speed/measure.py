@@ -1,126 +1,135 @@
-"""Times one model on one backend: plain Keras beside private training, in turns.
+"""Measures one model in one framework: its plain step beside its private ones, in turns.
 
-    KERAS_BACKEND=jax python benchmarks/speed/measure.py cnn-256 --pin
+    python benchmarks/speed/measure.py cnn-256 --framework jax --pin
+    python benchmarks/speed/measure.py cnn-256 --framework jax --pin --ways shuffle --memory
 
-prints one JSON object. The time of a step is the difference of two calls of `fit` of different
-lengths, so that what a call costs once does not count. It is taken in processor seconds on one
-pinned core: two threads that wait for each other, or for other programs, make wall time jump.
+prints one JSON object. Times are in processor seconds on one pinned core: two threads that wait for
+each other, or for other programs, make wall time jump. On a GPU it is the wall time that counts.
+Without `--framework`, the backend that KERAS_BACKEND names. `bench.py` runs this for everything.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import platform
-import resource
-import statistics
+import sys
 import time
-from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-WAYS = ("plain", "private", "poisson")
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+from framework import BACKENDS, MODULES, WAYS, load
+from suite import SUITE
+from turns import Options, median, peak_memory, time_ways
+
+_THREADS = (
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+)
 _ONE_XLA_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
-def parse_options() -> argparse.Namespace:
-    """The command line."""
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line.
+
+    Args:
+        arguments: instead of those of the process.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("model", help="a key of `SUITE`")
-    add("--ways", nargs="+", choices=WAYS, default=WAYS)
-    add("--repeats", type=int, default=5, help="measurements of each way (%(default)s)")
-    add("--seconds", type=float, default=3.0, help="of plain training a measurement (%(default)s)")
-    add("--steps", type=int, default=60, help="the most steps a measurement (%(default)s)")
+    add("model", choices=SUITE)
+    add("--framework", choices=MODULES, default=os.environ.get("KERAS_BACKEND", "tensorflow"))
+    add("--ways", nargs="+", help="by default all ways of the framework")
+    add("--memory", action="store_true", help="peak memory of one way instead of times")
+    add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--pin", action="store_true", help="one core, one thread, processor time")
-    add("--jit", choices=("auto", "yes", "no"), default="auto", help="Keras's `jit_compile`")
-    return parser.parse_args()
+    add("--repeats", type=int, default=5, help="measurements of each way (%(default)s)")
+    add("--seconds", type=float, default=2.0, help="of training a measurement (%(default)s)")
+    add("--steps", type=int, default=60, help="the most steps a measurement (%(default)s)")
+    add("--limit", type=float, default=120.0, help="most seconds for a first step (%(default)s)")
+    options = parser.parse_args(arguments)
+    options.ways = options.ways or list(WAYS[options.framework])
+    if unknown := sorted(set(options.ways) - set(WAYS[options.framework])):
+        parser.error(f"{options.framework} knows {WAYS[options.framework]}, not {unknown}")
+    if options.memory and len(options.ways) != 1:
+        parser.error("--memory measures one way a process: name it with --ways")
+    if options.pin and options.device == "gpu":
+        parser.error("--pin is for the CPU")
+    return options
 
 
-def pin() -> None:
-    """One core and one thread, before a framework is imported."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_XLA_THREAD}".strip()
+def set_up_process(options: argparse.Namespace) -> None:
+    """The device, the backend, one core and one thread, before a framework is imported.
+
+    Args:
+        options: the command line.
+    """
+    if options.framework in BACKENDS:
+        os.environ["KERAS_BACKEND"] = options.framework
+    if options.device == "cpu":
+        os.environ.update({"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"})
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if options.pin:
+        if hasattr(os, "sched_setaffinity"):  # not on macOS
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.environ.update(dict.fromkeys(_THREADS, "1"))
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_XLA_THREAD}".strip()
+    # Some ways take more memory than there is: this process goes first, and no other.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The times of every way, and what they were taken with."""
-    import keras
-    from suite import SUITE
+    """The times or the memory of the ways, and what they were taken with.
 
-    import keras_adaclip as ka
-
+    Args:
+        options: the command line.
+    """
+    framework = load(options.framework)
+    if options.pin:
+        framework.limit_threads()
     benchmark = SUITE[options.model]
-    clock = time.process_time if options.pin else time.perf_counter
-    if options.pin and keras.backend.backend() == "torch":
-        import torch
-
-        torch.set_num_threads(1)
-
-    def model_for(way: str) -> keras.Model:
-        optimizer: Any = keras.optimizers.SGD(0.01)
-        make: Callable[..., keras.Model] = keras.Model
-        if way != "plain":
-            make = ka.PrivateModel
-            optimizer = ka.optimizers.DPOptimizer(optimizer, clipping=1.0, noise_multiplier=1.0)
-        model = make(*benchmark.build())
-        model.compile(
-            optimizer=optimizer,
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            jit_compile={"auto": "auto", "yes": True, "no": False}[options.jit],
-        )
-        return model
-
-    def seconds(model: keras.Model, way: str, num_steps: int) -> float:
-        x, y = benchmark.data(benchmark.batch_size * num_steps)
-        sampling = {"private": "shuffle", "poisson": "poisson"}.get(way)
-        arguments = {} if sampling is None else {"sampling": sampling}
-        start = clock()
-        model.fit(x, y, batch_size=benchmark.batch_size, verbose=0, **arguments)
-        return clock() - start
-
-    models = {way: model_for(way) for way in options.ways}
-    first = {way: seconds(model, way, 2) for way, model in models.items()}
-    slowest = max(seconds(model, way, 2) / 2 for way, model in models.items())
-    num_steps = max(4, min(options.steps, round(options.seconds / slowest)))
-    times: dict[str, list[float]] = {way: [] for way in models}
-    for _ in range(options.repeats):
-        for way, model in models.items():
-            short, long = seconds(model, way, 2), seconds(model, way, 2 + num_steps)
-            times[way].append((long - short) / num_steps)
-    private = next((model for way, model in models.items() if way != "plain"), None)
-    return {
+    about = {
         "model": options.model,
-        "title": benchmark.title,
-        "batch_size": benchmark.batch_size,
-        "backend": keras.backend.backend(),
-        "jit": options.jit,
-        "clock": "processor, one core" if options.pin else "wall",
-        "milliseconds": {way: 1e3 * statistics.median(each) for way, each in times.items()},
-        "all_milliseconds": {way: [1e3 * value for value in each] for way, each in times.items()},
-        "seconds_of_first_call": first,
-        "steps_a_measurement": num_steps,
-        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "ways": None if private is None else sorted(set(private.gradient_plan.describe().values())),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            name: version(name)
-            for name in (
-                "keras",
-                {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}[
-                    keras.backend.backend()
-                ],
-            )
-        },
+        "framework": options.framework,
+        "device": options.device,
+        "clock": "processor time, one core" if options.pin else "wall time",
+        "versions": versions(framework.packages),
     }
+    if options.memory:
+        (way,) = options.ways
+        memory = peak_memory(framework, benchmark, way, options.limit)
+        return {**about, "memory": {way: memory}}
+    clock = time.process_time if options.pin else time.perf_counter
+    times = time_ways(
+        framework,
+        benchmark,
+        options.ways,
+        Options(options.repeats, options.seconds, options.steps, options.limit, clock),
+    )
+    medians = {way: median(result) for way, result in times.items()}
+    return {**about, "times": times, "medians": medians}
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """The versions of the interpreter and of the packages that are installed.
+
+    Args:
+        packages: names of distributions.
+    """
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 if __name__ == "__main__":
     given = parse_options()
-    if given.pin:
-        pin()
+    set_up_process(given)
     print(json.dumps(measure(given)))

@@ -1,0 +1,140 @@
+"""Measures the suite in every framework that is installed, and writes the report.
+
+    make bench                                              # or, in an environment of this package:
+    python benchmarks/speed/bench.py                        # the three backends, peers if installed
+    python benchmarks/speed/bench.py --make-environments .venv-peers     # makes the peers' first
+    python benchmarks/speed/bench.py --models cnn-256 --frameworks jax opacus --quick
+
+Each measurement is a process of its own, one at a time. Rounds go over everything, so that a noisy
+minute hits all alike, and the results are written after each process: a second call goes on where
+the first was stopped.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import environments
+import report
+from framework import BACKENDS, MODULES, PEERS, WAYS
+from results import ResultsFile, machine, revision
+from suite import SUITE
+from workers import Settings, run
+
+_HERE = Path(__file__).parent
+
+
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line.
+
+    Args:
+        arguments: instead of those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", nargs="+", choices=SUITE, default=[*SUITE])
+    add("--frameworks", nargs="+", choices=MODULES, help="backends and peers; default: all")
+    add("--backends", nargs="*", choices=BACKENDS, default=BACKENDS)
+    add("--peers", nargs="*", choices=PEERS, default=PEERS)
+    add("--ways", nargs="+", choices=sorted({way for ways in WAYS.values() for way in ways}))
+    add("--environments", type=Path, default=environments.ROOT / ".venv-peers", metavar="DIR")
+    add("--make-environments", type=Path, metavar="DIR", help="make what is missing there, use it")
+    add("--output", type=Path, default=_HERE / "results.json", metavar="FILE")
+    add("--rounds", type=int, default=3, help="processes for each model and framework")
+    add("--repeats", type=int, default=3, help="measurements of each way a process")
+    add("--seconds", type=float, default=2.0, help="of training a measurement")
+    add("--steps", type=int, default=60, help="the most steps a measurement")
+    add("--limit", type=float, default=120.0, help="most seconds for one step")
+    add("--no-memory", action="store_true", help="times only")
+    add("--device", choices=("cpu", "gpu"), default="cpu")
+    add("--no-pin", action="store_true", help="all cores and wall time, also on the CPU")
+    add("--quick", action="store_true", help="one round of very few steps: does it run?")
+    add("--dry-run", action="store_true", help="only print what would run")
+    options = parser.parse_args(arguments)
+    if options.frameworks:
+        options.backends = [name for name in options.frameworks if name in BACKENDS]
+        options.peers = [name for name in options.frameworks if name in PEERS]
+    options.environments = options.make_environments or options.environments
+    if options.quick:
+        options.rounds, options.repeats, options.seconds, options.steps = 1, 1, 0.3, 4
+    return options
+
+
+def frameworks(options: argparse.Namespace) -> dict[str, Path]:
+    """The interpreter for each framework that can be measured.
+
+    Args:
+        options: the command line.
+    """
+    found = {name: Path(sys.executable) for name in options.backends}
+    for peer in options.peers:
+        if options.make_environments is not None and not options.dry_run:
+            environments.make(options.environments, peer, options.device)
+        if environments.is_made(options.environments, peer):
+            found[peer] = environments.interpreter(options.environments, peer)
+        else:
+            print(f"Not installed, and left out: {peer} (--make-environments DIR makes it)")
+    return found
+
+
+def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
+    """Runs every process that the results lack.
+
+    Args:
+        options: the command line.
+        results: where records are added.
+    """
+    settings = Settings(
+        repeats=options.repeats,
+        seconds=options.seconds,
+        steps=options.steps,
+        limit=options.limit,
+        device=options.device,
+        pin=options.device == "cpu" and not options.no_pin,
+    )
+    found = frameworks(options)
+    # Memory comes last: a median of times needs every round, a peak one process.
+    rounds = [*range(options.rounds), *([] if options.no_memory else [None])]
+    planned = [(r, model, name) for r in rounds for model in options.models for name in found]
+    for index, (round_number, model, name) in enumerate(planned, 1):
+        kind = "memory" if round_number is None else "times"
+        done = results.measured(kind, model, name, round_number)
+        failed = results.errors("times", model, name) | results.errors("memory", model, name)
+        ways = [
+            way
+            for way in WAYS[name]
+            if (options.ways is None or way in options.ways) and way not in done | failed.keys()
+        ]
+        if not ways:
+            continue
+        if kind == "times":  # ratios are taken within a process: a plain step is always there
+            ways += [way for way in WAYS[name] if way.startswith("plain") and way not in ways]
+        label = "memory" if round_number is None else f"round {round_number + 1}"
+        print(f"[{index}/{len(planned)}] {label}: {model}, {name}: {', '.join(ways)}", flush=True)
+        if options.dry_run:
+            continue
+        start = time.time()
+        for record in run(found[name], name, model, ways, kind, settings):
+            results.add({**record, "round": round_number, "revision": revision()})
+        print(f"    {time.time() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Measures, then writes the report beside the results."""
+    options = parse_options()
+    results = ResultsFile(options.output)
+    here = machine()
+    if results.records and results.machine != here:
+        sys.exit(f"{options.output} is of another machine: give another --output")
+    results.machine = here
+    measure_all(options, results)
+    if results.records and not options.dry_run:
+        for path in report.write(results, options.output):
+            print(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    main()
