@@ -16,14 +16,17 @@ after = _module.after
 differentiate_at_taps = _module.differentiate_at_taps
 evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
+free_memory = _module.free_memory
 gaussian = _module.gaussian
 gradients_of = _module.gradients_of
 keep_variables = _module.keep_variables
 loop_over_chunks = _module.loop_over_chunks
 loops_in_python = _module.loops_in_python
+memory_in_use = _module.memory_in_use
 map_examples = _module.map_examples
 needs_fixed_shapes = _module.needs_fixed_shapes
 outside_random_state = _module.outside_random_state
+peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
 slices_any_size = _module.slices_any_size
 trace = _module.trace
@@ -36,14 +39,17 @@ __all__ = [
     "differentiate_at_taps",
     "evaluate",
     "evaluate_each",
+    "free_memory",
     "gaussian",
     "gradients_of",
     "keep_variables",
     "loop_over_chunks",
     "loops_in_python",
     "map_examples",
+    "memory_in_use",
     "needs_fixed_shapes",
     "outside_random_state",
+    "peak_memory",
     "per_example_layer_gradients",
     "slices_any_size",
     "trace",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import host_memory, keras_private
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
@@ -170,6 +170,37 @@ def evaluate_each(
     return [
         keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
     ]
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """The bytes that `function` takes beyond `memory_in_use`, as the compiler plans it."""
+    variables = list(variables)
+
+    def pure(values: list[Tensor], argument: Any) -> Any:
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return function(argument)
+
+    values = [variable.value for variable in variables]
+    plan = jax.jit(pure).lower(values, argument).compile().memory_analysis()
+    return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
+
+
+def memory_in_use() -> int:
+    """Nothing: the compiler's plan is for one function."""
+    return 0
+
+
+def free_memory() -> int:
+    """The bytes that may still be taken on the device."""
+    statistics = jax.devices()[0].memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return host_memory.free_memory()
+    return int(statistics["bytes_limit"] - statistics["bytes_in_use"])
 
 
 def trace(function: Callable[[], Any]) -> None:

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import torch
 
+from keras_adaclip.backend import host_memory
+
 Tensor = Any
 
 
@@ -185,6 +187,38 @@ def evaluate_each(
 ) -> list[Any]:
     """`evaluate` for several arguments of `function`."""
     return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """The most bytes in use while `function` runs, on the device or else on the machine."""
+
+    def run() -> None:
+        evaluate(lambda: function(argument), variables)
+
+    if not torch.cuda.is_available():
+        return host_memory.peak_during(run)
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def memory_in_use() -> int:
+    """The bytes in use, on the device or else on the machine."""
+    if not torch.cuda.is_available():
+        return host_memory.in_use()
+    return int(torch.cuda.memory_allocated())
+
+
+def free_memory() -> int:
+    """The bytes that may still be taken on the device."""
+    if not torch.cuda.is_available():
+        return host_memory.free_memory()
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def trace(function: Callable[[], Any]) -> None:

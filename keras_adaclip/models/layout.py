@@ -16,6 +16,7 @@ import keras
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.models.microbatches import largest_microbatch
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
 
@@ -60,9 +61,11 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         data: what it is trained on.
     """
     dataset = data.poisson
-    chunk_size = model.optimizer.microbatch_size or usual_chunk_size(
-        model, data.expected_batch_size
-    )
+    chunk_size = model.optimizer.microbatch_size
+    if chunk_size == "auto":
+        chunk_size = _fitting_chunk_size(model, data)
+    elif chunk_size is None:
+        chunk_size = usual_chunk_size(model, data.expected_batch_size)
     if dataset is None or not backend.needs_fixed_shapes(model):
         return BatchLayout((), chunk_size)
     if chunk_size is None and model.steps_per_execution == 1 and _has_convolutions(model):
@@ -88,6 +91,16 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     most = max(_NUMBERS_AT_A_TIME // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
+
+
+def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
+    """What `largest_microbatch` finds, once for each batch size."""
+    dataset = data.poisson
+    most = data.expected_batch_size if dataset is None else _size(dataset, _ALMOST_ALL, 1)
+    known = model.fitting_chunk_sizes
+    if most not in known:
+        known[most] = largest_microbatch(model, data.rows, most)
+    return known[most]
 
 
 def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:

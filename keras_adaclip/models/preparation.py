@@ -3,6 +3,8 @@
 A mixin without a Keras base, between what a model has spent and what trains it.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -23,6 +25,7 @@ class Preparation(PrivacySpending):
         gradient_plan: which way each layer takes; None until the model was examined.
         private_chunk_size: number of examples that are processed at a time; None takes them all.
         private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
+        fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
         fit_augmentation: how the running `fit` augments its examples, if it does.
     """
 
@@ -30,6 +33,7 @@ class Preparation(PrivacySpending):
     private_chunk_size: int | None = None
     private_diagnostics: dict[str, Any] | None = None
     fit_augmentation: Augmentation | None = None
+    fitting_chunk_sizes: Mapping[int, int | None] = MappingProxyType({})
 
     def _require_compiled(self) -> None:
         if not self.compiled or not isinstance(self.optimizer, DPOptimizer):  # type: ignore[attr-defined]

@@ -82,6 +82,8 @@ class PrivateTraining(Preparation):
             auto_scale_loss=False,
         )
         self.gradient_plan = None
+        # Untracked by Keras, so that it stays a plain dictionary.
+        keras_private.set_attribute(self, "fitting_chunk_sizes", {})
         given = keras.tree.flatten([metrics or [], weighted_metrics or []])
         objects = [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
         keras_private.set_attribute(self, "given_metrics", objects)

@@ -24,6 +24,7 @@ from keras_adaclip.optimizers.validation import (
     check_split,
     checked_gradient_method,
     checked_inner_optimizer,
+    checked_memory_limit,
     checked_microbatch_size,
     checked_seed,
 )
@@ -48,8 +49,11 @@ class DPOptimizer(AccountedOptimizer):
             accountant sees. 0 means no privacy, and epsilon is then infinite. A schedule from
             `keras_adaclip.schedules` is evaluated at the first step of each epoch, for all of
             the epoch, and each epoch is accounted with the number that it ran with.
-        microbatch_size: number of examples that are processed at a time; None lets the step
-            decide. Changes memory and speed, not the result.
+        microbatch_size: number of examples that are processed at a time. None lets the step
+            decide, for speed. `"auto"` tries what fits `memory_limit` before training starts.
+            Changes memory and speed, not the result.
+        memory_limit: bytes that norms and sums may take with `microbatch_size="auto"`; None
+            stands for half of the memory that is free.
         gradient_method: `"auto"` takes the clipped sums layer by layer where that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
             the latter; `"vectorized"` writes out the whole gradient of every example, which takes
@@ -88,7 +92,8 @@ class DPOptimizer(AccountedOptimizer):
         clipping: Any = 1.0,
         *,
         noise_multiplier: Any,
-        microbatch_size: int | None = None,
+        microbatch_size: int | str | None = None,
+        memory_limit: int | None = None,
         gradient_method: str = "auto",
         seed: int | None = None,
         name: str | None = None,
@@ -96,6 +101,7 @@ class DPOptimizer(AccountedOptimizer):
         super().__init__(checked_inner_optimizer(optimizer), noise_multiplier, name)
         self._clipping = clipping_strategies.get(clipping)
         self.microbatch_size = checked_microbatch_size(microbatch_size)
+        self.memory_limit = checked_memory_limit(memory_limit, self.microbatch_size)
         self.gradient_method = checked_gradient_method(gradient_method)
         self.seed = checked_seed(seed)
         self._is_for_private_model = False
@@ -253,6 +259,7 @@ class DPOptimizer(AccountedOptimizer):
             if isinstance(self.noise_multiplier, float)
             else serialize(self.noise_multiplier),
             "microbatch_size": self.microbatch_size,
+            "memory_limit": self.memory_limit,
             "gradient_method": self.gradient_method,
             "seed": self.seed,
             "name": self.name,

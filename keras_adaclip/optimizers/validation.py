@@ -65,19 +65,30 @@ def checked_noise_multiplier(value: Any) -> Any:
     return number
 
 
-def checked_microbatch_size(value: Any) -> int | None:
-    """Returns the microbatch size as a positive int, or None."""
+def checked_microbatch_size(value: Any) -> int | str | None:
+    """Returns the microbatch size as a positive int, `"auto"`, or None."""
+    if value is None or value == "auto":
+        return value if value is None else str(value)
+    return _positive_integer("microbatch_size", value, 'an integer, "auto" or None')
+
+
+def checked_memory_limit(value: Any, microbatch_size: int | str | None) -> int | None:
+    """Returns the memory limit as a positive int, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            "Argument `microbatch_size` must be an integer or None. "
-            f"Received: microbatch_size={value!r}"
-        )
-    if value < 1:
+    if microbatch_size != "auto":
         raise ValueError(
-            f"Argument `microbatch_size` must be positive. Received: microbatch_size={value}"
+            'Argument `memory_limit` belongs to microbatch_size="auto". '
+            f"Received: memory_limit={value!r}, microbatch_size={microbatch_size!r}"
         )
+    return _positive_integer("memory_limit", value, "an integer (bytes) or None")
+
+
+def _positive_integer(name: str, value: Any, expected: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"Argument `{name}` must be {expected}. Received: {name}={value!r}")
+    if value < 1:
+        raise ValueError(f"Argument `{name}` must be positive. Received: {name}={value}")
     return int(value)
 
 
