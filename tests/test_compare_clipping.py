@@ -137,6 +137,17 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
     assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
+@pytest.mark.parametrize(
+    ("best", "tried"), [(20, [40]), (40, [40, 60]), (60, [40, 60, 80]), (80, [40, 60, 80])]
+)
+def test_more_epochs_are_tried_as_long_as_they_help(best, tried):
+    context = complete(CONTEXT, lambda run: 0.8 - abs(run.epochs - best) / 1000)
+    epsilon = DATA_SETS["fashion_mnist"].epsilons[0]
+    runs = experiments.longer_runs(context, "fixed", epsilon)
+    assert [run.epochs for run in runs] == tried
+    assert experiments.chosen_run(context, "fixed").epochs == best
+
+
 def test_a_hyperparameter_is_followed_as_far_as_it_helps():
     def accuracy_of(run):
         return 0.7 + 0.01 * json.loads(run.hyperparameters).get("clip_norm", 0.0)

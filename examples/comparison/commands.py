@@ -97,7 +97,7 @@ def smoke(folder: Path) -> None:
         methods=("fixed", "transfer"),
         grid=(Cell(1.0, 2, 0),),
         has_variants=False,
-        longer_epochs=None,
+        longer_epochs=(),
         paper_epochs=2,
     )
     run(plans, folder, _SMOKE_SCALE, _SMOKE_STAGES)

@@ -84,7 +84,7 @@ def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planne
                 for method in experiment.methods_in(context):
                     if stage.experiment == "variants" and not context.has_variants:
                         continue
-                    if stage.experiment == "epochs" and context.longer_epochs is None:
+                    if stage.experiment == "epochs" and not context.longer_epochs:
                         continue
                     runs = experiment.plan(context, method, epsilon, seed)
                     for run in runs or [None]:

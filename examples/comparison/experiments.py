@@ -30,7 +30,8 @@ class Cell(NamedTuple):
 GRID = tuple(Cell(*values) for values in product((1.0, 2.0, 4.0), (20,), (0, 1)))
 GRID_SEED = 101
 # Tried last, with what was best until then: every method gains or loses by it on its own.
-LONGER_EPOCHS = 40
+# The next one is tried where the one before was best.
+LONGER_EPOCHS = (40, 60, 80)
 # How far a search goes with one hyperparameter in one direction.
 MOST_STEPS = 4
 
@@ -47,7 +48,8 @@ class Context:
         results: the finished runs by their keys.
         grid: cells to choose from in the tuned table.
         has_variants: whether the tuned table also chooses the method's own hyperparameters.
-        longer_epochs: a number of epochs to try with the best of these; None for none.
+        longer_epochs: numbers of epochs to try with the best of these, each while the one before
+            was an improvement.
         paper_epochs: number of epochs of the paper's table.
     """
 
@@ -58,7 +60,7 @@ class Context:
     results: Mapping[tuple[str, ...], Result] = field(default_factory=dict)
     grid: tuple[Cell, ...] = GRID
     has_variants: bool = True
-    longer_epochs: int | None = LONGER_EPOCHS
+    longer_epochs: tuple[int, ...] = LONGER_EPOCHS
     paper_epochs: int = PAPER_EPOCHS
 
     def result(self, run: Run) -> Result | None:
@@ -175,14 +177,19 @@ def _followed(context: Context, start: Run, knob: Knob) -> list[Run]:
 
 
 def longer_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
-    """What was best in the grid and among the variants, for more epochs."""
+    """What was best in the grid and among the variants, for more epochs as long as that helps."""
     tried = grid_runs(context, method, epsilon, seed)
     if _best(context, tried) is None:
         return []
     best = _best(context, tried + variant_runs(context, method, epsilon, seed))
-    if best is None or context.longer_epochs is None:
+    if best is None:
         return []
-    return [replace(best, epochs=context.longer_epochs)]
+    runs = [best]
+    for epochs in context.longer_epochs:
+        runs.append(replace(best, epochs=epochs))
+        if _best(context, runs) != runs[-1]:
+            break
+    return runs[1:]
 
 
 def chosen_run(context: Context, method: str) -> Run | None:
@@ -192,7 +199,7 @@ def chosen_run(context: Context, method: str) -> Run | None:
     if _best(context, tried) is None:
         return None
     tried += variant_runs(context, method, epsilon)
-    if context.longer_epochs is not None:
+    if context.longer_epochs:
         if _best(context, tried) is None:
             return None
         tried += longer_runs(context, method, epsilon)

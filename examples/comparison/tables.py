@@ -94,8 +94,9 @@ def grid_tables(context: Context) -> list[str]:
             ", then in the best cell of each activation the method's hyperparameters in turn, a "
             "step lower, a step higher, and on in the direction that helps"
         )
-    if context.longer_epochs is not None:
-        count += f", then {context.longer_epochs} epochs with what was best until then"
+    if context.longer_epochs:
+        longer = ", ".join(map(str, context.longer_epochs))
+        count += f", then more epochs with what was best until then, while that helps ({longer})"
     return [
         f"One run each at ε = {epsilon:g}, seed {GRID_SEED}, "
         f"{DATA_SETS[context.data_set].num_held_out:,} training images held out, on which the "
