@@ -142,8 +142,7 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
 )
 def test_more_epochs_are_tried_as_long_as_they_help(best, tried):
     context = complete(CONTEXT, lambda run: 0.8 - abs(run.epochs - best) / 1000)
-    epsilon = DATA_SETS["fashion_mnist"].epsilons[0]
-    runs = experiments.longer_runs(context, "fixed", epsilon)
+    runs = experiments.longer_runs(context, "fixed", 2.7)
     assert [run.epochs for run in runs] == tried
     assert experiments.chosen_run(context, "fixed").epochs == best
 
