@@ -101,7 +101,7 @@ def map_examples(
     # The gradients are taken inside of the map: XLA would take the rows for constants, and compile
     # anew for every batch, where they are taken of the map.
     @tf.custom_gradient
-    def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
+    def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
         try:
             found = list(tf.vectorized_map(one_example, list(rows)))
         except (AttributeError, TypeError, ValueError, tf.errors.OpError):
@@ -110,15 +110,17 @@ def map_examples(
         num_outputs = len(found) - len(numbers)
         gradients = dict(zip(numbers, found[num_outputs:], strict=True))
 
-        def backward(cotangent: Tensor, *_: Tensor) -> list[Tensor | None]:
+        def backward(cotangent: Tensor, *_: Tensor, variables: Any = None) -> Any:
             def scaled(gradient: Tensor) -> Tensor:
                 shape = [-1] + [1] * (len(gradient.shape) - 1)
                 return gradient * tf.reshape(tf.cast(cotangent, gradient.dtype), shape)
 
-            return [
+            of_rows = [
                 scaled(gradients[number]) if number in gradients else None
                 for number in range(len(rows))
             ]
+            # Variables that the loss reads, such as those of a teacher, are not what is trained.
+            return of_rows if variables is None else (of_rows, [None] * len(variables))
 
         return found[:num_outputs], backward
 

@@ -59,7 +59,7 @@ def _agrees(
     found = []
     for trial in range(_NUM_TRIALS):
         weights = _moved_weights(model, seed=trial)
-        found.append(compared(model, _shaken(rows, trial), plan, training, weights, sizes))
+        found.append(compared(model, _shaken(_two(rows), trial), plan, training, weights, sizes))
         if found[-1]:
             return True
     # Weights that may not be moved, such as some that a constraint keeps positive.
@@ -147,6 +147,21 @@ def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, 
         noise = step * rng.standard_normal(value.shape)
         moved.append((variable, ops.convert_to_tensor(value + noise, dtype=variable.dtype)))
     return moved
+
+
+def _two(rows: Batch) -> Batch:
+    """Two different rows at least, where there is a number that can differ."""
+    if rows.num_rows > 1:
+        return rows
+
+    def differing(value: Tensor) -> Tensor:
+        if not is_differentiable(value):
+            return value
+        factors = np.array([1.0, 1.25]).reshape(2, *[1] * (len(value.shape) - 1))
+        return value * ops.cast(factors, value.dtype)
+
+    doubled = repeated(rows, 2)
+    return Batch(keras.tree.map_structure(differing, doubled.x), doubled.y, doubled.sample_weight)
 
 
 def _shaken(rows: Batch, trial: int) -> Batch:

@@ -54,7 +54,7 @@ class Batch:
 
         def take(value: Tensor, copies: int = self.num_copies) -> Tensor:
             starts = [start * copies, *[0] * (len(value.shape) - 1)]
-            return ops.slice(value, starts, (size * copies, *value.shape[1:]))
+            return ops.slice(value, starts, (size * copies, *ops.shape(value)[1:]))
 
         mask = None if self.mask is None else take(self.mask, 1)
         return self._map(take, mask, self.num_copies)

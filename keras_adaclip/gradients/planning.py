@@ -53,8 +53,8 @@ def make_plan(
     if method != "auto" and plan.is_one_by_one:
         raise ValueError(
             f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
-            f'{plan.whole_model_reason}. Use gradient_method="auto", which takes one example after '
-            "another for such a model."
+            f'{plan.whole_model_reason}. Use gradient_method="auto", which finds a way that is '
+            "exact for this model."
         )
     return plan
 
@@ -84,7 +84,7 @@ def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
         proven = agreeing(model, rows, plan, training=not is_random)
         reason = "layer-wise gradients differ from plain ones on a few rows"
     except Exception as error:  # Whatever a backend raises, the last resort is still exact.
-        return whole_model_plan(f"a layer-wise trial failed with {type(error).__name__}: {error}")
+        return whole_model_plan(f"a layer-wise trial failed with {_in_a_line(error)}")
     return proven or whole_model_plan(reason)
 
 
@@ -96,7 +96,7 @@ def _vectorized_plan(model: keras.Model, rows: Batch) -> GradientPlan:
         proven = agreeing(model, rows, plan, training=True)
         reason = "vectorized gradients differ from plain ones on a few rows"
     except Exception as error:
-        return whole_model_plan(f"a vectorized trial failed with {type(error).__name__}: {error}")
+        return whole_model_plan(f"a vectorized trial failed with {_in_a_line(error)}")
     return proven or whole_model_plan(reason)
 
 
@@ -180,6 +180,12 @@ def _examine_calls(
             reason = f"layer {layer.name!r} has weights and draws random numbers"
             return reason, batched, bool(random)
     return None, batched, bool(random)
+
+
+def _in_a_line(error: Exception) -> str:
+    """The kind of an error and the last line that it says, which is the telling one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 class _RandomnessRecorder(TapRecorder):

@@ -86,6 +86,9 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     """
     plan = model.gradient_plan
     numbers = 0 if plan is None else plan.numbers_per_example
+    # What an own `compute_metrics` returns besides the metrics does not leave a loop.
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return None
     if numbers == 0 or (backend.needs_fixed_shapes(model) and _has_convolutions(model)):
         return None
     most = max(_NUMBERS_AT_A_TIME // numbers, _ROWS_AT_A_TIME)

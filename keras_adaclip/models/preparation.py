@@ -23,6 +23,7 @@ class Preparation(PrivacySpending):
 
     Attributes:
         gradient_plan: which way each layer takes; None until the model was examined.
+        planned_method: the optimizer's `gradient_method` for which the plan was made.
         private_chunk_size: number of examples that are processed at a time; None takes them all.
         private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
         fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
@@ -30,6 +31,7 @@ class Preparation(PrivacySpending):
     """
 
     gradient_plan: GradientPlan | None = None
+    planned_method: str | None = None
     private_chunk_size: int | None = None
     private_diagnostics: dict[str, Any] | None = None
     fit_augmentation: Augmentation | None = None
@@ -53,15 +55,14 @@ class Preparation(PrivacySpending):
         refuse_unsound_parts(self)
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
         is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
-        if self.gradient_plan is None or (
-            not is_repeatable and not self.gradient_plan.is_one_by_one
-        ):
-            self.gradient_plan = make_plan(
-                self,
-                data.rows,
-                self.optimizer.gradient_method,  # type: ignore[attr-defined]
-                is_repeatable,
-            )
+        method = self.optimizer.gradient_method  # type: ignore[attr-defined]
+        plan = self.gradient_plan
+        is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
+        if not is_sound or method != self.planned_method:
+            # Should there be no plan, none that is known to be wrong is left.
+            self.gradient_plan = None
+            self.gradient_plan = make_plan(self, data.rows, method, is_repeatable)
+            self.planned_method = method
             self.train_function = None
         chunk_size = batch_layout(self, data).chunk_size
         if chunk_size != self.private_chunk_size:

@@ -102,12 +102,21 @@ class DPOptimizer(AccountedOptimizer):
         self._clipping = clipping_strategies.get(clipping)
         self.microbatch_size = checked_microbatch_size(microbatch_size)
         self.memory_limit = checked_memory_limit(memory_limit, self.microbatch_size)
-        self.gradient_method = checked_gradient_method(gradient_method)
+        self._gradient_method = checked_gradient_method(gradient_method)
         self.seed = checked_seed(seed)
         self._is_for_private_model = False
         self._built_for: list[int] = []
 
     # Keras's optimizer protocol
+
+    @property
+    def gradient_method(self) -> str:
+        """Which way the per-example gradients are taken; a change counts from the next `fit` on."""
+        return self._gradient_method
+
+    @gradient_method.setter
+    def gradient_method(self, value: str) -> None:
+        self._gradient_method = checked_gradient_method(value)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer, the threshold, the noise and the ledger.

@@ -141,3 +141,39 @@ def test_the_method_is_checked_and_saved():
     optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0, gradient_method="vectorized")
     restored = ka.optimizers.DPOptimizer.from_config(optimizer.get_config())
     assert restored.gradient_method == "vectorized"
+
+
+def test_another_method_is_another_plan():
+    model = private({}, layers.Dense(1))
+    model.fit(*data(), batch_size=2, verbose=0)
+    model.optimizer.gradient_method = "vectorized"
+    model.fit(*data(), batch_size=2, verbose=0)
+    assert model.gradient_plan.is_vectorized
+    with pytest.raises(ValueError, match="gradient_method='fast'"):
+        model.optimizer.gradient_method = "fast"
+
+
+class TurnsRandom(layers.Layer):
+    """Draws from a generator that Keras does not know, once it is told to."""
+
+    is_random = False
+
+    def call(self, inputs):
+        if not self.is_random:
+            return inputs
+        return inputs + float(np.random.default_rng().normal())
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="is drawn once, when JAX compiles")
+def test_a_plan_that_does_not_hold_any_more_is_not_kept():
+    layer = TurnsRandom()
+    model = private({"gradient_method": "layerwise"}, layer, layers.Dense(1))
+    model.compile(optimizer=model.optimizer, loss="mse", run_eagerly=True)
+    x, y = data()
+    model.fit(x, y, batch_size=2, verbose=0)
+    layer.is_random = True
+    with pytest.raises(ValueError, match="without a Keras seed generator"):
+        model.fit(x, y, batch_size=2, verbose=0)
+    assert model.gradient_plan is None
+    with pytest.raises(ValueError, match="without a Keras seed generator"):
+        model.train_on_batch(x, y)

@@ -101,6 +101,51 @@ def test_large_examples_are_processed_in_chunks(sampling):
     assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
 
 
+class WithOwnMetric(ka.PrivateSequential):
+    """Returns a number besides its metrics, which would not leave a loop over chunks."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "extra": 1.0}
+
+
+def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
+    x, y = arrays()
+    model = WithOwnMetric(dense())
+    model.compile(optimizer=private(dense).optimizer, loss="mse")
+    history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
+    assert history.history["extra"] == [1.0]
+    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
+    assert layout(model, "shuffle").chunk_size is None
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about tf.data")
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_sequences_of_many_lengths_in_chunks(microbatch_size, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr("keras_adaclip.models.layout._NUMBERS_AT_A_TIME", 1 << 10)
+    model = private(
+        lambda: [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(50, 8, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ],
+        jit_compile=False,
+        microbatch_size=microbatch_size,
+    )
+
+    def batches():
+        for length in (5, 7):
+            yield np.ones((20, length), "int32"), np.zeros((20, 1), "float32")
+
+    signature = (tf.TensorSpec((None, None), "int32"), tf.TensorSpec((None, 1), "float32"))
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    data = data.apply(tf.data.experimental.assert_cardinality(2))
+    model.fit(data, num_examples=40, verbose=0)
+    assert model.private_chunk_size == (microbatch_size or 7)
+
+
 def test_layouts_where_any_shape_will_do():
     eager = private(convolutional, run_eagerly=True, jit_compile=False)
     for model in (eager, private(convolutional)):
