@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,23 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+# What is said of the noise holds for steps as users compile them.
+_COMPILED_AS_BY_USERS = ("tests.soundness", "tests.backend", "tests.test_noise")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly(request):
+    """Leaves out what LLVM does for speed: on JAX, compiling is most of what tests take."""
+    jax = sys.modules.get("jax")
+    is_quick = not request.module.__name__.startswith(_COMPILED_AS_BY_USERS)
+    if jax is None or sys.modules["keras"].backend.backend() != "jax" or not is_quick:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
