@@ -1,20 +1,18 @@
 """`Conv1D`, `Conv2D`, `Conv3D`: a matrix product between patches of the input and the kernel."""
 
-import math
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_adaclip import backend
 from keras_adaclip.gradients.factored import (
     GroupedOuterProduct,
-    Materialized,
     OuterProduct,
     PerExampleGradient,
 )
-from keras_adaclip.gradients.rules.patches import Windows, channels_last
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.rules.convolutional import ConvolutionalRule, by_position
+from keras_adaclip.gradients.rules.patches import Windows
+from keras_adaclip.gradients.rules.rule import register
 
 Tensor = Any
 
@@ -22,36 +20,23 @@ Tensor = Any
 @register(keras.layers.Conv1D)
 @register(keras.layers.Conv2D)
 @register(keras.layers.Conv3D)
-class ConvolutionRule(LayerRule):
+class ConvolutionRule(ConvolutionalRule):
     """Kernel: outer products of patches and cotangents over the output positions."""
-
-    taps_activation = True
 
     def covers(self, layer: keras.layers.Layer) -> bool:
         """A subclass may put its own operation (with other weights) in the convolution's place."""
         return type(layer).convolution_op is keras.layers.Conv2D.convolution_op
 
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of kernel and bias."""
-        layer = call.layer
-        inputs = channels_last(layer, call.inputs)
-        cotangents = ops.cast(channels_last(layer, call.cotangents[0]), "float32")
-        size = ops.shape(cotangents)[1:-1]
-        # Patches are many times as large as the input: those of a layer whose turn has not come
-        # would lie about.
-        inputs = backend.after(inputs, cotangents)
-        cotangents = ops.reshape(cotangents, (-1, math.prod(size), cotangents.shape[-1]))
-        bias = layer.bias if layer.use_bias else None
-        return [
-            Materialized(ops.sum(cotangents, axis=1))
-            if variable is bias
-            else _kernel_gradient(
-                Windows.of(layer).patches(inputs, size), cotangents, layer.groups, variable.shape
-            )
-            for variable in variables
-        ]
+    def kernel_gradient(
+        self,
+        layer: keras.layers.Layer,
+        inputs: Tensor,
+        cotangents: Tensor,
+        kernel: keras.Variable,
+    ) -> PerExampleGradient:
+        """An outer product, for each group of filters."""
+        patches = Windows.of(layer).patches(inputs, ops.shape(cotangents)[1:-1])
+        return _kernel_gradient(patches, by_position(cotangents), layer.groups, kernel.shape)
 
 
 def _kernel_gradient(

@@ -11,68 +11,53 @@ import keras
 from keras import ops
 
 from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.rules.patches import Windows, channels_last
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.rules.convolutional import ConvolutionalRule, by_position
+from keras_adaclip.gradients.rules.patches import Windows
+from keras_adaclip.gradients.rules.rule import register
 
 Tensor = Any
 
 
 @register(keras.layers.DepthwiseConv1D)
 @register(keras.layers.DepthwiseConv2D)
-class DepthwiseConvolutionRule(LayerRule):
+class DepthwiseConvolutionRule(ConvolutionalRule):
     """Kernel: input slices times cotangents, summed over the positions."""
 
-    taps_activation = True
-
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of kernel and bias."""
-        layer = call.layer
-        inputs = channels_last(layer, call.inputs)
-        cotangents = ops.cast(channels_last(layer, call.cotangents[0]), "float32")
-        bias = layer.bias if layer.use_bias else None
-        return [
-            _bias_gradient(cotangents)
-            if variable is bias
-            else _depthwise_gradient(layer, inputs, cotangents, variable.shape)
-            for variable in variables
-        ]
+    def kernel_gradient(
+        self,
+        layer: keras.layers.Layer,
+        inputs: Tensor,
+        cotangents: Tensor,
+        kernel: keras.Variable,
+    ) -> PerExampleGradient:
+        """The gradient, written out."""
+        return _depthwise_gradient(layer, inputs, cotangents, kernel.shape)
 
 
 @register(keras.layers.SeparableConv1D)
 @register(keras.layers.SeparableConv2D)
-class SeparableConvolutionRule(LayerRule):
+class SeparableConvolutionRule(ConvolutionalRule):
     """Both kernels, with what stands between them worked out once more."""
 
-    taps_activation = True
-
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of depthwise kernel, pointwise kernel and bias."""
-        layer = call.layer
-        inputs = channels_last(layer, call.inputs)
-        cotangents = ops.cast(channels_last(layer, call.cotangents[0]), "float32")
-        bias = layer.bias if layer.use_bias else None
-
-        def gradient(variable: keras.Variable) -> PerExampleGradient:
-            if variable is bias:
-                return _bias_gradient(cotangents)
-            if variable is layer.pointwise_kernel:
-                between = _depthwise_outputs(layer, inputs)
-                return OuterProduct(_positions(between), _positions(cotangents), variable.shape)
-            pointwise = ops.cast(layer.pointwise_kernel, "float32")
-            pointwise = ops.reshape(pointwise, pointwise.shape[-2:])
-            # With a size of 1 among the batch axes, TensorFlow 2.21 on CPU corrupts its memory in a
-            # product of four axes with two (github.com/tensorflow/tensorflow/issues/117700).
-            of_between = ops.matmul(_positions(cotangents), ops.transpose(pointwise))
-            of_between = ops.reshape(
-                of_between, (-1, *ops.shape(cotangents)[1:-1], pointwise.shape[0])
-            )
-            return _depthwise_gradient(layer, inputs, of_between, variable.shape)
-
-        return [gradient(variable) for variable in variables]
+    def kernel_gradient(
+        self,
+        layer: keras.layers.Layer,
+        inputs: Tensor,
+        cotangents: Tensor,
+        kernel: keras.Variable,
+    ) -> PerExampleGradient:
+        """The gradient of the depthwise or of the pointwise kernel."""
+        if kernel is layer.pointwise_kernel:
+            between = _depthwise_outputs(layer, inputs)
+            return OuterProduct(by_position(between), by_position(cotangents), kernel.shape)
+        pointwise = ops.cast(layer.pointwise_kernel, "float32")
+        pointwise = ops.reshape(pointwise, pointwise.shape[-2:])
+        # With a size of 1 among the batch axes, TensorFlow 2.21 on CPU corrupts its memory in a
+        # product of four axes with two (github.com/tensorflow/tensorflow/issues/117700).
+        of_between = ops.matmul(by_position(cotangents), ops.transpose(pointwise))
+        size = ops.shape(cotangents)[1:-1]
+        of_between = ops.reshape(of_between, (-1, *size, pointwise.shape[0]))
+        return _depthwise_gradient(layer, inputs, of_between, kernel.shape)
 
 
 def _depthwise_gradient(
@@ -98,12 +83,3 @@ def _depthwise_outputs(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
         dilation_rate=layer.dilation_rate,
         data_format="channels_last",
     )
-
-
-def _bias_gradient(cotangents: Tensor) -> Materialized:
-    return Materialized(ops.sum(_positions(cotangents), axis=1))
-
-
-def _positions(value: Tensor) -> Tensor:
-    """From `(batch_size, *spatial, channels)` to `(batch_size, positions, channels)`."""
-    return ops.reshape(value, (-1, math.prod(ops.shape(value)[1:-1]), value.shape[-1]))
