@@ -6,7 +6,7 @@ example. XLA's convolutions on CPU are several times slower inside of a loop tha
 models that have some, a batch is padded to one of two shapes instead, and runs in one piece.
 
 Elsewhere a batch runs in chunks as soon as it would fill much more than a cache: what norms and
-sums need of a few examples stays in the cache, and the step takes less memory than a plain one.
+sums need of a few examples stays near the cache, and the step takes less memory.
 """
 
 import math
