@@ -5,10 +5,11 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from .data_sets import DATA_SETS
 from .experiments import EXPERIMENTS, GRID_SEED, Context
-from .methods import METHODS
+from .methods import METHODS, PAPER_METHODS
 from .results import ResultsFile
 from .runs import Run, Scale, train
 
@@ -25,11 +26,13 @@ class Stage:
         experiment: a key of `EXPERIMENTS`.
         seeds: one run each, the first seed of every method before the second.
         budgets: which of the experiment's epsilons: `ALL`, `FIRST` or `OTHERS`.
+        methods: only these of the experiment's.
     """
 
     experiment: str
     seeds: tuple[int, ...]
     budgets: tuple[int | None, int | None] = ALL
+    methods: tuple[str, ...] = tuple(METHODS)
 
 
 # In order of value.
@@ -39,7 +42,7 @@ STAGES = (
     Stage("epochs", (GRID_SEED,)),
     Stage("tuned", (1, 2, 3, 4, 5), FIRST),
     Stage("paper", (1, 2, 3, 4, 5), FIRST),
-    Stage("tuned", (1, 2, 3), OTHERS),
+    Stage("tuned", (1, 2, 3), OTHERS, PAPER_METHODS),
     Stage("paper", (1, 2, 3), OTHERS),
     Stage("powers", (1, 2, 3)),
     Stage("small", (1, 2, 3)),
@@ -76,19 +79,17 @@ def _is_put_off(entry: Planned) -> bool:
 
 
 def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planned]:
+    left_out = {"variants"} if not context.has_variants else set()
+    left_out |= {"epochs"} if not context.longer_epochs else set()
     for stage in stages:
+        if stage.experiment in left_out:
+            continue
         experiment = EXPERIMENTS[stage.experiment]
         epsilons = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[slice(*stage.budgets)]
-        for epsilon in epsilons:
-            for seed in stage.seeds:
-                for method in experiment.methods_in(context):
-                    if stage.experiment == "variants" and not context.has_variants:
-                        continue
-                    if stage.experiment == "epochs" and not context.longer_epochs:
-                        continue
-                    runs = experiment.plan(context, method, epsilon, seed)
-                    for run in runs or [None]:
-                        yield Planned(stage.experiment, method, epsilon, seed, run)
+        methods = [name for name in experiment.methods_in(context) if name in stage.methods]
+        for epsilon, seed, method in product(epsilons, stage.seeds, methods):
+            for run in experiment.plan(context, method, epsilon, seed) or [None]:
+                yield Planned(stage.experiment, method, epsilon, seed, run)
 
 
 def work(

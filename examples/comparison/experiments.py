@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from .data_sets import DATA_SETS, paper
-from .methods import METHODS, Knob, Settings, Transferred
+from .methods import METHODS, PAPER_METHODS, Knob, Settings, Transferred
 from .results import Result
 from .runs import Run, as_text
 
@@ -266,7 +266,12 @@ def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], lis
 
 
 EXPERIMENTS = {
-    "paper": Experiment("The paper's settings as written", _paper_plan(), reference="table2"),
+    "paper": Experiment(
+        "The paper's settings as written",
+        _paper_plan(),
+        reference="table2",
+        methods=PAPER_METHODS,
+    ),
     "grid": Experiment("The grid", grid_runs, lambda epsilons: epsilons[:1]),
     "variants": Experiment("Its hyperparameters", variant_runs, lambda epsilons: epsilons[:1]),
     "epochs": Experiment("More epochs", longer_runs, lambda epsilons: epsilons[:1]),
@@ -284,5 +289,6 @@ EXPERIMENTS = {
         lambda _: (1.0,),
         network="b3",
         reference="table3",
+        methods=PAPER_METHODS,
     ),
 }

@@ -45,6 +45,7 @@ class Method:
         needs_search: whether it uses what the greedy search on public data finds.
         is_slow: whether a step takes several times as long as other methods'.
         is_adaptive: whether it follows the gradients; the paper draws their norms separately.
+        is_in_paper: whether the paper's tables have it.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Method:
     is_adaptive: bool = False
     needs_search: bool = False
     is_slow: bool = False
+    is_in_paper: bool = True
 
 
 def _scheduled(schedule: Any) -> ka.clipping.ClippingStrategy:
@@ -174,6 +176,7 @@ METHODS = {
         },
         build=lambda settings, _: ka.clipping.AutomaticClipping(**settings),
         knobs=(_scaled("clip_norm"),),
+        is_in_paper=False,
     ),
     # Not in the paper, which says of it only that it "does not perform well".
     "mean_norm": Method(
@@ -182,5 +185,8 @@ METHODS = {
         build=lambda settings, _: ka.clipping.MeanNormClipping(**settings),
         knobs=(_scaled("factor"),),
         is_adaptive=True,
+        is_in_paper=False,
     ),
 }
+
+PAPER_METHODS = tuple(name for name, method in METHODS.items() if method.is_in_paper)

@@ -28,6 +28,7 @@ needs_fixed_shapes = _module.needs_fixed_shapes
 outside_random_state = _module.outside_random_state
 peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
+prefetched = _module.prefetched
 slices_any_size = _module.slices_any_size
 trace = _module.trace
 train_step = _module.train_step
@@ -51,6 +52,7 @@ __all__ = [
     "outside_random_state",
     "peak_memory",
     "per_example_layer_gradients",
+    "prefetched",
     "slices_any_size",
     "trace",
     "train_step",

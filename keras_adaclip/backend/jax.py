@@ -212,6 +212,11 @@ def trace(function: Callable[[], Any]) -> None:
     jax.eval_shape(without_result)
 
 
+def prefetched(batches: keras.utils.PyDataset, rows: Any) -> keras.utils.PyDataset:
+    """`batches`, prepared as Keras prepares them."""
+    return batches
+
+
 @contextlib.contextmanager
 def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Makes sure that an error leaves every variable with a value.

@@ -9,10 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend import host_memory
+from keras_adaclip.backend import tensorflow_memory
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
+
+free_memory = tensorflow_memory.free_memory
+memory_in_use = tensorflow_memory.memory_in_use
+peak_memory = tensorflow_memory.peak_memory
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -257,57 +261,32 @@ def evaluate_each(
     return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
 
 
-def peak_memory(
-    function: Callable[[Any], Any],
-    variables: Sequence[keras.Variable],
-    argument: Any,
-    is_compiled: bool,
-) -> int:
-    """The most bytes in use while `function` runs, on the device or else on the machine.
+def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
+    """`batches`, each prepared while the step before computes.
 
-    What is traced for it counts too; some of the memory would not be seen in a second run, since
-    TensorFlow keeps it.
+    Keras would do as much, but with tf.data's tuner: TensorFlow 2.21 waits for its thread where an
+    epoch ends, and the thread may sleep then for as long as it has run (seconds an epoch, seen
+    where cores are busy).
 
     Args:
-        function: takes `argument`; reads and assigns `variables` only; returns tensors.
-        variables: its variables.
-        argument: a list of tensors.
-        is_compiled: whether XLA compiles the step of training.
+        batches: the batches of an epoch, structures of NumPy arrays.
+        rows: a batch of any size, for types and shapes.
     """
 
-    @tf.function(jit_compile=is_compiled)
-    def traced(given: Any) -> Any:
-        with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-            return function(given)
+    def prepare() -> Iterator[Any]:
+        for index in range(batches.num_batches):
+            yield keras.tree.lists_to_tuples(batches[index])
 
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        return host_memory.peak_during(lambda: traced(argument))
-    tf.config.experimental.reset_memory_stats(devices[0].name)
-    traced(argument)
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["peak"])
-
-
-def memory_in_use() -> int:
-    """The bytes in use, on the device or else on the machine."""
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        return host_memory.in_use()
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["current"])
-
-
-def free_memory() -> int:
-    """The bytes that may still be taken; TensorFlow does not tell those of a GPU.
-
-    Raises:
-        ValueError: where the system does not tell.
-    """
-    if tf.config.list_logical_devices("GPU"):
-        raise ValueError(
-            'microbatch_size="auto" needs `memory_limit`, in bytes, where TensorFlow runs on a '
-            "GPU: it does not tell how much memory that has."
-        )
-    return host_memory.free_memory()
+    signature = keras.tree.map_structure(
+        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), rows
+    )
+    data = tf.data.Dataset.from_generator(
+        prepare, output_signature=keras.tree.lists_to_tuples(signature)
+    )
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    counted = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
+    return counted.prefetch(1).with_options(options)
 
 
 def trace(function: Callable[[], Any]) -> None:

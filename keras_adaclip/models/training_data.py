@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.gradients import Batch
 from keras_adaclip.models.arrays import first_rows, number_of_rows, weights_of_classes
@@ -59,7 +60,10 @@ class TrainingData:
         if self.poisson is None:
             return self.fit_arguments
         batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, sizes)
-        return {**self.fit_arguments, "x": batches}
+        return {
+            **self.fit_arguments,
+            "x": backend.prefetched(batches, self.poisson.first_rows),
+        }
 
 
 def from_arrays(
