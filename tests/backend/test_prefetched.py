@@ -1,0 +1,64 @@
+"""Poisson batches on their way into Keras's `fit`."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from keras_adaclip import backend
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset
+
+is_tensorflow = keras.backend.backend() == "tensorflow"
+only_tensorflow = pytest.mark.skipif(not is_tensorflow, reason="the others hand the batches on")
+
+
+def batches_of(x, sizes=(16,), num_batches=3, **arguments):
+    dataset = PoissonDataset(x, expected_batch_size=4, seed=1, **arguments)
+    return FixedShapeBatches(dataset, num_batches, sizes), dataset.first_rows
+
+
+@pytest.mark.skipif(is_tensorflow, reason="there they are prepared ahead")
+def test_elsewhere_keras_prepares_them():
+    batches, rows = batches_of(np.zeros((20, 2)))
+    assert backend.prefetched(batches, rows) is batches
+
+
+@only_tensorflow
+def test_they_are_the_same_in_the_same_order():
+    x = {
+        "image": np.arange(40.0).reshape(20, 2),
+        "pair": [np.arange(20), np.array(["a", "b"] * 10)],
+    }
+    batches, rows = batches_of(x, sizes=(), y=np.arange(20, dtype="uint8"))
+    same, _ = batches_of(x, sizes=(), y=np.arange(20, dtype="uint8"))
+    data = backend.prefetched(batches, rows)
+    assert int(data.cardinality()) == 3
+    # Two epochs: the second goes on with the draws where the first has stopped.
+    for index, batch in enumerate([*data, *data]):
+        expected = same[index]
+        np.testing.assert_array_equal(batch["x"]["image"], expected["x"]["image"])
+        for ours, theirs in zip(batch["x"]["pair"], expected["x"]["pair"], strict=True):
+            np.testing.assert_array_equal(ours.numpy().astype(theirs.dtype), theirs)
+        np.testing.assert_array_equal(batch["y"], expected["y"])
+        np.testing.assert_array_equal(batch["mask"], expected["mask"])
+        assert batch["y"].dtype == "uint8"
+        assert batch["x"]["image"].dtype == "float32"
+
+
+@only_tensorflow
+def test_no_tuner_is_waited_for():
+    """Where one runs, `fit` waits at the end of an epoch until it wakes up."""
+    data = backend.prefetched(*batches_of(np.zeros((20, 2))))
+    assert data.options().autotune.enabled is False
+
+
+@only_tensorflow
+def test_a_dropped_iterator_has_drawn_nothing():
+    """Keras drops one at each epoch's end; draws must not depend on how fast that is."""
+    batches, rows = batches_of(np.arange(20.0)[:, None], sizes=())
+    same, _ = batches_of(np.arange(20.0)[:, None], sizes=())
+    data = backend.prefetched(batches, rows)
+    iter(data)
+    time.sleep(0.2)
+    np.testing.assert_array_equal(next(iter(data))["x"], same[0]["x"])
