@@ -30,9 +30,11 @@ peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
 prefetched = _module.prefetched
 slices_any_size = _module.slices_any_size
+take_rows = _module.take_rows
 trace = _module.trace
 train_step = _module.train_step
 unsupported_compilation = _module.unsupported_compilation
+zero_where_not = _module.zero_where_not
 
 __all__ = [
     "active_distribution",
@@ -54,7 +56,9 @@ __all__ = [
     "per_example_layer_gradients",
     "prefetched",
     "slices_any_size",
+    "take_rows",
     "trace",
     "train_step",
     "unsupported_compilation",
+    "zero_where_not",
 ]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from keras import ops
 
 from keras_adaclip.backend import host_memory, keras_private
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
@@ -85,6 +86,16 @@ def map_examples(
 def after(value: Tensor, other: Tensor) -> Tensor:
     """`value`, to be used only when `other` is there: what follows is not computed early."""
     return jax.lax.optimization_barrier((value, other))[0]
+
+
+def take_rows(rows: Tensor, places: Any) -> Tensor:
+    """`rows[:, places]`, of shape `(batch_size, *places.shape, channels)`."""
+    return ops.take(rows, places, axis=1)
+
+
+def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows that are not `kept`, which may hold NaN."""
+    return ops.where(ops.reshape(kept, (-1, *([1] * (len(values.shape) - 1)))), values, 0.0)
 
 
 def outside_random_state() -> bytes:

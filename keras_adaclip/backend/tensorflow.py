@@ -14,6 +14,8 @@ from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_norm
 
 Tensor = Any
 
+_FEW_CHANNELS = 3
+
 free_memory = tensorflow_memory.free_memory
 memory_in_use = tensorflow_memory.memory_in_use
 peak_memory = tensorflow_memory.peak_memory
@@ -135,6 +137,39 @@ def after(value: Tensor, other: Tensor) -> Tensor:
     """`value`, to be used only when `other` is there: what follows is not computed early."""
     with tf.control_dependencies([other]):
         return tf.identity(value)
+
+
+def take_rows(rows: Tensor, places: Any) -> Tensor:
+    """`rows[:, places]`.
+
+    A gather copies slice after slice. Where a row holds a few numbers, the examples are put last,
+    so that a slice holds one number of each.
+
+    Args:
+        rows: tensor of shape `(batch_size, num_rows, channels)`.
+        places: integers of any shape, below `num_rows`.
+
+    Returns:
+        A tensor of shape `(batch_size, *places.shape, channels)`.
+    """
+    if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS:
+        return tf.gather(rows, places, axis=1)
+    taken = tf.gather(tf.transpose(rows, (1, 2, 0)), places, axis=0)
+    rank = len(taken.shape)
+    return tf.transpose(taken, (rank - 1, *range(rank - 1)))
+
+
+def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows that are not `kept`; most often there are none.
+
+    Args:
+        kept: bool of shape `(batch_size,)`.
+        values: tensor of shape `(batch_size, ...)`; rows that are not kept may hold NaN.
+    """
+    mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
+    return tf.cond(
+        tf.reduce_all(kept), lambda: values, lambda: tf.where(mask, values, tf.zeros_like(values))
+    )
 
 
 def outside_random_state() -> bytes:

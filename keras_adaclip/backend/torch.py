@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from keras import ops
 
 from keras_adaclip.backend import host_memory
 
@@ -87,6 +88,21 @@ def map_examples(
 def after(value: Tensor, other: Tensor) -> Tensor:
     """`value`: PyTorch computes in the order of the program."""
     return value
+
+
+def take_rows(rows: Tensor, places: Any) -> Tensor:
+    """`rows[:, places]`, of shape `(batch_size, *places.shape, channels)`."""
+    return ops.take(rows, places, axis=1)
+
+
+def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows that are not `kept`, which may hold NaN.
+
+    Most often there are none, and on a CPU it costs nothing to know that.
+    """
+    if kept.device.type == "cpu" and bool(torch.all(kept)):
+        return values
+    return ops.where(ops.reshape(kept, (-1, *([1] * (len(values.shape) - 1)))), values, 0.0)
 
 
 def outside_random_state() -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import (
     Materialized,
@@ -73,10 +74,9 @@ class GroupedOuterProduct(PerExampleGradient):
         if self.inputs.shape[2] != 1 and not self._rows.uses_gram:
             products = ops.reshape(self._rows.materialize(), (-1, *self._blocks))
             return self._arranged(Materialized(products).weighted_sum(factors, finite), ())
-        finite = finite[:, None, None, None]
-        inputs = ops.where(finite, self.inputs, 0.0)
+        inputs = backend.zero_where_not(finite, self.inputs)
         cotangents = factors[:, None, None, None] * self.cotangents
-        cotangents = ops.where(finite, cotangents, 0.0)
+        cotangents = backend.zero_where_not(finite, cotangents)
         inputs, cotangents = (
             ops.reshape(ops.transpose(value, (1, 0, 2, 3)), (self._blocks[0], -1, value.shape[3]))
             for value in (inputs, cotangents)

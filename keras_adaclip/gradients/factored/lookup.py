@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import (
     CANCELLATION,
@@ -65,7 +66,7 @@ class Lookup(PerExampleGradient):
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One segment sum over all positions of all examples."""
-        weighted = ops.where(finite[:, None, None], factors[:, None, None] * self.cotangents, 0.0)
+        weighted = backend.zero_where_not(finite, factors[:, None, None] * self.cotangents)
         return ops.segment_sum(
             ops.reshape(weighted, (-1, self.shape[1])),
             ops.reshape(self.ids, (-1,)),

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.gradients.factored.per_example_gradient import (
     CANCELLATION,
     UNDERFLOW,
@@ -104,9 +105,8 @@ class OuterProduct(PerExampleGradient):
         if self._products is not None:
             total = Materialized(self._products).weighted_sum(factors, finite)
             return ops.reshape(ops.transpose(total) if self._is_turned else total, self.shape)
-        finite = finite[:, None, None]
-        inputs = ops.where(finite, self.inputs, 0.0)
-        cotangents = ops.where(finite, factors[:, None, None] * self.cotangents, 0.0)
+        inputs = backend.zero_where_not(finite, self.inputs)
+        cotangents = backend.zero_where_not(finite, factors[:, None, None] * self.cotangents)
         inputs = ops.reshape(inputs, (-1, self.inputs.shape[2]))
         cotangents = ops.reshape(cotangents, (-1, self.cotangents.shape[2]))
         return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)

@@ -11,6 +11,8 @@ from typing import Any
 
 from keras import ops
 
+from keras_adaclip import backend
+
 Tensor = Any
 
 # Guards of norms that are known through products: a norm that rounding made too small would let
@@ -96,7 +98,7 @@ class Materialized(PerExampleGradient):
         """One product of a vector with a matrix."""
         shape = tuple(self.values.shape[1:])
         flat = ops.reshape(self.values, (-1, math.prod(shape)))
-        flat = ops.where(finite[:, None], flat, 0.0)
+        flat = backend.zero_where_not(finite, flat)
         return ops.reshape(ops.matmul(factors[None, :], flat), shape)
 
     def materialize(self) -> Tensor:

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
+
 Tensor = Any
 Size = Any
 
@@ -58,12 +60,12 @@ class Windows:
             One tensor of shape `(batch_size, prod(num_windows), channels)` for each kernel element.
         """
         rows, places = self._rows(inputs, num_windows)
-        return [ops.take(rows, places[:, number], axis=1) for number in range(places.shape[1])]
+        return [backend.take_rows(rows, places[:, number]) for number in range(places.shape[1])]
 
     def patches(self, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
         """The slices side by side, `(batch_size, prod(num_windows), kernel_elements, channels)`."""
         rows, places = self._rows(inputs, num_windows)
-        return ops.take(rows, places, axis=1)
+        return backend.take_rows(rows, places)
 
     def _rows(self, inputs: Tensor, num_windows: Sequence[Size]) -> tuple[Tensor, Any]:
         """The padded input as rows of channels, and which of them each window's elements meet.
