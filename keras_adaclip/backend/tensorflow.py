@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -278,9 +279,25 @@ def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -
         function: reads and assigns `variables` only; returns a structure of tensors.
         variables: its variables.
     """
-    with keras.StatelessScope([(variable, variable.value) for variable in variables]):
+    scope = keras.StatelessScope([(variable, variable.value) for variable in variables])
+    with scope, _without_advice_on_tracing():
         result = function()
     return keras.tree.map_structure(lambda value: value.numpy(), result)
+
+
+@contextlib.contextmanager
+def _without_advice_on_tracing() -> Iterator[None]:
+    """Outside of a graph `vectorized_map` traces anew in every call, which nobody can change."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    logger = tf.get_logger()
+    logger.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_wanted)
 
 
 def evaluate_each(

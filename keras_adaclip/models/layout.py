@@ -21,8 +21,9 @@ from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
 
 # Numbers that a chunk writes for norms and sums: 128 MiB. Fewer make more rounds of the loop, and
-# more are written to memory and read back.
-_NUMBERS_AT_A_TIME = 1 << 25
+# more are written to memory and read back. A round that XLA has compiled costs little, and its
+# arrays stay below the 32 MiB above which the C library asks the system for fresh pages each time.
+_NUMBERS_AT_A_TIME, _NUMBERS_IN_A_COMPILED_ROUND = 1 << 25, 1 << 23
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
@@ -89,9 +90,11 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     # What an own `compute_metrics` returns besides the metrics does not leave a loop.
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return None
-    if numbers == 0 or (backend.needs_fixed_shapes(model) and _has_convolutions(model)):
+    is_compiled = backend.needs_fixed_shapes(model)
+    if numbers == 0 or (is_compiled and _has_convolutions(model)):
         return None
-    most = max(_NUMBERS_AT_A_TIME // numbers, _ROWS_AT_A_TIME)
+    limit = _NUMBERS_IN_A_COMPILED_ROUND if is_compiled else _NUMBERS_AT_A_TIME
+    most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
 

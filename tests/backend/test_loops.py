@@ -1,5 +1,6 @@
 """The loops of the backends, eager and compiled."""
 
+import logging
 from contextlib import nullcontext
 
 import keras
@@ -105,6 +106,38 @@ def test_every_backend_offers_the_same_names():
     names = {}
     for path in ("tensorflow.py", "jax.py", "torch.py"):
         tree = ast.parse((folder / path).read_text())
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        names[path] = {node.name for node in functions if not node.name.startswith("_")}
+        found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        # What a file of its own defines.
+        found |= {
+            node.targets[0].id
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)
+        }
+        names[path] = {name for name in found if not name.startswith("_")}
     assert names["tensorflow.py"] == names["jax.py"] == names["torch.py"] == set(backend.__all__)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
+def test_planning_gives_no_advice_on_tracing():
+    """`fit` examines a model outside of a graph, where each `vectorized_map` is traced anew."""
+    import tensorflow as tf
+
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = tf.get_logger()
+    advice = "5 out of the last 5 calls to %s triggered tf.function retracing."
+
+    def planning():
+        logger.warning(advice, "f")
+        logger.warning("something else")
+        return tf.constant(1.0)
+
+    logger.addHandler(handler)
+    try:
+        assert backend.evaluate(planning, []) == 1.0
+        assert told == ["something else"]
+        logger.warning(advice, "g")
+        assert len(told) == 2
+    finally:
+        logger.removeHandler(handler)

@@ -82,15 +82,16 @@ def test_layouts_for_compilers_that_want_few_shapes():
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_large_examples_are_processed_in_chunks(sampling):
-    """128 MiB of float32 numbers at a time, for what norms and sums write of an example."""
+    """128 MiB of float32 numbers at a time, for what norms and sums write; 32 with XLA."""
     x, y = arrays()
     model = private(dense)
     model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
     plan = model.gradient_plan
     # Six inputs and one cotangent, and the bias of one.
     assert plan.numbers_per_example == 8
-    for numbers, chunk_size in ((1 << 18, None), (1 << 19, 50), (1 << 20, 25), (1 << 27, 8)):
-        model.gradient_plan = replace(plan, numbers_per_example=numbers)
+    limit = 1 << (23 if XLA else 25)
+    for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
+        model.gradient_plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
         if chunk_size is None and XLA and sampling == "poisson":
             chunk_size = 16
