@@ -34,6 +34,7 @@ MEASURED = {
     "seconds": 50.0,
     "accuracy_by_epoch": [0.6, 0.85],
     "threshold_by_epoch": [0.3, 0.3],
+    "accuracy_of_average": 0.86,
 }
 
 
@@ -42,7 +43,7 @@ def some_run(**changes):
 
 
 def result(accuracy):
-    return Result(accuracy, 2.69, 50.0, (0.5, accuracy), (0.3, 0.3))
+    return Result(accuracy, 2.69, 50.0, (0.5, accuracy), (0.3, 0.3), accuracy + 0.005)
 
 
 def complete(context, accuracy_of):
@@ -218,7 +219,7 @@ def test_rows_come_back(tmp_path):
         file.append("paper", run, MEASURED)
     assert file.path.read_text().count("\n") == 3
     assert list(file.read()) == [run.key for run in runs]
-    assert file.read()[runs[1].key] == Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3))
+    assert file.read()[runs[1].key] == Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86)
     assert set(RESULTS) == set(MEASURED)
     assert file.path.read_text().splitlines()[0] == ",".join(COLUMNS)
 
@@ -307,7 +308,8 @@ def test_tables_hold_means_beside_the_paper(tmp_path):
     text = tables.report(context)
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     assert "| fixed (Abadi) | 80.2 ± 0.1 (3) | 82.7 ± 0.3 | 80.3 ± 0.2 (5) | 85.2 ± 0.2 |" in text
-    assert "| AUTO-S (Bu) | – | – | 80.3 ± 0.2 (5) | – |" in text
+    assert "| AUTO-S (Bu) | – | – | – | 80.3 ± 0.2 (5) | 80.8 ± 0.2 (5) | – |" in text
+    assert "With averaged weights: power decay (Lin)," in text
     assert "Best first at ε = 2.7: power decay (Lin)," in text
     assert rows["ε = 2.7"].count("81.2 ± 0.1 (3)") == len(experiments.POWERS)
     assert rows["paper"] == "| paper | 86.4 ± 0.3 | 86.2 ± 0.2 | 87.1 ± 0.1 | 86.2 ± 0.2 |"

@@ -31,6 +31,7 @@ class Result:
     seconds: float
     accuracy_by_epoch: tuple[float, ...]
     threshold_by_epoch: tuple[float, ...]
+    accuracy_of_average: float | None = None
 
 
 class ResultsFile:
@@ -91,12 +92,15 @@ class ResultsFile:
 
 
 def _result(row: dict[str, str]) -> Result:
+    # The first runs that were made lack it.
+    average = row.get("accuracy_of_average")
     return Result(
         accuracy=float(row["accuracy"]),
         epsilon_spent=float(row["epsilon_spent"]),
         seconds=float(row["seconds"]),
         accuracy_by_epoch=tuple(json.loads(row["accuracy_by_epoch"])),
         threshold_by_epoch=tuple(json.loads(row["threshold_by_epoch"])),
+        accuracy_of_average=float(average) if average else None,
     )
 
 

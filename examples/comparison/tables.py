@@ -7,6 +7,7 @@ from .data_sets import DATA_SETS, paper
 from .driver import STAGES, Planned, Stage, planned
 from .experiments import EXPERIMENTS, GRID_SEED, POWERS, Context, chosen_run, grid_runs
 from .methods import METHODS
+from .runs import AVERAGED_STEPS
 
 _MISSING = "–"
 
@@ -23,7 +24,8 @@ def report(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
         f"Test accuracy in percent on {context.data_set}, mean ± standard deviation (runs). "
         f"Delta {DATA_SETS[context.data_set].delta:.3g}, Poisson sampling, "
         f"{context.accountant.upper()} accountant. *Paper*: {paper()['source']}. Nothing was spent "
-        "on choosing hyperparameters, as in the paper.",
+        "on choosing hyperparameters, as in the paper. Averaged weights: the moving average of the "
+        f"last {AVERAGED_STEPS} steps or so of the same runs.",
     ]
     asked = {stage.experiment for stage in stages}
     for name in ("paper", "tuned", "powers", "small"):
@@ -36,7 +38,7 @@ def report(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
 
 
 def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
-    """A row for each method, two columns for each budget.
+    """A row for each method, two columns for each budget, three in the tuned table.
 
     Args:
         context: what the plans depend on, with the results.
@@ -48,7 +50,7 @@ def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES
     is_tuned = name == "tuned"
     header = ["method"]
     for epsilon in epsilons:
-        header += [f"ε = {epsilon:g}", "paper"]
+        header += [f"ε = {epsilon:g}", *(["averaged weights"] if is_tuned else []), "paper"]
     header += ["learning rate, epochs, activation", "own settings"] if is_tuned else []
     plan = planned(context, tuple(stage for stage in stages if stage.experiment == name))
     rows = []
@@ -57,11 +59,19 @@ def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES
         for epsilon in epsilons:
             entries = [e for e in plan if (e.method, e.epsilon) == (method, epsilon)]
             reference = paper()[context.data_set][experiment.reference]
-            row += [measured(context, entries), _reference(reference, epsilon, method)]
+            row.append(measured(context, entries))
+            if is_tuned:
+                row.append(measured(context, entries, "accuracy_of_average"))
+            row.append(_reference(reference, epsilon, method))
         rows.append(row + (_choice(context, method) if is_tuned else []))
     first = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[0]
-    order = _order(context, [e for e in plan if e.epsilon == first])
-    return _markdown(header, rows) + (f"\n\nBest first at ε = {first:g}: {order}." if order else "")
+    entries = [e for e in plan if e.epsilon == first]
+    text = _markdown(header, rows)
+    if order := _order(context, entries):
+        text += f"\n\nBest first at ε = {first:g}: {order}."
+    if is_tuned and (order := _order(context, entries, "accuracy_of_average")):
+        text += f" With averaged weights: {order}."
+    return text
 
 
 def power_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
@@ -107,9 +117,15 @@ def grid_tables(context: Context) -> list[str]:
     ]
 
 
-def measured(context: Context, entries: list[Planned]) -> str:
-    """Mean, standard deviation and number of the runs that are there."""
-    values = _accuracies(context, entries)
+def measured(context: Context, entries: list[Planned], figure: str = "accuracy") -> str:
+    """Mean, standard deviation and number of the runs that are there.
+
+    Args:
+        context: what the plans depend on, with the results.
+        entries: the runs.
+        figure: the accuracy among the attributes of `Result`.
+    """
+    values = _accuracies(context, entries, figure)
     if not values:
         return _MISSING
     mean = statistics.fmean(values)
@@ -118,16 +134,17 @@ def measured(context: Context, entries: list[Planned]) -> str:
     return f"{_mean_and_deviation(mean, statistics.stdev(values))} ({len(values)})"
 
 
-def _accuracies(context: Context, entries: list[Planned]) -> list[float]:
+def _accuracies(context: Context, entries: list[Planned], figure: str) -> list[float]:
     results = [context.result(entry.run) for entry in entries if entry.run]
-    return [100.0 * result.accuracy for result in results if result]
+    values = [getattr(result, figure) for result in results if result]
+    return [100.0 * value for value in values if value is not None]
 
 
-def _order(context: Context, entries: list[Planned]) -> str:
+def _order(context: Context, entries: list[Planned], figure: str = "accuracy") -> str:
     means = {
         method: statistics.fmean(values)
         for method in {entry.method for entry in entries}
-        if (values := _accuracies(context, [e for e in entries if e.method == method]))
+        if (values := _accuracies(context, [e for e in entries if e.method == method], figure))
     }
     ranked = sorted(means, key=means.__getitem__, reverse=True)
     return ", ".join(METHODS[method].title for method in ranked)
