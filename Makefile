@@ -24,6 +24,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet --quiet
 GOLDEN := $(CURDIR)/build/golden
+# Many tests compile the same step, and most of the time on JAX goes into compiling.
+test-jax: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
+test-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
+test-jax: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 TFP_VENV := .venv-tensorflow-privacy
@@ -122,7 +126,7 @@ types: $(VENV)/.installed-test
 
 test-core: $(VENV)/.installed-test
 	@echo "==> Tests without a backend of their own: $(BACKEND_FREE)"
-	@KERAS_BACKEND=tensorflow $(PYTEST) $(BACKEND_FREE)
+	@KERAS_BACKEND=tensorflow $(PYTEST) $(PARALLEL) $(BACKEND_FREE)
 
 test-tensorflow test-jax test-torch: test-%: $(VENV)/.installed-test
 	@echo "==> Tests on $* ($(WORKERS) processes)"
