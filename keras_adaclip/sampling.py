@@ -6,6 +6,7 @@ amplification by sampling that the accountant counts on holds for this law and n
 (Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,8 @@ class PoissonDataset(keras.utils.PyDataset):
     differ in size; `fit` pads them where the backend wants one shape.
 
     Args:
-        x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`.
+        x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`; batches have
+            tuples in the place of lists.
         y: targets of the same length, or None.
         sample_weight: weights of the same length, or None.
         expected_batch_size: integer from 1 to `num_examples`; each row is drawn with probability
@@ -58,14 +60,14 @@ class PoissonDataset(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         self._parts = {
-            name: keras.tree.map_structure(_as_array, part)
+            name: keras.tree.lists_to_tuples(keras.tree.map_structure(_as_array, part))
             for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
             if part is not None
         }
         self._num_examples = common_length(self._parts)
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
-        self._num_draws = 0
+        self._draw_numbers = itertools.count()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses: other draws than these would be accounted as if they were these."""
@@ -103,13 +105,13 @@ class PoissonDataset(keras.utils.PyDataset):
 
     def draw(self) -> np.ndarray:
         """Row numbers of one new draw, ascending, none twice; empty with some probability."""
+        number = next(self._draw_numbers)
         if self.seed is None:
             generator = np.random.default_rng()
         else:
             # A spawn key: an appended number would be lost where it is 0.
-            key = (_SAMPLING_STREAM, self._num_draws)
+            key = (_SAMPLING_STREAM, number)
             generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
-        self._num_draws += 1
         size = generator.binomial(self.num_examples, self.sampling_probability)
         rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
         return np.sort(rows)

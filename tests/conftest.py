@@ -28,15 +28,22 @@ _COMPILED_AS_BY_USERS = ("tests.soundness", "tests.backend", "tests.test_noise")
 
 @pytest.fixture(autouse=True, scope="module")
 def _compile_quickly(request):
-    """Leaves out what LLVM does for speed: on JAX, compiling is most of what tests take."""
-    jax = sys.modules.get("jax")
-    is_quick = not request.module.__name__.startswith(_COMPILED_AS_BY_USERS)
-    if jax is None or sys.modules["keras"].backend.backend() != "jax" or not is_quick:
+    """Leaves out what compilers do for speed: compiling is most of what tests take."""
+    keras = sys.modules.get("keras")
+    if keras is None or request.module.__name__.startswith(_COMPILED_AS_BY_USERS):
         yield
         return
-    jax.config.update("jax_disable_most_optimizations", True)
+    _optimize(keras.backend.backend(), False)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    _optimize(keras.backend.backend(), True)
+
+
+def _optimize(backend, is_on):
+    if backend == "jax":
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", not is_on)
+    elif backend == "tensorflow":
+        options = {"disable_meta_optimizer": not is_on}
+        sys.modules["tensorflow"].config.optimizer.set_experimental_options(options)
 
 
 @pytest.fixture

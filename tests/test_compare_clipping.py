@@ -8,6 +8,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -18,7 +19,16 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("once is enough", allow_module_level=True)
 pytest.importorskip("matplotlib")
 
-from examples.comparison import commands, data_sets, driver, experiments, figures, greedy, tables
+from examples.comparison import (
+    commands,
+    data_sets,
+    driver,
+    experiments,
+    figures,
+    greedy,
+    runs,
+    tables,
+)
 from examples.comparison.experiments import GRID, Context
 from examples.comparison.methods import METHODS, PAPER_METHODS, Transferred
 from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
@@ -237,6 +247,17 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path, kept):
     assert file.path.read_bytes() == complete_rows + row
 
 
+def test_a_file_with_fewer_columns_gets_the_others(tmp_path):
+    file = ResultsFile(tmp_path)
+    file.append("paper", some_run(), MEASURED)
+    lines = [line.rpartition(",")[0] + "\n" for line in file.path.read_text().splitlines()]
+    file.path.write_text("".join(lines))
+    assert file.read()[some_run().key].accuracy_of_average is None
+    file.append("paper", some_run(seed=2), MEASURED)
+    averages = [result.accuracy_of_average for result in file.read().values()]
+    assert averages == [None, 0.86]
+
+
 def test_a_claim_excludes_others_and_ends(tmp_path):
     pytest.importorskip("fcntl")
     file, other = ResultsFile(tmp_path), ResultsFile(tmp_path)
@@ -316,6 +337,38 @@ def test_tables_hold_means_beside_the_paper(tmp_path):
     paths = figures.draw(context, tmp_path)
     assert len(paths) == 6
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_averages_are_ranked_over_the_same_runs():
+    entries = [e for e in driver.planned(TWO, STAGES[:1]) if e.run]
+    results = {e.run.key: result(0.8 + 0.01 * (e.method == "fixed")) for e in entries}
+    first = next(e for e in entries if e.method == "power")
+    results[first.run.key] = replace(results[first.run.key], accuracy_of_average=None)
+    context = replace(TWO, results=results)
+    assert tables._order(context, entries) == "fixed (Abadi), power decay (Lin)"
+    assert tables._order(context, entries, "accuracy_of_average") == "fixed (Abadi)"
+
+
+def test_a_run_leaves_the_average_of_its_weights():
+    def weights(averaged_steps):
+        keras.utils.set_random_seed(1)
+        model = ka.PrivateSequential([keras.Input((2,)), keras.layers.Dense(2)])
+        clipping = ka.clipping.FixedClipping(1.0)
+        runs.compiled(model, clipping, 1.0, 0.0, 1, averaged_steps)
+        x, y = np.eye(2, dtype="float32"), np.array([0, 1])
+        seen = []
+        keep = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(model.get_weights()[0])
+        )
+        model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[keep])
+        return seen, model.get_weights()[0]
+
+    seen, last = weights(None)
+    np.testing.assert_array_equal(seen[-1], last)
+    seen, average = weights(2)
+    # Keras begins with the weights after the first step.
+    expected = 0.5 * (0.5 * seen[0] + 0.5 * seen[1]) + 0.5 * seen[2]
+    np.testing.assert_allclose(average, expected, rtol=1e-5)
 
 
 def test_tables_without_results():

@@ -64,10 +64,15 @@ class ResultsFile:
         """
         values = [json.dumps(v) if isinstance(v, list) else v for v in map(result.get, RESULTS)]
         with _locked(self.path) as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-            row = "" if content else _line(COLUMNS)
-            file.write((row + _line([experiment, *run.key, *values])).encode())
+            header, newline, rows = file.read().partition(b"\n")
+            complete = rows[: rows.rfind(b"\n") + 1]
+            added = _line([experiment, *run.key, *values]).encode()
+            if header + newline == _line(COLUMNS).encode():
+                file.truncate(len(header + newline + complete))
+            else:  # There is none yet, or that of a version with fewer columns.
+                file.truncate(0)
+                added = _line(COLUMNS).encode() + complete + added
+            file.write(added)
             file.flush()
             os.fsync(file.fileno())
 

@@ -141,11 +141,13 @@ def _accuracies(context: Context, entries: list[Planned], figure: str) -> list[f
 
 
 def _order(context: Context, entries: list[Planned], figure: str = "accuracy") -> str:
-    means = {
-        method: statistics.fmean(values)
-        for method in {entry.method for entry in entries}
-        if (values := _accuracies(context, [e for e in entries if e.method == method], figure))
-    }
+    means = {}
+    for method in {entry.method for entry in entries}:
+        own = [entry for entry in entries if entry.method == method]
+        values = _accuracies(context, own, figure)
+        # Over the same runs whichever the figure is.
+        if values and len(values) == len(_accuracies(context, own, "accuracy")):
+            means[method] = statistics.fmean(values)
     ranked = sorted(means, key=means.__getitem__, reverse=True)
     return ", ".join(METHODS[method].title for method in ranked)
 

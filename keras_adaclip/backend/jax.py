@@ -37,6 +37,11 @@ def loops_in_python() -> bool:
     return False
 
 
+def computes_on_cpu() -> bool:
+    """Whether steps run on the CPU, where what matters is how memory is written."""
+    return jax.default_backend() == "cpu"
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """JAX steps are private compiled or not."""
     return None

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_norm
 
 Tensor = Any
 
+# Of so few a gather with the examples last is faster, on a CPU (of 1, four times; of 4, not).
 _FEW_CHANNELS = 3
 
 free_memory = tensorflow_memory.free_memory
@@ -35,6 +37,11 @@ def slices_any_size(model: keras.Model) -> bool:
 def loops_in_python() -> bool:
     """Whether a loop over time steps runs in Python, unrolled or not."""
     return False
+
+
+def computes_on_cpu() -> bool:
+    """Whether steps run on the CPU, where what matters is how memory is written."""
+    return not tf.config.list_logical_devices("GPU")
 
 
 def unsupported_compilation(model: keras.Model) -> str | None:
@@ -153,7 +160,7 @@ def take_rows(rows: Tensor, places: Any) -> Tensor:
     Returns:
         A tensor of shape `(batch_size, *places.shape, channels)`.
     """
-    if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS:
+    if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS or not computes_on_cpu():
         return tf.gather(rows, places, axis=1)
     taken = tf.gather(tf.transpose(rows, (1, 2, 0)), places, axis=0)
     rank = len(taken.shape)
@@ -161,16 +168,22 @@ def take_rows(rows: Tensor, places: Any) -> Tensor:
 
 
 def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
-    """`values` with zeros in the rows that are not `kept`; most often there are none.
+    """`values` with zeros in the rows that are not `kept`, which may hold NaN.
+
+    Where batches are not padded there are most often none, and on a CPU it costs nothing to know.
 
     Args:
         kept: bool of shape `(batch_size,)`.
-        values: tensor of shape `(batch_size, ...)`; rows that are not kept may hold NaN.
+        values: tensor of shape `(batch_size, ...)`.
     """
-    mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
-    return tf.cond(
-        tf.reduce_all(kept), lambda: values, lambda: tf.where(mask, values, tf.zeros_like(values))
-    )
+
+    def zeroed() -> Tensor:
+        mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
+        return tf.where(mask, values, tf.zeros_like(values))
+
+    if not computes_on_cpu():
+        return zeroed()
+    return tf.cond(tf.reduce_all(kept), lambda: values, zeroed)
 
 
 def outside_random_state() -> bytes:
@@ -290,7 +303,7 @@ def _without_advice_on_tracing() -> Iterator[None]:
     """Outside of a graph `vectorized_map` traces anew in every call, which nobody can change."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return "triggered tf.function retracing" not in record.getMessage()
+        return "triggered tf.function retracing" not in str(record.msg)
 
     logger = tf.get_logger()
     logger.addFilter(is_wanted)
@@ -316,29 +329,33 @@ def evaluate_each(
 def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
     """`batches`, each prepared while the step before computes.
 
-    Keras would do as much, but with tf.data's tuner: TensorFlow 2.21 waits for its thread where an
-    epoch ends, and the thread may sleep then for as long as it has run (seconds an epoch, seen
-    where cores are busy).
+    Keras would do as much, but with tf.data's tuner. TensorFlow 2.21 waits for that one's thread
+    where an iterator ends, and at times the thread sleeps on until it would have tuned again: for
+    seconds at the end of an epoch of seconds, seen where cores are busy.
 
     Args:
-        batches: the batches of an epoch, structures of NumPy arrays.
+        batches: the batches of an epoch, structures of NumPy arrays (without lists, which tf.data
+            takes for tensors).
         rows: a batch of any size, for types and shapes.
     """
+    # TensorFlow never forgets a generator; what it must not keep are the data.
+    known = weakref.ref(batches)
 
     def prepare() -> Iterator[Any]:
-        for index in range(batches.num_batches):
-            yield keras.tree.lists_to_tuples(batches[index])
+        if (of_epoch := known()) is not None:
+            for index in range(of_epoch.num_batches):
+                yield of_epoch[index]
 
     signature = keras.tree.map_structure(
         lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), rows
     )
-    data = tf.data.Dataset.from_generator(
-        prepare, output_signature=keras.tree.lists_to_tuples(signature)
-    )
+    data = tf.data.Dataset.from_generator(prepare, output_signature=signature)
     options = tf.data.Options()
     options.autotune.enabled = False
-    counted = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
-    return counted.prefetch(1).with_options(options)
+    data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
+    data = data.prefetch(1).with_options(options)
+    data.batches = batches
+    return data
 
 
 def trace(function: Callable[[], Any]) -> None:

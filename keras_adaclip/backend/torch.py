@@ -32,6 +32,11 @@ def loops_in_python() -> bool:
     return True
 
 
+def computes_on_cpu() -> bool:
+    """Whether steps run on the CPU, where what matters is how memory is written."""
+    return bool(ops.convert_to_tensor(0.0).device.type == "cpu")
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """Under `torch.compile` the noise would be drawn once, while tracing."""
     if model.jit_compile:

@@ -21,8 +21,9 @@ from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
 
 # Numbers that a chunk writes for norms and sums: 128 MiB. Fewer make more rounds of the loop, and
-# more are written to memory and read back. A round that XLA has compiled costs little, and its
-# arrays stay below the 32 MiB above which the C library asks the system for fresh pages each time.
+# more are written to memory and read back. A round that XLA has compiled costs little, and on a CPU
+# its arrays had better stay below the 32 MiB from which on the C library gives memory back to the
+# system after each use, and asks for it anew.
 _NUMBERS_AT_A_TIME, _NUMBERS_IN_A_COMPILED_ROUND = 1 << 25, 1 << 23
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
 # a billion.
@@ -93,7 +94,8 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     is_compiled = backend.needs_fixed_shapes(model)
     if numbers == 0 or (is_compiled and _has_convolutions(model)):
         return None
-    limit = _NUMBERS_IN_A_COMPILED_ROUND if is_compiled else _NUMBERS_AT_A_TIME
+    has_short_rounds = is_compiled and backend.computes_on_cpu()
+    limit = _NUMBERS_IN_A_COMPILED_ROUND if has_short_rounds else _NUMBERS_AT_A_TIME
     most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)

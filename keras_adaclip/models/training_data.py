@@ -56,7 +56,10 @@ class TrainingData:
         )
 
     def with_sizes(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The arguments for Keras's `fit`, Poisson draws padded to `sizes` where there are any."""
+        """The arguments for Keras's `fit`, Poisson draws padded to `sizes` where there are any.
+
+        Draws come as the backend prepares them best, on TensorFlow as a `tf.data.Dataset`.
+        """
         if self.poisson is None:
             return self.fit_arguments
         batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, sizes)
@@ -113,7 +116,17 @@ def from_arrays(
 
 
 def from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
-    """Training data from a Poisson-sampled data set."""
+    """Training data from a Poisson-sampled data set.
+
+    Raises:
+        ValueError: where `steps_per_epoch` is not a positive integer or None.
+    """
+    is_count = isinstance(steps_per_epoch, int) and steps_per_epoch > 0
+    if steps_per_epoch is not None and not is_count:
+        raise ValueError(
+            "Argument `steps_per_epoch` must be a positive integer, or None for as many steps as "
+            f"batches make up the data. Received: steps_per_epoch={steps_per_epoch!r}"
+        )
     rows = dataset.first_rows
     return TrainingData(
         Sampling.POISSON,

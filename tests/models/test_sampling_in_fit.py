@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip import backend
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -193,6 +194,70 @@ def test_large_and_empty_draws_are_steps():
     history = helpers.quiet_fit(model, dataset, steps_per_epoch=4)
     assert model.privacy_spent(DELTA).steps == 4
     assert np.isfinite(history["loss"]).all()
+
+
+def test_draws_reach_keras_as_the_backend_prepares_them(monkeypatch):
+    prepared = []
+    prefetched = backend.prefetched
+
+    def noted(*arguments):
+        prepared.append(prefetched(*arguments))
+        return prepared[-1]
+
+    monkeypatch.setattr(backend, "prefetched", noted)
+    trainer = keras.Model.fit
+    given = []
+    monkeypatch.setattr(
+        keras.Model, "fit", lambda model, **kw: given.append(kw["x"]) or trainer(model, **kw)
+    )
+    helpers.quiet_fit(helpers.compiled(), X, Y, batch_size=6)
+    assert given == prepared
+    assert len(given) == 1
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 7])
+def test_every_step_has_a_draw_of_its_own(steps_per_execution, monkeypatch):
+    if BACKEND == "torch" and steps_per_execution > 1:
+        pytest.skip("Keras for PyTorch has no such executions")
+    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1)
+    drawn, draw = [], dataset.draw
+    monkeypatch.setattr(dataset, "draw", lambda: drawn.append(None) or draw())
+    model = helpers.compiled(steps_per_execution=steps_per_execution)
+    for epochs in (2, 3):
+        helpers.quiet_fit(model, dataset, epochs=epochs, initial_epoch=epochs - 2)
+    steps = int(model.optimizer.iterations)
+    assert steps == only_row(model).steps == 20
+    if BACKEND == "tensorflow":
+        # So that a run with a seed can be repeated there, however fast batches are prepared.
+        assert len(drawn) == steps
+    else:
+        assert len(drawn) >= steps
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch's loader makes lists of tuples")
+def test_lists_of_inputs_are_tuples_from_the_first_look_on():
+    seen = set()
+
+    class Sum(ka.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            seen.add(type(inputs))
+            return self.dense(inputs[0] + inputs[1])
+
+    model = helpers.compiled(Sum())
+    helpers.quiet_fit(model, [X, X], Y, batch_size=6)
+    assert seen == {tuple}
+
+
+@pytest.mark.parametrize("steps_per_epoch", [0, -1, 2.0])
+def test_epochs_of_no_length_are_refused(steps_per_epoch):
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match="`steps_per_epoch` must be a positive integer"):
+        model.fit(X, Y, batch_size=6, steps_per_epoch=steps_per_epoch)
+    assert model.privacy_spent(DELTA).steps == 0
 
 
 @pytest.mark.parametrize("kind", ["torch", "tensorflow", "jax", "float64"])
