@@ -1,8 +1,8 @@
 """The clipping methods that are compared, each one entry in `METHODS`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras_adaclip as ka
 
@@ -30,13 +30,6 @@ class Transferred:
     initial_norm: float
 
 
-class Length(NamedTuple):
-    """How long a run is."""
-
-    steps: int
-    epochs: int
-
-
 @dataclass(frozen=True)
 class Method:
     """A column of the comparison.
@@ -45,7 +38,7 @@ class Method:
         title: its name in tables and figures.
         settings: from the paper's entry for this column, all the columns' entries and what was
             transferred, to the hyperparameters of this method.
-        build: from hyperparameters and the length of the run, to the clipping strategy.
+        build: from hyperparameters and the number of steps, to the clipping strategy.
         knobs: the hyperparameters that the tuned table chooses, the main one first.
         activations: the two activations of the tuned table; the paper's table has the first.
         has_threshold: whether one clipping norm says what the method did.
@@ -57,7 +50,7 @@ class Method:
 
     title: str
     settings: Callable[[dict[str, Settings], Transferred | None], Settings]
-    build: Callable[[Settings, Length], ka.clipping.ClippingStrategy]
+    build: Callable[[Settings, int], ka.clipping.ClippingStrategy]
     knobs: tuple[Knob, ...]
     activations: tuple[str, str] = RELU_OR_TANH
     has_threshold: bool = True
@@ -69,13 +62,6 @@ class Method:
 
 def _scheduled(schedule: Any) -> ka.clipping.ClippingStrategy:
     return ka.clipping.ScheduledClipping(schedule)
-
-
-def _lasting(values: Sequence[float], epochs: int) -> list[float]:
-    """`values`, one an epoch; in a run of more epochs each stays for longer."""
-    if epochs <= len(values):
-        return list(values[:epochs])
-    return [values[epoch * len(values) // epochs] for epoch in range(epochs)]
 
 
 def _scaled(*names: str, factor: float = 2.0) -> Knob:
@@ -122,8 +108,8 @@ METHODS = {
     "linear": Method(
         "linear decay (Yu)",
         settings=lambda paper, _: paper["linear"],
-        build=lambda settings, length: _scheduled(
-            ka.schedules.LinearDecay(**settings, total_steps=length.steps)
+        build=lambda settings, steps: _scheduled(
+            ka.schedules.LinearDecay(**settings, total_steps=steps)
         ),
         knobs=(_scaled("initial_value"),),
     ),
@@ -159,18 +145,16 @@ METHODS = {
             **paper["exponential"],
             "decay_rate": _EXPONENTIAL_DECAY_RATE,
         },
-        build=lambda settings, length: _scheduled(
-            ka.schedules.ExponentialDecay(**settings, total_steps=length.steps)
+        build=lambda settings, steps: _scheduled(
+            ka.schedules.ExponentialDecay(**settings, total_steps=steps)
         ),
         knobs=(_scaled("initial_value"),),
     ),
     "transfer": Method(
         "transfer (Lin)",
         settings=lambda _, found: {"values": list(_needed(found).values), "scale": 1.0},
-        build=lambda settings, length: _scheduled(
-            ka.schedules.PiecewiseConstant(
-                [settings["scale"] * v for v in _lasting(settings["values"], length.epochs)]
-            )
+        build=lambda settings, _: _scheduled(
+            ka.schedules.PiecewiseConstant([settings["scale"] * v for v in settings["values"]])
         ),
         knobs=(_scaled("scale"),),
         needs_search=True,

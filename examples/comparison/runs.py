@@ -14,7 +14,7 @@ import keras_adaclip as ka
 
 from . import networks
 from .data_sets import DATA_SETS, images
-from .methods import METHODS, Length, Settings
+from .methods import METHODS, Settings
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def train(run: Run, scale: Scale) -> dict[str, Any]:
     keras.utils.set_random_seed(run.seed)
     model = compiled(
         networks.build(run.network, run.activation),
-        method.build(json.loads(run.hyperparameters), Length(steps, run.epochs)),
+        method.build(json.loads(run.hyperparameters), steps),
         run.learning_rate,
         noise_multiplier,
         seed=run.seed,
