@@ -1,5 +1,6 @@
 """What tests and doctests share: quiet, reproducible runs on the backend KERAS_BACKEND names."""
 
+import gc
 import os
 import sys
 
@@ -29,6 +30,12 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.parent.parts[-2:] == ("keras_adaclip", "backend"):
         return collection_path.stem in set(BACKENDS) - {running_backend()} or None
     return None
+
+
+def pytest_collection_finish(session):
+    """Lets the garbage collector pass by what stays to the end, a framework for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config):
