@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -121,8 +122,8 @@ def from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> Traini
     Raises:
         ValueError: where `steps_per_epoch` is not a positive integer or None.
     """
-    is_count = isinstance(steps_per_epoch, int) and steps_per_epoch > 0
-    if steps_per_epoch is not None and not is_count:
+    is_integer = isinstance(steps_per_epoch, Integral) and not isinstance(steps_per_epoch, bool)
+    if steps_per_epoch is not None and not (is_integer and steps_per_epoch > 0):
         raise ValueError(
             "Argument `steps_per_epoch` must be a positive integer, or None for as many steps as "
             f"batches make up the data. Received: steps_per_epoch={steps_per_epoch!r}"

@@ -252,12 +252,14 @@ def test_lists_of_inputs_are_tuples_from_the_first_look_on():
     assert seen == {tuple}
 
 
-@pytest.mark.parametrize("steps_per_epoch", [0, -1, 2.0])
+@pytest.mark.parametrize("steps_per_epoch", [0, -1, 2.0, True])
 def test_epochs_of_no_length_are_refused(steps_per_epoch):
     model = helpers.compiled()
     with pytest.raises(ValueError, match="`steps_per_epoch` must be a positive integer"):
         model.fit(X, Y, batch_size=6, steps_per_epoch=steps_per_epoch)
     assert model.privacy_spent(DELTA).steps == 0
+    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=np.int64(2))
+    assert model.privacy_spent(DELTA).steps == 2
 
 
 @pytest.mark.parametrize("kind", ["torch", "tensorflow", "jax", "float64"])
