@@ -4,24 +4,24 @@ import contextlib
 import functools
 import logging
 import math
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend import tensorflow_memory
+from keras_adaclip.backend import tensorflow_memory, tensorflow_rows
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
 
-# Of so few a gather with the examples last is faster, on a CPU (of 1, four times; of 4, not).
-_FEW_CHANNELS = 3
-
+computes_on_cpu = tensorflow_rows.computes_on_cpu
 free_memory = tensorflow_memory.free_memory
 memory_in_use = tensorflow_memory.memory_in_use
 peak_memory = tensorflow_memory.peak_memory
+prefetched = tensorflow_rows.prefetched
+take_rows = tensorflow_rows.take_rows
+zero_where_not = tensorflow_rows.zero_where_not
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -37,11 +37,6 @@ def slices_any_size(model: keras.Model) -> bool:
 def loops_in_python() -> bool:
     """Whether a loop over time steps runs in Python, unrolled or not."""
     return False
-
-
-def computes_on_cpu() -> bool:
-    """Whether steps run on the CPU, where what matters is how memory is written."""
-    return not tf.config.list_logical_devices("GPU")
 
 
 def unsupported_compilation(model: keras.Model) -> str | None:
@@ -145,45 +140,6 @@ def after(value: Tensor, other: Tensor) -> Tensor:
     """`value`, to be used only when `other` is there: what follows is not computed early."""
     with tf.control_dependencies([other]):
         return tf.identity(value)
-
-
-def take_rows(rows: Tensor, places: Any) -> Tensor:
-    """`rows[:, places]`.
-
-    A gather copies slice after slice. Where a row holds a few numbers, the examples are put last,
-    so that a slice holds one number of each.
-
-    Args:
-        rows: tensor of shape `(batch_size, num_rows, channels)`.
-        places: integers of any shape, below `num_rows`.
-
-    Returns:
-        A tensor of shape `(batch_size, *places.shape, channels)`.
-    """
-    if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS or not computes_on_cpu():
-        return tf.gather(rows, places, axis=1)
-    taken = tf.gather(tf.transpose(rows, (1, 2, 0)), places, axis=0)
-    rank = len(taken.shape)
-    return tf.transpose(taken, (rank - 1, *range(rank - 1)))
-
-
-def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
-    """`values` with zeros in the rows that are not `kept`, which may hold NaN.
-
-    Where batches are not padded there are most often none, and on a CPU it costs nothing to know.
-
-    Args:
-        kept: bool of shape `(batch_size,)`.
-        values: tensor of shape `(batch_size, ...)`.
-    """
-
-    def zeroed() -> Tensor:
-        mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
-        return tf.where(mask, values, tf.zeros_like(values))
-
-    if not computes_on_cpu():
-        return zeroed()
-    return tf.cond(tf.reduce_all(kept), lambda: values, zeroed)
 
 
 def outside_random_state() -> bytes:
@@ -324,38 +280,6 @@ def evaluate_each(
         arguments: structures of NumPy arrays, all of the same shapes.
     """
     return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
-
-
-def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
-    """`batches`, each prepared while the step before computes.
-
-    Keras would do as much, but with tf.data's tuner. TensorFlow 2.21 waits for that one's thread
-    where an iterator ends, and at times the thread sleeps on until it would have tuned again: for
-    seconds at the end of an epoch of seconds, seen where cores are busy.
-
-    Args:
-        batches: the batches of an epoch, structures of NumPy arrays (without lists, which tf.data
-            takes for tensors).
-        rows: a batch of any size, for types and shapes.
-    """
-    # TensorFlow never forgets a generator; what it must not keep are the data.
-    known = weakref.ref(batches)
-
-    def prepare() -> Iterator[Any]:
-        if (of_epoch := known()) is not None:
-            for index in range(of_epoch.num_batches):
-                yield of_epoch[index]
-
-    signature = keras.tree.map_structure(
-        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), rows
-    )
-    data = tf.data.Dataset.from_generator(prepare, output_signature=signature)
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
-    data = data.prefetch(1).with_options(options)
-    data.batches = batches
-    return data
 
 
 def trace(function: Callable[[], Any]) -> None:
