@@ -142,7 +142,7 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
         return 0.7 + 0.1 * is_cell + 0.05 * is_variant + 0.01 * (run.epochs == 40)
 
     context = complete(CONTEXT, accuracy_of)
-    chosen = experiments.chosen_run(context, "fixed")
+    chosen = experiments.choice(context, "fixed").run
     assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (4.0, 40, "tanh")
     assert json.loads(chosen.hyperparameters) == {"clip_norm": 0.6}
     (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
@@ -158,7 +158,25 @@ def test_more_epochs_are_tried_as_long_as_they_help(best, tried):
     context = complete(ladder, lambda run: 0.8 - abs(run.epochs - best) / 1000)
     runs = experiments.longer_runs(context, "fixed", 2.7)
     assert [run.epochs for run in runs] == tried
-    assert experiments.chosen_run(context, "fixed").epochs == best
+    assert experiments.choice(context, "fixed").run.epochs == best
+
+
+@pytest.mark.parametrize("averages", [(0.79, 0.82), (0.83, 0.82), (0.79, 0.80), (None, None)])
+def test_averaged_weights_are_chosen_where_they_are_better(averages):
+    context = complete(CONTEXT, lambda run: {20: 0.80, 40: 0.81}[run.epochs])
+    for run in [
+        experiments.grid_runs(context, "fixed", 2.7)[0],
+        *experiments.longer_runs(context, "fixed", 2.7),
+    ]:
+        average = averages[run.epochs // 20 - 1]
+        context.results[run.key] = replace(context.result(run), accuracy_of_average=average)
+    chosen = experiments.choice(context, "fixed")
+    best = max((0.80, 0.81, *(average or 0.0 for average in averages)))
+    assert (
+        chosen.is_averaged,
+        chosen.run.epochs,
+        getattr(context.result(chosen.run), chosen.figure),
+    ) == (best in averages, 20 if best == averages[0] else 40, best)
 
 
 def test_a_hyperparameter_is_followed_as_far_as_it_helps():
@@ -195,7 +213,7 @@ def test_a_second_hyperparameter_is_followed_from_the_best_value_of_the_first():
 
 
 def test_a_tie_goes_to_the_earlier_cell():
-    chosen = experiments.chosen_run(complete(CONTEXT, lambda run: 0.8), "power")
+    chosen = experiments.choice(complete(CONTEXT, lambda run: 0.8), "power").run
     assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (1.0, 20, "relu")
     assert json.loads(chosen.hyperparameters) == {"initial_value": 1.1, "power": 0.5}
 
@@ -329,24 +347,16 @@ def test_tables_hold_means_beside_the_paper(tmp_path):
     text = tables.report(context)
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     assert "| fixed (Abadi) | 80.2 ± 0.1 (3) | 82.7 ± 0.3 | 80.3 ± 0.2 (5) | 85.2 ± 0.2 |" in text
-    assert "| AUTO-S (Bu) | – | – | – | 80.3 ± 0.2 (5) | 80.8 ± 0.2 (5) | – |" in text
-    assert "With averaged weights: power decay (Lin)," in text
+    # Chosen with averaged weights, by which each run has half a point more.
+    assert "| AUTO-S (Bu) | – | – | 80.8 ± 0.2 (5) | – | – | – | 1, 20, relu | averaged |" in text
+    assert "| AUTO-S (Bu) | – | – | 80.3 ± 0.2 (5) | 80.8 ± 0.2 (5) | – | – |" in text
+    assert "| power decay (Lin) | 81.2 ± 0.1 (3) | 81.7 ± 0.1 (3) |" in text
     assert "Best first at ε = 2.7: power decay (Lin)," in text
     assert rows["ε = 2.7"].count("81.2 ± 0.1 (3)") == len(experiments.POWERS)
     assert rows["paper"] == "| paper | 86.4 ± 0.3 | 86.2 ± 0.2 | 87.1 ± 0.1 | 86.2 ± 0.2 |"
     paths = figures.draw(context, tmp_path)
     assert len(paths) == 6
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-
-
-def test_averages_are_ranked_over_the_same_runs():
-    entries = [e for e in driver.planned(TWO, STAGES[:1]) if e.run]
-    results = {e.run.key: result(0.8 + 0.01 * (e.method == "fixed")) for e in entries}
-    first = next(e for e in entries if e.method == "power")
-    results[first.run.key] = replace(results[first.run.key], accuracy_of_average=None)
-    context = replace(TWO, results=results)
-    assert tables._order(context, entries) == "fixed (Abadi), power decay (Lin)"
-    assert tables._order(context, entries, "accuracy_of_average") == "fixed (Abadi)"
 
 
 def test_a_run_leaves_the_average_of_its_weights():

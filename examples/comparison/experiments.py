@@ -29,12 +29,30 @@ class Cell(NamedTuple):
 # The same for all methods. On a tie the earlier one wins.
 GRID = tuple(Cell(*values) for values in product((1.0, 2.0, 4.0), (20,), (0, 1)))
 GRID_SEED = 101
-# Tried last, with what was best until then: every method gains or loses by it on its own. Each is
-# tried where the one before was best. (Sixty gave two of them 0.1 points more and less than forty,
-# which is within their spread over seeds, for half as much time again.)
+# Tried last, with what was best until then, and for either number with the last weights and with
+# their moving average: every method gains or loses by it on its own. Each is tried where the one
+# before was best. (Sixty gave two of them 0.1 points more and less than forty, which is within
+# their spread over seeds, for half as much time again.)
 LONGER_EPOCHS = (40,)
 # How far a search goes with one hyperparameter in one direction.
 MOST_STEPS = 4
+
+
+class Choice(NamedTuple):
+    """What the tuned table takes of a method.
+
+    Args:
+        run: the run that was best.
+        is_averaged: whether the moving average of its weights was better than the last ones.
+    """
+
+    run: Run
+    is_averaged: bool
+
+    @property
+    def figure(self) -> str:
+        """The accuracy of these weights, among the attributes of `Result`."""
+        return "accuracy_of_average" if self.is_averaged else "accuracy"
 
 
 @dataclass(frozen=True)
@@ -179,46 +197,43 @@ def _followed(context: Context, start: Run, knob: Knob) -> list[Run]:
 
 def longer_runs(context: Context, method: str, epsilon: float, seed: int = GRID_SEED) -> list[Run]:
     """What was best in the grid and among the variants, for more epochs as long as that helps."""
-    tried = grid_runs(context, method, epsilon, seed)
-    if _best(context, tried) is None:
-        return []
-    best = _best(context, tried + variant_runs(context, method, epsilon, seed))
+    best = _best_of_search(context, method, epsilon, seed)
     if best is None:
         return []
     runs = [best]
     for epochs in context.longer_epochs:
         runs.append(replace(best, epochs=epochs))
-        if _best(context, runs) != runs[-1]:
+        if _best(context, runs, _of_either_weights) != runs[-1]:
             break
     return runs[1:]
 
 
-def chosen_run(context: Context, method: str) -> Run | None:
-    """What the grid chose for a method; None while runs of it are missing."""
+def choice(context: Context, method: str) -> Choice | None:
+    """What was chosen for a method; None while runs of its search are missing."""
     epsilon = DATA_SETS[context.data_set].epsilons[0]
-    tried = grid_runs(context, method, epsilon)
-    if _best(context, tried) is None:
+    best = _best_of_search(context, method, epsilon, GRID_SEED)
+    if best is None:
         return None
-    tried += variant_runs(context, method, epsilon)
-    if context.longer_epochs:
-        if _best(context, tried) is None:
-            return None
-        tried += longer_runs(context, method, epsilon)
-    return _best(context, tried)
+    tried = [best, *longer_runs(context, method, epsilon)]
+    best = _best(context, tried, _of_either_weights)
+    result = context.result(best) if best else None
+    if best is None or result is None:
+        return None
+    return Choice(best, _of_either_weights(result) > result.accuracy)
 
 
 def tuned_runs(context: Context, method: str, epsilon: float, seed: int) -> list[Run]:
     """The chosen settings on all training images, scored on the test images."""
-    best = chosen_run(context, method)
-    if best is None:
+    chosen = choice(context, method)
+    if chosen is None:
         return []
     return [
         replace(
-            best,
+            chosen.run,
             epsilon=epsilon,
             seed=seed,
             scored_on="test",
-            hyperparameters=as_text(_transposed(context, best, epsilon)),
+            hyperparameters=as_text(_transposed(context, chosen.run, epsilon)),
         )
     ]
 
@@ -232,11 +247,31 @@ def power_runs(context: Context, method: str, epsilon: float, seed: int) -> list
     ]
 
 
-def _best(context: Context, runs: list[Run]) -> Run | None:
+def _of_last_weights(result: Result) -> float:
+    return result.accuracy
+
+
+def _of_either_weights(result: Result) -> float:
+    return max(result.accuracy, result.accuracy_of_average or 0.0)
+
+
+def _best(
+    context: Context, runs: list[Run], score: Callable[[Result], float] = _of_last_weights
+) -> Run | None:
+    """The first of the runs with the highest score; None while results are missing."""
     results = [context.result(run) for run in runs]
-    if not runs or any(result is None for result in results):
+    found = [result for result in results if result is not None]
+    if not runs or len(found) < len(runs):
         return None
-    return max(zip(runs, results, strict=True), key=lambda pair: pair[1].accuracy)[0]
+    return max(zip(runs, found, strict=True), key=lambda pair: score(pair[1]))[0]
+
+
+def _best_of_search(context: Context, method: str, epsilon: float, seed: int) -> Run | None:
+    """The best in the grid and among the variants."""
+    tried = grid_runs(context, method, epsilon, seed)
+    if _best(context, tried) is None:
+        return None
+    return _best(context, tried + variant_runs(context, method, epsilon, seed))
 
 
 def _transposed(context: Context, best: Run, epsilon: float) -> Settings:

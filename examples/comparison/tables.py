@@ -2,10 +2,11 @@
 
 import json
 import statistics
+from collections.abc import Callable
 
 from .data_sets import DATA_SETS, paper
 from .driver import STAGES, Planned, Stage, planned
-from .experiments import EXPERIMENTS, GRID_SEED, POWERS, Context, chosen_run, grid_runs
+from .experiments import EXPERIMENTS, GRID_SEED, POWERS, Choice, Context, choice, grid_runs
 from .methods import METHODS
 from .runs import AVERAGED_STEPS
 
@@ -24,21 +25,27 @@ def report(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
         f"Test accuracy in percent on {context.data_set}, mean ± standard deviation (runs). "
         f"Delta {DATA_SETS[context.data_set].delta:.3g}, Poisson sampling, "
         f"{context.accountant.upper()} accountant. *Paper*: {paper()['source']}. Nothing was spent "
-        "on choosing hyperparameters, as in the paper. Averaged weights: the moving average of the "
-        f"last {AVERAGED_STEPS} steps or so of the same runs.",
+        "on choosing hyperparameters, as in the paper.",
     ]
     asked = {stage.experiment for stage in stages}
     for name in ("paper", "tuned", "powers", "small"):
         if name in asked and EXPERIMENTS[name].methods_in(context):
             table = power_table if name == "powers" else method_table
             parts += [f"## {EXPERIMENTS[name].title}", table(context, name, stages)]
+        if name == "tuned" and name in asked:
+            parts += [
+                "The same runs with the last weights, and with the moving average of those of "
+                f"about the last {AVERAGED_STEPS} steps. Which of the two a method takes was "
+                "chosen on held-out images, with its number of epochs.",
+                weights_table(context, name, stages),
+            ]
     if "grid" in asked:
         parts += ["## What was tried for the tuned table", *grid_tables(context)]
     return "\n\n".join(parts) + "\n"
 
 
 def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
-    """A row for each method, two columns for each budget, three in the tuned table.
+    """A row for each method, two columns for each budget, and what was chosen in the tuned table.
 
     Args:
         context: what the plans depend on, with the results.
@@ -46,32 +53,58 @@ def method_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES
         stages: the stages, whose seeds the means go over.
     """
     experiment = EXPERIMENTS[name]
-    epsilons = sorted(experiment.epsilons(DATA_SETS[context.data_set].epsilons))
-    is_tuned = name == "tuned"
-    header = ["method"]
-    for epsilon in epsilons:
-        header += [f"ε = {epsilon:g}", *(["averaged weights"] if is_tuned else []), "paper"]
-    header += ["learning rate, epochs, activation", "own settings"] if is_tuned else []
-    plan = planned(context, tuple(stage for stage in stages if stage.experiment == name))
-    rows = []
+    budgets = experiment.epsilons(DATA_SETS[context.data_set].epsilons)
+    entries = _entries(context, name, stages)
+    reference = paper()[context.data_set][experiment.reference]
+    header = ["method", *(c for epsilon in sorted(budgets) for c in (f"ε = {epsilon:g}", "paper"))]
+    header += ["learning rate, epochs, activation", "weights", "own settings"] * (name == "tuned")
+    rows, means = [], {}
     for method in experiment.methods_in(context):
+        chosen = choice(context, method) if name == "tuned" else None
+        figure = chosen.figure if chosen else "accuracy"
         row = [METHODS[method].title]
-        for epsilon in epsilons:
-            entries = [e for e in plan if (e.method, e.epsilon) == (method, epsilon)]
-            reference = paper()[context.data_set][experiment.reference]
-            row.append(measured(context, entries))
-            if is_tuned:
-                row.append(measured(context, entries, "accuracy_of_average"))
+        for epsilon in sorted(budgets):
+            row.append(measured(context, entries(method, epsilon), figure))
             row.append(_reference(reference, epsilon, method))
-        rows.append(row + (_choice(context, method) if is_tuned else []))
-    first = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[0]
-    entries = [e for e in plan if e.epsilon == first]
-    text = _markdown(header, rows)
-    if order := _order(context, entries):
-        text += f"\n\nBest first at ε = {first:g}: {order}."
-    if is_tuned and (order := _order(context, entries, "accuracy_of_average")):
-        text += f" With averaged weights: {order}."
-    return text
+        rows.append(row + (_settings(chosen) if name == "tuned" else []))
+        if values := _accuracies(context, entries(method, budgets[0]), figure):
+            means[method] = statistics.fmean(values)
+    table = _markdown(header, rows)
+    if not means:
+        return table
+    ranked = sorted(means, key=means.__getitem__, reverse=True)
+    titles = ", ".join(METHODS[method].title for method in ranked)
+    return f"{table}\n\nBest first at ε = {budgets[0]:g}: {titles}."
+
+
+def weights_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
+    """The runs of a `method_table`, with either weights; arguments as there."""
+    experiment = EXPERIMENTS[name]
+    budgets = sorted(experiment.epsilons(DATA_SETS[context.data_set].epsilons))
+    entries = _entries(context, name, stages)
+    header = ["method", *(c for epsilon in budgets for c in (f"ε = {epsilon:g}, last", "averaged"))]
+    rows = [
+        [
+            METHODS[method].title,
+            *(
+                measured(context, entries(method, epsilon), figure)
+                for epsilon in budgets
+                for figure in ("accuracy", "accuracy_of_average")
+            ),
+        ]
+        for method in experiment.methods_in(context)
+    ]
+    return _markdown(header, rows)
+
+
+def _entries(
+    context: Context, name: str, stages: tuple[Stage, ...]
+) -> Callable[[str, float], list[Planned]]:
+    """From a method and a budget to the planned runs of an experiment."""
+    plan = planned(context, tuple(stage for stage in stages if stage.experiment == name))
+    return lambda method, epsilon: [
+        entry for entry in plan if (entry.method, entry.epsilon) == (method, epsilon)
+    ]
 
 
 def power_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES) -> str:
@@ -106,7 +139,10 @@ def grid_tables(context: Context) -> list[str]:
         )
     if context.longer_epochs:
         longer = ", ".join(map(str, context.longer_epochs))
-        count += f", then more epochs with what was best until then, while that helps ({longer})"
+        count += (
+            f", then more epochs with what was best until then, while that helps ({longer}), each "
+            "with the last weights and with their moving average"
+        )
     return [
         f"One run each at ε = {epsilon:g}, seed {GRID_SEED}, "
         f"{DATA_SETS[context.data_set].num_held_out:,} training images held out, on which the "
@@ -140,26 +176,17 @@ def _accuracies(context: Context, entries: list[Planned], figure: str) -> list[f
     return [100.0 * value for value in values if value is not None]
 
 
-def _order(context: Context, entries: list[Planned], figure: str = "accuracy") -> str:
-    means = {}
-    for method in {entry.method for entry in entries}:
-        own = [entry for entry in entries if entry.method == method]
-        values = _accuracies(context, own, figure)
-        # Over the same runs whichever the figure is.
-        if values and len(values) == len(_accuracies(context, own, "accuracy")):
-            means[method] = statistics.fmean(values)
-    ranked = sorted(means, key=means.__getitem__, reverse=True)
-    return ", ".join(METHODS[method].title for method in ranked)
-
-
-def _choice(context: Context, method: str) -> list[str]:
-    run = chosen_run(context, method)
-    if run is None:
-        return [_MISSING, _MISSING]
-    settings = json.loads(run.hyperparameters)
+def _settings(chosen: Choice | None) -> list[str]:
+    if chosen is None:
+        return [_MISSING] * 3
+    settings = json.loads(chosen.run.hyperparameters)
     settings.pop("values", None)
     own = ", ".join(f"{name} {value:g}" for name, value in settings.items())
-    return [f"{run.learning_rate:g}, {run.epochs}, {run.activation}", own]
+    return [
+        f"{chosen.run.learning_rate:g}, {chosen.run.epochs}, {chosen.run.activation}",
+        "averaged" if chosen.is_averaged else "last",
+        own,
+    ]
 
 
 def _reference(reference: dict, epsilon: float, method: str) -> str:
