@@ -98,6 +98,7 @@ def smoke(folder: Path) -> None:
         grid=(Cell(1.0, 2, 0),),
         has_variants=False,
         longer_epochs=(),
+        last_seeds=(GRID_SEED,),
         paper_epochs=2,
     )
     run(plans, folder, _SMOKE_SCALE, _SMOKE_STAGES)

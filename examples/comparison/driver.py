@@ -80,7 +80,6 @@ def _is_put_off(entry: Planned) -> bool:
 
 def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planned]:
     left_out = {"variants"} if not context.has_variants else set()
-    left_out |= {"epochs"} if not context.longer_epochs else set()
     for stage in stages:
         if stage.experiment in left_out:
             continue

@@ -137,12 +137,12 @@ def grid_tables(context: Context) -> list[str]:
             ", then in the best cell of each activation the method's hyperparameters in turn, a "
             "step lower, a step higher, and on in the direction that helps"
         )
-    if context.longer_epochs:
-        longer = ", ".join(map(str, context.longer_epochs))
-        count += (
-            f", then more epochs with what was best until then, while that helps ({longer}), each "
-            "with the last weights and with their moving average"
-        )
+    seeds = ", ".join(map(str, context.last_seeds))
+    epochs = "".join(f" or {epochs}" for epochs in context.longer_epochs)
+    count += (
+        f"; in the end, by the mean over seeds {seeds}, {context.grid[0].epochs}{epochs} epochs "
+        "and last or averaged weights"
+    )
     return [
         f"One run each at ε = {epsilon:g}, seed {GRID_SEED}, "
         f"{DATA_SETS[context.data_set].num_held_out:,} training images held out, on which the "
