@@ -24,6 +24,8 @@ class GradientPlan:
             of one after another.
         numbers_per_example: how many float32 numbers are written for the norms and sums of one
             example, beyond what forward and backward pass write; 0 where that is not known.
+        outputs_per_example: how many numbers the layers return for one example; 0 where that is
+            not known.
     """
 
     rules: Mapping[keras.layers.Layer, LayerRule]
@@ -32,6 +34,7 @@ class GradientPlan:
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
     is_vectorized: bool = False
     numbers_per_example: int = 0
+    outputs_per_example: int = 0
 
     @property
     def is_layerwise(self) -> bool:

@@ -7,6 +7,7 @@ weights that are used outside the layer that owns them, layers that merge axes i
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.activations import counted_outputs
 from keras_adaclip.gradients.agreement import agreeing
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.forward import call_model
@@ -26,6 +28,23 @@ Tensor = Any
 
 # Layers that call the layers inside them in a loop, from which no tap can be taken out.
 _UNITS = (keras.layers.RNN, keras.layers.TimeDistributed)
+
+
+@dataclass
+class _Seen:
+    """What a forward pass has shown.
+
+    Attributes:
+        reason: why no layer-wise plan will do; None where it may.
+        batched: the numbers of the batched arguments of each layer.
+        is_random: whether training draws random numbers.
+        outputs_per_example: how many numbers the layers return for one example.
+    """
+
+    reason: str | None = None
+    batched: dict[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    is_random: bool = False
+    outputs_per_example: int = 0
 
 
 def make_plan(
@@ -70,10 +89,13 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
         The plan, and whether training draws random numbers.
     """
     rules, variables = _assign_rules(model)
-    reason, batched, is_random = _examine_calls(model, rows, rules)
-    if reason is not None:
-        return whole_model_plan(reason), is_random
-    return GradientPlan(rules, variables, None, batched), is_random
+    seen = _examine_calls(model, rows, rules)
+    if seen.reason is not None:
+        return whole_model_plan(seen.reason), seen.is_random
+    plan = GradientPlan(
+        rules, variables, batched=seen.batched, outputs_per_example=seen.outputs_per_example
+    )
+    return plan, seen.is_random
 
 
 def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
@@ -91,7 +113,7 @@ def _layerwise_plan(model: keras.Model, rows: Batch) -> GradientPlan:
 def _vectorized_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     plan = GradientPlan({}, {}, "as `gradient_method` says", is_vectorized=True)
     try:
-        if _examine_calls(model, rows, {})[2]:
+        if _examine_calls(model, rows, {}).is_random:
             return whole_model_plan("it draws random numbers, which all examples would share")
         proven = agreeing(model, rows, plan, training=True)
         reason = "vectorized gradients differ from plain ones on a few rows"
@@ -123,13 +145,9 @@ def _assign_rules(
 
 def _examine_calls(
     model: keras.Model, rows: Batch, rules: dict[keras.layers.Layer, LayerRule]
-) -> tuple[str | None, dict[keras.layers.Layer, frozenset[int]], bool]:
-    """Why no layer-wise plan will do (None where it may), and what was seen on the way.
-
-    Returns:
-        The reason, the numbers of the batched arguments of each layer, and whether training draws
-        random numbers.
-    """
+) -> _Seen:
+    """Calls the model on two rows and on three, without computing anything."""
+    seen = _Seen()
     sizes = (2, 3)
     leading: dict[int, list[list[int | None]]] = {}
     called: list[keras.layers.Layer] = []
@@ -147,10 +165,11 @@ def _examine_calls(
 
             recorder = _RandomnessRecorder(random_state)
             before = random_state()
-            with tapped(rules, recorder):
+            with counted_outputs(model) as outputs, tapped(rules, recorder):
                 call_model(model, batch.x, training=True)
             if _differ(before, random_state()):
                 random.add(None)
+        seen.outputs_per_example = sum(outputs) // size
         random.update(recorder.random)
         calls = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
         called[:] = [call.layer for call in calls]
@@ -162,24 +181,23 @@ def _examine_calls(
     for size in sizes:
         backend.trace(functools.partial(forward, size))
 
-    batched: dict[keras.layers.Layer, frozenset[int]] = {}
+    seen.is_random = bool(random)
     if len(leading[2]) != len(leading[3]):
-        return "the calls of its layers depend on the batch size", batched, bool(random)
+        seen.reason = "the calls of its layers depend on the batch size"
+        return seen
     for layer, small, large in zip(called, leading[2], leading[3], strict=True):
-        follows = frozenset(
-            number for number, pair in enumerate(zip(small, large, strict=True)) if pair == sizes
-        )
-        changes = {number for number, (a, b) in enumerate(zip(small, large, strict=True)) if a != b}
+        pairs = list(enumerate(zip(small, large, strict=True)))
+        follows = frozenset(number for number, pair in pairs if pair == sizes)
+        changes = {number for number, (few, more) in pairs if few != more}
         if changes - follows or not follows:
-            reason = f"layer {layer.name!r} is called on something without the batch axis"
-            return reason, batched, bool(random)
-        if batched.setdefault(layer, follows) != follows:
-            reason = f"layer {layer.name!r} is called in different ways"
-            return reason, batched, bool(random)
-        if isinstance(rules[layer], GeneralRule) and layer in random:
-            reason = f"layer {layer.name!r} has weights and draws random numbers"
-            return reason, batched, bool(random)
-    return None, batched, bool(random)
+            seen.reason = f"layer {layer.name!r} is called on something without the batch axis"
+        elif seen.batched.setdefault(layer, follows) != follows:
+            seen.reason = f"layer {layer.name!r} is called in different ways"
+        elif isinstance(rules[layer], GeneralRule) and layer in random:
+            seen.reason = f"layer {layer.name!r} has weights and draws random numbers"
+        if seen.reason is not None:
+            break
+    return seen
 
 
 def _in_a_line(error: Exception) -> str:

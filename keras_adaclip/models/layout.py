@@ -94,8 +94,10 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     is_compiled = backend.needs_fixed_shapes(model)
     if numbers == 0 or (is_compiled and _has_convolutions(model)):
         return None
-    has_short_rounds = is_compiled and backend.computes_on_cpu()
-    limit = _NUMBERS_IN_A_COMPILED_ROUND if has_short_rounds else _NUMBERS_AT_A_TIME
+    limit = _NUMBERS_AT_A_TIME
+    if is_compiled and backend.computes_on_cpu():
+        limit = _NUMBERS_IN_A_COMPILED_ROUND
+        numbers = max(numbers, plan.outputs_per_example)
     most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
