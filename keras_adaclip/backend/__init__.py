@@ -30,6 +30,7 @@ outside_random_state = _module.outside_random_state
 peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
 prefetched = _module.prefetched
+quicker_call = _module.quicker_call
 slices_any_size = _module.slices_any_size
 take_rows = _module.take_rows
 trace = _module.trace
@@ -57,6 +58,7 @@ __all__ = [
     "peak_memory",
     "per_example_layer_gradients",
     "prefetched",
+    "quicker_call",
     "slices_any_size",
     "take_rows",
     "trace",

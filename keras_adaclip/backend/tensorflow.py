@@ -142,6 +142,11 @@ def after(value: Tensor, other: Tensor) -> Tensor:
         return tf.identity(value)
 
 
+def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
+    """What gives the same as a layer's `call` in less time; None where that is as good."""
+    return None
+
+
 def outside_random_state() -> bytes:
     """The state of random generators besides Keras's own: it changes when something draws."""
     return b""

@@ -95,6 +95,29 @@ def after(value: Tensor, other: Tensor) -> Tensor:
     return value
 
 
+# Neither pads. PyTorch is several times faster at channels that lie last than at those that lie
+# first, where Keras copies them to before it pools.
+_POOLS = {
+    keras.layers.MaxPooling2D: torch.nn.functional.max_pool2d,
+    keras.layers.AveragePooling2D: torch.nn.functional.avg_pool2d,
+}
+
+
+def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
+    """On a CPU, pooling of images whose channels lie last, where they lie."""
+    pool = _POOLS.get(type(layer))
+    if pool is None or (layer.data_format, layer.padding) != ("channels_last", "valid"):
+        return None
+    if layer.compute_dtype != "float32" or not computes_on_cpu():
+        return None
+
+    def call(inputs: Tensor) -> Tensor:
+        pooled = pool(inputs.permute(0, 3, 1, 2), layer.pool_size, layer.strides)
+        return pooled.permute(0, 2, 3, 1)
+
+    return call
+
+
 def take_rows(rows: Tensor, places: Any) -> Tensor:
     """`rows[:, places]`, of shape `(batch_size, *places.shape, channels)`."""
     return ops.take(rows, places, axis=1)

@@ -52,7 +52,7 @@ def per_example_gradients(
     def forward(tap: Any) -> tuple[Tensor, Any]:
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with tapped(plan.rules, recorder):
+        with tapped(plan.rules, recorder, plan.quicker_calls):
             y_pred = call_discarding_state(model, batch.x, training)
         if losses_of is None:
             losses, increments = per_example_losses(

@@ -1,7 +1,8 @@
 """Which way the gradients of a model take: layer by layer, vectorized, or one by one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
@@ -20,6 +21,8 @@ class GradientPlan:
             goes layer by layer.
         batched: for the layers of the general rule, the numbers of the arguments that have a
             batch axis.
+        quicker_calls: for layers without trainable weights, what does the same as their `call`
+            in less time.
         is_vectorized: whether the whole model is differentiated for all examples at once instead
             of one after another.
         numbers_per_example: how many float32 numbers are written for the norms and sums of one
@@ -32,6 +35,7 @@ class GradientPlan:
     variables: Mapping[keras.layers.Layer, list[keras.Variable]]
     whole_model_reason: str | None = None
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
     is_vectorized: bool = False
     numbers_per_example: int = 0
     outputs_per_example: int = 0

@@ -93,7 +93,11 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
     if seen.reason is not None:
         return whole_model_plan(seen.reason), seen.is_random
     plan = GradientPlan(
-        rules, variables, batched=seen.batched, outputs_per_example=seen.outputs_per_example
+        rules,
+        variables,
+        batched=seen.batched,
+        quicker_calls=_quicker_calls(model, rules),
+        outputs_per_example=seen.outputs_per_example,
     )
     return plan, seen.is_random
 
@@ -141,6 +145,18 @@ def _assign_rules(
             rules[layer] = rule_for(layer) or GeneralRule()
             variables[layer] = own
     return rules, variables
+
+
+def _quicker_calls(
+    model: keras.Model, rules: dict[keras.layers.Layer, LayerRule]
+) -> dict[keras.layers.Layer, Callable[..., Any]]:
+    """What stands in for calls of layers that no rule taps."""
+    calls = {
+        layer: backend.quicker_call(layer)
+        for layer in keras_private.flatten_layers(model)
+        if layer not in rules
+    }
+    return {layer: call for layer, call in calls.items() if call is not None}
 
 
 def _examine_calls(

@@ -87,18 +87,25 @@ class TapRecorder:
 
 
 @contextmanager
-def tapped(rules: Mapping[keras.layers.Layer, LayerRule], recorder: TapRecorder) -> Iterator[None]:
+def tapped(
+    rules: Mapping[keras.layers.Layer, LayerRule],
+    recorder: TapRecorder,
+    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] | None = None,
+) -> Iterator[None]:
     """Taps the layers for the time of the context.
 
     Args:
         rules: the layers to tap and the rule of each.
         recorder: where the calls are recorded.
+        quicker_calls: other layers, and what is called in the place of their `call`.
     """
+    calls = {layer: recorder.tapped_call(layer, rule) for layer, rule in rules.items()}
+    calls.update(quicker_calls or {})
     try:
-        for layer, rule in rules.items():
-            keras_private.set_attribute(layer, "call", recorder.tapped_call(layer, rule))
+        for layer, call in calls.items():
+            keras_private.set_attribute(layer, "call", call)
         yield
     finally:
-        for layer in rules:
+        for layer in calls:
             if "call" in vars(layer):
                 keras_private.delete_attribute(layer, "call")

@@ -278,6 +278,13 @@ ARCHITECTURES = {
     ),
     "convolution_gram": convolution(lambda: layers.Conv2D(6, 3, strides=2), shape=(6, 6, 4)),
     "convolution_groups": convolution(lambda: layers.Conv2D(4, 3, groups=2), shape=(4, 4, 2)),
+    "convolution_pooled": convolution(
+        lambda: layers.Conv2D(3, 2, activation="relu"),
+        lambda: layers.MaxPooling2D(2, strides=1),
+        lambda: layers.AveragePooling2D((2, 1)),
+        lambda: layers.MaxPooling2D(2, padding="same"),
+        shape=(6, 5, 2),
+    ),
     "embedding_masked_mean": Architecture(
         7,
         lambda: stack(
