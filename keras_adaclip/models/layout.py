@@ -20,11 +20,13 @@ from keras_adaclip.models.microbatches import largest_microbatch
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
 
-# Numbers that a chunk writes for norms and sums: 128 MiB. Fewer make more rounds of the loop, and
-# more are written to memory and read back. A round that XLA has compiled costs little, and on a CPU
-# its arrays had better stay below the 32 MiB from which on the C library gives memory back to the
-# system after each use, and asks for it anew.
-_NUMBERS_AT_A_TIME, _NUMBERS_IN_A_COMPILED_ROUND = 1 << 25, 1 << 23
+# Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
+# read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
+# library gives memory back to the system after each use and asks for it anew; in 64 MiB where a
+# round of the loop is interpreted and costs more. But as many as the layers return for the whole
+# batch are little beside what the step takes anyway.
+_MOST_NUMBERS = 1 << 25
+_NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
@@ -70,7 +72,7 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         chunk_size = usual_chunk_size(model, data.expected_batch_size)
     if dataset is None or not backend.needs_fixed_shapes(model):
         return BatchLayout((), chunk_size)
-    if chunk_size is None and model.steps_per_execution == 1 and _has_convolutions(model):
+    if chunk_size is None and model.steps_per_execution == 1 and _has(model, _CONVOLUTIONS):
         sizes = {_size(dataset, limit, _ROWS_AT_A_TIME) for limit in (_USUAL, _ALMOST_ALL)}
         return BatchLayout(tuple(sorted(sizes)))
     if chunk_size is None:
@@ -92,15 +94,30 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return None
     is_compiled = backend.needs_fixed_shapes(model)
-    if numbers == 0 or (is_compiled and _has_convolutions(model)):
+    if numbers == 0 or (is_compiled and _has(model, _CONVOLUTIONS)):
         return None
-    limit = _NUMBERS_AT_A_TIME
     if is_compiled and backend.computes_on_cpu():
-        limit = _NUMBERS_IN_A_COMPILED_ROUND
-        numbers = max(numbers, plan.outputs_per_example)
+        # XLA asks for memory anew in each step, for what the layers return too.
+        limit, numbers = _NUMBERS_NEAR_THE_CACHE, max(numbers, plan.outputs_per_example)
+    else:
+        limit = _interpreted_limit(model, batch_size * plan.outputs_per_example)
     most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
+
+
+def _interpreted_limit(model: keras.Model, outputs: int) -> int:
+    """How many numbers a chunk may write where each operation runs on its own.
+
+    Args:
+        model: a compiled private model.
+        outputs: how many numbers the layers return for the whole batch.
+    """
+    # A recurrent layer goes through time again in each chunk.
+    if not backend.computes_on_cpu() or _has(model, (keras.layers.RNN,)):
+        return _MOST_NUMBERS
+    least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
+    return min(max(outputs, least), _MOST_NUMBERS)
 
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
@@ -121,5 +138,5 @@ def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     return math.ceil(largest / multiple) * multiple
 
 
-def _has_convolutions(model: keras.Model) -> bool:
-    return any(isinstance(layer, _CONVOLUTIONS) for layer in keras_private.flatten_layers(model))
+def _has(model: keras.Model, kinds: tuple[type[keras.layers.Layer], ...]) -> bool:
+    return any(isinstance(layer, kinds) for layer in keras_private.flatten_layers(model))

@@ -23,6 +23,10 @@ def convolutional():
     ]
 
 
+def recurrent():
+    return [keras.Input((6, 1)), layers.SimpleRNN(2), layers.Dense(1)]
+
+
 def dense():
     return [keras.Input((6, 1)), layers.Flatten(), layers.Dense(1)]
 
@@ -82,30 +86,60 @@ def test_layouts_for_compilers_that_want_few_shapes():
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_large_examples_are_processed_in_chunks(sampling):
-    """128 MiB of float32 numbers at a time, for what norms and sums write; 32 with XLA."""
+    """32 MiB of float32 numbers at a time, for what norms and sums write; 64 on PyTorch."""
     x, y = arrays()
     model = private(dense)
     model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
     plan = model.gradient_plan
     # Six inputs and one cotangent, and the bias of one.
     assert plan.numbers_per_example == 8
-    limit = 1 << (23 if XLA else 25)
+    limit = 1 << (23 if XLA else 24)
     for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
         model.gradient_plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
         if chunk_size is None and XLA and sampling == "poisson":
             chunk_size = 16
         assert found.chunk_size == chunk_size
-    # What the layers return counts with XLA, which asks for memory anew in each step.
-    outputs = replace(plan, outputs_per_example=1 << 21)
-    assert (plan.outputs_per_example, outputs.numbers_per_example) == (7, 8)
-    model.gradient_plan = outputs
-    usual = 16 if XLA and sampling == "poisson" else None
-    assert layout(model, sampling).chunk_size == (8 if XLA else usual)
     # XLA's convolutions are slow in a loop.
     model = private(convolutional)
     model.gradient_plan = replace(plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
+
+
+@pytest.mark.skipif(not XLA, reason="PyTorch interprets its steps")
+def test_what_the_layers_return_counts_with_xla():
+    """It asks for memory anew in each step."""
+    x, y = arrays()
+    model = private(dense)
+    model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
+    plan = model.gradient_plan
+    assert (plan.outputs_per_example, plan.numbers_per_example) == (7, 8)
+    model.gradient_plan = replace(plan, outputs_per_example=1 << 18)
+    assert layout(model, "shuffle").chunk_size == 25
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA compiles its steps")
+def test_chunks_where_each_operation_runs_on_its_own(monkeypatch):
+    x, y = arrays()
+    least = 23 if XLA else 24
+
+    def chunk_size(stack, numbers, outputs):
+        model = private(stack, jit_compile=False)
+        model.fit(x[:20], y[:20], batch_size=10, sampling="shuffle", steps_per_epoch=1, verbose=0)
+        model.gradient_plan = replace(
+            model.gradient_plan, numbers_per_example=numbers, outputs_per_example=outputs
+        )
+        return layout(model, "shuffle").chunk_size
+
+    eighth = 1 << least - 3
+    assert chunk_size(dense, eighth, 1) == 8
+    # As much as the layers return for the whole batch, and 128 MiB at most.
+    assert chunk_size(dense, eighth, (2 << least) // 100) == 15
+    assert chunk_size(dense, 1 << 21, 1 << 25) == 15
+    # A recurrence is run again for each chunk, and a device has no cache to stay near to.
+    assert chunk_size(recurrent, 1 << 21, 1) == 15
+    monkeypatch.setattr("keras_adaclip.backend.computes_on_cpu", lambda: False)
+    assert chunk_size(dense, 1 << 21, 1) == 15
 
 
 class WithOwnMetric(ka.PrivateSequential):
@@ -130,7 +164,7 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
 def test_sequences_of_many_lengths_in_chunks(microbatch_size, monkeypatch):
     import tensorflow as tf
 
-    monkeypatch.setattr("keras_adaclip.models.layout._NUMBERS_AT_A_TIME", 1 << 10)
+    monkeypatch.setattr("keras_adaclip.models.layout._MOST_NUMBERS", 1 << 10)
     model = private(
         lambda: [
             keras.Input((None,), dtype="int32"),
