@@ -23,8 +23,8 @@ from keras_adaclip.sampling import PoissonDataset
 # Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
 # read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
 # library gives memory back to the system after each use and asks for it anew; in 64 MiB where a
-# round of the loop is interpreted and costs more. But as many as the layers return for the whole
-# batch are little beside what the step takes anyway.
+# round of the loop is interpreted and costs more. But half as many as the layers return for the
+# whole batch are little beside what the step takes anyway.
 _MOST_NUMBERS = 1 << 25
 _NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
@@ -117,7 +117,7 @@ def _interpreted_limit(model: keras.Model, outputs: int) -> int:
     if not backend.computes_on_cpu() or _has(model, (keras.layers.RNN,)):
         return _MOST_NUMBERS
     least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
-    return min(max(outputs, least), _MOST_NUMBERS)
+    return min(max(outputs // 2, least), _MOST_NUMBERS)
 
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:

@@ -133,8 +133,8 @@ def test_chunks_where_each_operation_runs_on_its_own(monkeypatch):
 
     eighth = 1 << least - 3
     assert chunk_size(dense, eighth, 1) == 8
-    # As much as the layers return for the whole batch, and 128 MiB at most.
-    assert chunk_size(dense, eighth, (2 << least) // 100) == 15
+    # Half as much as the layers return for the whole batch, and 128 MiB at most.
+    assert chunk_size(dense, eighth, (4 << least) // 100) == 15
     assert chunk_size(dense, 1 << 21, 1 << 25) == 15
     # A recurrence is run again for each chunk, and a device has no cache to stay near to.
     assert chunk_size(recurrent, 1 << 21, 1) == 15
