@@ -5,6 +5,7 @@
     events    what `dp_accounting` composes for a row, and the neighbouring relation it holds under
     epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
     budget, calibration   the steps that a budget allows, the noise that it asks for
+    planning  what is missing of a plan, by the others
 
 Everything here runs on the host, in NumPy, and knows nothing of Keras.
 """
@@ -22,6 +23,7 @@ from keras_adaclip.accounting.budget import max_steps_within
 from keras_adaclip.accounting.calibration import calibrate_noise_multiplier
 from keras_adaclip.accounting.epsilon import PrivacySpent, compute_epsilon, ledger_epsilon
 from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting.planning import PrivacyPlan, plan
 
 __all__ = [
     "calibrate_noise_multiplier",
@@ -34,9 +36,11 @@ __all__ = [
     "default_delta",
     "ledger_epsilon",
     "max_steps_within",
+    "plan",
     "warn_of_large_delta",
     "Ledger",
     "LedgerRow",
+    "PrivacyPlan",
     "PrivacySpent",
     "Sampling",
 ]

@@ -75,7 +75,7 @@ def max_steps_within(
     most = math.ceil(max(0, countable - next_row.free_steps) / next_row.steps_per_release)
     # An upper bound that costs next to nothing says where to look.
     guess = _bisect(lambda releases: rough_epsilon(after(releases), delta) <= target, most)
-    allowed = _largest_within(epsilon, target, most, guess)
+    allowed = largest_within(epsilon, target, most, guess)
     return min(countable, next_row.free_steps + allowed * next_row.steps_per_release)
 
 
@@ -88,7 +88,7 @@ def _bisect(is_allowed: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _largest_within(epsilon: Callable[[int], float], target: float, most: int, guess: int) -> int:
+def largest_within(epsilon: Callable[[int], float], target: float, most: int, guess: int) -> int:
     """The greatest number of releases with `epsilon(releases) <= target`, given that 0 is one.
 
     Args:

@@ -229,7 +229,7 @@ class PrivacySpent:
             guarantee = f"No differential privacy (epsilon = inf) after {steps}"
         else:
             guarantee = (
-                f"(epsilon = {_round_up(self.epsilon)}, delta = {self.delta:g})-differential "
+                f"(epsilon = {rounded_up(self.epsilon)}, delta = {self.delta:g})-differential "
                 f"privacy after {steps}"
             )
         relation = _RELATIONS_IN_WORDS.get(self.neighboring_relation, self.neighboring_relation)
@@ -243,9 +243,14 @@ class PrivacySpent:
         )
 
 
-def _round_up(epsilon: float, digits: int = 5) -> str:
-    """`epsilon` in a few significant digits, never below what it is."""
-    if epsilon == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - digits + 1)
-    return f"{math.ceil(epsilon / unit) * unit:.{digits}g}"
+def rounded_up(value: float, digits: int = 5) -> str:
+    """A value in a few significant digits, never below what it is.
+
+    Args:
+        value: Not negative; infinite is `"inf"`.
+        digits: How many digits.
+    """
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{math.ceil(value / unit) * unit:.{digits}g}"

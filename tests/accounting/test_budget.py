@@ -118,7 +118,7 @@ def test_epsilon_is_computed_few_times(monkeypatch):
 @pytest.mark.parametrize("guess", [0, 1, 30, 4000, 10**6])
 def test_a_bad_guess_costs_time_only(guess):
     for limit in (0, 1, 2, 77, 1000, 10**6):
-        found = budget._largest_within(
+        found = budget.largest_within(
             lambda count, limit=limit: count**0.5, limit**0.5 + 1e-9, 10**6, guess
         )
         assert found == limit
@@ -128,5 +128,5 @@ def test_steep_and_flat_stretches():
     def staircase(count):
         return 0.0 if count < 500 else 1.0 if count < 90_000 else float("inf")
 
-    assert budget._largest_within(staircase, 0.5, 10**9, 1) == 499
-    assert budget._largest_within(staircase, 2.0, 10**9, 1) == 89_999
+    assert budget.largest_within(staircase, 0.5, 10**9, 1) == 499
+    assert budget.largest_within(staircase, 2.0, 10**9, 1) == 89_999

@@ -15,6 +15,7 @@ PACKAGE = "keras_adaclip"
 
 # From top to bottom. A new module or folder directly under the package gets its place here.
 LAYERS = (
+    "__main__",
     "__init__",
     "tuners",
     "federated",
@@ -134,7 +135,7 @@ def _problems_of_direction(name: str, layer: str) -> Iterator[str]:
 
 def _is_leaf(layer: str) -> bool:
     """A module like `_validation`, directly under the package: all layers use it, it uses none."""
-    return layer.startswith("_") and layer != "__init__"
+    return layer.startswith("_") and layer not in LAYERS
 
 
 def _is_private(parts: list[str]) -> bool:

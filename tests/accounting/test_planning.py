@@ -1,0 +1,141 @@
+"""Plans: each quantity by the five others, within the budget and near its edge."""
+
+import math
+
+import pytest
+
+from keras_adaclip.accounting import compute_epsilon, plan
+
+RUN = {
+    "target_epsilon": 3.0,
+    "delta": 1e-5,
+    "num_examples": 6_000,
+    "batch_size": 256,
+    "epochs": 10,
+    "noise_multiplier": 1.2,
+}
+QUANTITIES = tuple(RUN)
+
+
+def planned(missing, **changes):
+    return plan(**{**RUN, missing: None, **changes})
+
+
+def epsilon_of(found, **changes):
+    values = {
+        name: getattr(found, name)
+        for name in ("num_examples", "batch_size", "epochs", "noise_multiplier", "delta")
+    }
+    return compute_epsilon(
+        **{**values, **changes}, sampling=found.sampling, accountant=found.accountant
+    )
+
+
+def test_epsilon_is_that_of_the_run():
+    found = planned("target_epsilon")
+    assert found.epsilon == epsilon_of(found)
+    assert found.solved_for == "target_epsilon"
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("missing", "further"),
+    [
+        ("delta", lambda value: value * 0.998),
+        # Epsilon jumps up wherever the data need one more step.
+        ("num_examples", lambda value: value - 256),
+        ("batch_size", lambda value: value + 3),
+        ("epochs", lambda value: value + 1),
+        ("noise_multiplier", lambda value: value * 0.998),
+    ],
+)
+def test_what_is_solved_for_is_within_the_budget_and_at_its_edge(missing, further, accountant):
+    # Twice as much noise gives batch size, epochs and number of examples room to move.
+    changes = {} if missing == "noise_multiplier" else {"noise_multiplier": 2.4}
+    if missing == "delta":
+        changes = {"target_epsilon": 5.0}
+    if missing == "num_examples":
+        changes = {"target_epsilon": 0.5, **changes}
+    found = planned(missing, accountant=accountant, **changes)
+    target = changes.get("target_epsilon", RUN["target_epsilon"])
+    assert found.epsilon == epsilon_of(found) <= target
+    beyond = {missing: further(getattr(found, missing))}
+    assert epsilon_of(found, **beyond) > target
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "stream", "fixed"])
+@pytest.mark.parametrize("missing", ["target_epsilon", "delta", "epochs", "noise_multiplier"])
+def test_other_samplings(sampling, missing):
+    noise = {"shuffle": 8.0, "stream": 40.0, "fixed": 4.0}[sampling]
+    changes = {} if missing == "noise_multiplier" else {"noise_multiplier": noise}
+    found = planned(missing, sampling=sampling, **changes)
+    assert found.epsilon == epsilon_of(found)
+    assert missing == "target_epsilon" or found.epsilon <= 3.0
+    assert found.accountant == ("rdp" if sampling == "fixed" else "pld")
+
+
+@pytest.mark.parametrize("missing", ["batch_size", "num_examples"])
+@pytest.mark.parametrize("sampling", ["shuffle", "stream"])
+def test_without_amplification_neither_batch_nor_data_can_be_solved_for(missing, sampling):
+    with pytest.raises(ValueError, match=f"`{missing}` can be solved for where sampling amplifies"):
+        planned(missing, sampling=sampling)
+
+
+def test_the_noise_beside_the_signal():
+    found = planned("target_epsilon", num_parameters=400)
+    assert found.steps == 240
+    assert found.sampling_probability == 256 / 6_000
+    # Sum of clipped gradients plus noise of deviation z C, over the expected batch size.
+    assert found.noise_stddev == pytest.approx(1.2 / 256)
+    assert found.noise_norm == pytest.approx(20 * 1.2 / 256)
+    assert found.to_dict()["noise_norm"] == found.noise_norm
+    text = str(found)
+    assert "0.00469 C" in text
+    assert "signal over noise, one step, at most  10.7" in text
+    assert planned("target_epsilon").noise_norm is None
+
+
+def test_the_table_marks_what_was_solved_for_and_rounds_epsilon_up():
+    for missing in QUANTITIES[:1] + QUANTITIES[4:]:
+        found = planned(missing)
+        (marked,) = [line for line in str(found).splitlines() if "<- solved for" in line]
+        name = "epsilon" if missing == "target_epsilon" else missing.replace("_", " ")
+        assert marked.startswith(name)
+        if missing == "noise_multiplier":
+            # What is copied from the table is within the budget too.
+            shown = float(marked.split()[2])
+            assert 0.0 <= shown / found.noise_multiplier - 1.0 <= 1e-4
+            assert epsilon_of(found, noise_multiplier=shown) <= found.epsilon
+    shown = float(str(planned("target_epsilon")).splitlines()[0].split()[1])
+    assert 0.0 <= shown - planned("target_epsilon").epsilon <= 1e-3
+    assert "inf" in str(planned("target_epsilon", noise_multiplier=0.0)).splitlines()[0]
+
+
+@pytest.mark.parametrize("left_out", [(), ("epochs", "delta")])
+def test_just_one_is_left_out(left_out):
+    with pytest.raises(ValueError, match="Exactly one of `target_epsilon`, `delta`"):
+        plan(**{**RUN, **dict.fromkeys(left_out)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": 0.0}, ValueError, "must be positive for a finite"),
+        ({"batch_size": 7_000}, ValueError, "`batch_size` must not exceed"),
+        ({"delta": 1.5}, ValueError, "`delta` must lie"),
+        ({"target_epsilon": math.inf}, ValueError, "`target_epsilon` must be finite"),
+        ({"num_examples": 6e3}, TypeError, "`num_examples` must be an integer"),
+        ({"num_parameters": 0}, ValueError, "`num_parameters` must lie"),
+        ({"sampling": "lottery"}, ValueError, "`sampling` must be one of"),
+        ({"noise_multiplier": 0.02}, ValueError, "No `epochs` reaches the target epsilon"),
+    ],
+)
+def test_what_cannot_be(changes, error, message):
+    with pytest.raises(error, match=message):
+        planned("epochs", **changes)
+
+
+def test_no_batch_and_no_data_are_enough_for_next_to_no_noise():
+    for missing in ("batch_size", "num_examples", "delta"):
+        with pytest.raises(ValueError, match=f"No `{missing}` reaches the target epsilon"):
+            planned(missing, noise_multiplier=0.02, target_epsilon=0.01)
