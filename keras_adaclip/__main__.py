@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_adaclip plan --help`."""
+"""Plans and reports of privacy: `python -m keras_adaclip plan --help`, `... report --help`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from keras_adaclip.accounting import plan
+from keras_adaclip.accounting import PrivacyReport, plan, read_ledger
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="python -m keras_adaclip", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     _add_plan(commands)
+    _add_report(commands)
     options = vars(parser.parse_args(arguments))
     del options["command"]
     command, command_parser = options.pop("run"), options.pop("parser")
@@ -63,6 +64,30 @@ def _add_plan(commands: Any) -> None:
         help="trainable parameters, to set the noise's norm beside the signal's",
     )
     parser.set_defaults(run=plan, parser=parser)
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="what the training of a saved model has spent",
+        description=(
+            "Reads the ledger of a `.keras` file that a private model was saved to. The model's "
+            "own layers, losses and metrics are not needed, and none of its code is run."
+        ),
+    )
+    parser.add_argument("path", metavar="MODEL.keras")
+    parser.add_argument("--delta", type=float, required=True, metavar="NUMBER")
+    parser.add_argument(
+        "--format", dest="output_format", default="text", choices=("text", "markdown", "json")
+    )
+    parser.set_defaults(run=_report, parser=parser)
+
+
+def _report(path: str, delta: float, output_format: str) -> str:
+    unknown = "not read: the file's code is not run"
+    report = PrivacyReport.from_ledger(read_ledger(path), delta, clipping=unknown, seeds=unknown)
+    texts = {"text": report.to_text, "markdown": report.to_markdown, "json": report.to_json}
+    return texts[output_format]().rstrip("\n")
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

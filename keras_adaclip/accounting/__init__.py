@@ -6,6 +6,9 @@
     epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
     budget, calibration   the steps that a budget allows, the noise that it asks for
     planning  what is missing of a plan, by the others
+    group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
+    saved_ledger   the ledger in a model's file
+    report    what was spent and how, for those who have to trust it
 
 Everything here runs on the host, in NumPy, and knows nothing of Keras.
 """
@@ -22,8 +25,12 @@ from keras_adaclip.accounting._validation import (
 from keras_adaclip.accounting.budget import max_steps_within
 from keras_adaclip.accounting.calibration import calibrate_noise_multiplier
 from keras_adaclip.accounting.epsilon import PrivacySpent, compute_epsilon, ledger_epsilon
+from keras_adaclip.accounting.gaussian_dp import gaussian_mu
+from keras_adaclip.accounting.group_privacy import group_epsilon
 from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
+from keras_adaclip.accounting.report import PrivacyReport, check_report_path
+from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 
 __all__ = [
     "calibrate_noise_multiplier",
@@ -31,16 +38,22 @@ __all__ = [
     "check_delta",
     "check_integer",
     "check_real",
+    "check_report_path",
     "check_target_epsilon",
     "compute_epsilon",
     "default_delta",
+    "gaussian_mu",
+    "group_epsilon",
     "ledger_epsilon",
     "max_steps_within",
     "plan",
+    "read_ledger",
     "warn_of_large_delta",
+    "LEDGER_KEYS",
     "Ledger",
     "LedgerRow",
     "PrivacyPlan",
+    "PrivacyReport",
     "PrivacySpent",
     "Sampling",
 ]

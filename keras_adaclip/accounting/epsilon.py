@@ -232,7 +232,7 @@ class PrivacySpent:
                 f"(epsilon = {rounded_up(self.epsilon)}, delta = {self.delta:g})-differential "
                 f"privacy after {steps}"
             )
-        relation = _RELATIONS_IN_WORDS.get(self.neighboring_relation, self.neighboring_relation)
+        relation = relation_in_words(self.neighboring_relation)
         kinds = "; ".join(
             Sampling[label.upper()].describe() if label.upper() in Sampling.__members__ else label
             for label in self.sampling.split(" + ")
@@ -241,6 +241,11 @@ class PrivacySpent:
             f"{guarantee}, by the {self.accountant.upper()} accountant. "
             f"Neighbouring data sets: {relation}. Sampling: {kinds}."
         )
+
+
+def relation_in_words(relation: str) -> str:
+    """What the neighbouring data sets of a relation are."""
+    return _RELATIONS_IN_WORDS.get(relation, relation)
 
 
 def rounded_up(value: float, digits: int = 5) -> str:

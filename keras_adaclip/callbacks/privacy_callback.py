@@ -1,5 +1,6 @@
 """Epsilon in the logs, and a stop before the budget is passed."""
 
+import os
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ from keras_adaclip.accounting import (
     Ledger,
     check_accountant,
     check_delta,
+    check_report_path,
     check_target_epsilon,
     default_delta,
     ledger_epsilon,
@@ -28,6 +30,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         delta: float in (0, 1); None means `num_examples ** -1.1`, and says so.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
+        report_path: where `model.privacy_report` is written when training ends, as JSON,
+            Markdown or text by its ending (`.json`, `.md`, `.txt`); None writes none.
 
     Raises:
         ValueError: where an argument is out of range; when training begins, where the very next
@@ -45,8 +49,12 @@ class PrivacyCallback(keras.callbacks.Callback):
         delta: float | None = None,
         target_epsilon: float | None = None,
         accountant: str = "pld",
+        report_path: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        if report_path is not None:
+            check_report_path(report_path)
+        self.report_path = report_path
         self.delta = None if delta is None else check_delta(delta)
         self.target_epsilon = (
             None if target_epsilon is None else check_target_epsilon(target_epsilon)
@@ -126,6 +134,11 @@ class PrivacyCallback(keras.callbacks.Callback):
             logs["epsilon"] = spent.epsilon
         if self.target_epsilon is not None and self._next_epoch_exceeds(self.target_epsilon):
             self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the report, if one was asked for."""
+        if self.report_path is not None:
+            self.model.privacy_report(self._effective_delta).save(self.report_path)
 
     def _find_allowed_steps(self, model: Any) -> int:
         if self.target_epsilon is None:

@@ -4,16 +4,17 @@ A mixin without a Keras base. The ledger itself is among the variables of the mo
 a model without one, as `load_model(compile=False)` makes it, carries the ledger on its own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
-from keras_adaclip.accounting import Ledger, PrivacySpent
+from keras_adaclip.accounting import LEDGER_KEYS, Ledger, PrivacyReport, PrivacySpent
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 
 _OPTIMIZER_OF_VARIABLE = "_keras_adaclip_optimizer"
-_LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
 
 
 class PrivacySpending:
@@ -44,6 +45,26 @@ class PrivacySpending:
         """
         return PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
 
+    def privacy_report(
+        self, delta: float, group_sizes: Sequence[int] = (2, 5, 10)
+    ) -> PrivacyReport:
+        """What training has spent so far and how, to be printed, saved or sent on.
+
+        Args:
+            delta: float in (0, 1), the probability with which the bound may fail; well below
+                one over the number of examples.
+            group_sizes: for how many examples of one person epsilon is given; each takes seconds.
+
+        Returns:
+            The report: `print` it, or `save` it as JSON, Markdown or text.
+        """
+        ledger = self.privacy_ledger
+        described = _described(getattr(self, "optimizer", None), ledger)
+        versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
+        return PrivacyReport.from_ledger(
+            ledger, delta, group_sizes=group_sizes, versions=versions, **described
+        )
+
     def _include_spending_on_shared_weights(self) -> None:
         """Takes over what other private models have spent on weights that this one shares.
 
@@ -63,19 +84,37 @@ class PrivacySpending:
         run = self._run
         rows, noise_multipliers = run.ledger.to_arrays(MAX_ROWS)
         saved = (rows, noise_multipliers, np.asarray(run.identity, np.int32))
-        for key, value in zip(_LEDGER_KEYS, saved, strict=True):
+        for key, value in zip(LEDGER_KEYS, saved, strict=True):
             store[key] = value
 
     def load_own_variables(self, store: Any) -> None:
         """Loads weights and ledger; the ledger of this process is never lowered."""
-        names = [name for name in list(store.keys()) if name not in _LEDGER_KEYS]
+        names = [name for name in list(store.keys()) if name not in LEDGER_KEYS]
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
         if len(names) == len(store.keys()):
             return
-        rows, noise_multipliers, identity = (np.asarray(store[key]) for key in _LEDGER_KEYS)
+        rows, noise_multipliers, identity = (np.asarray(store[key]) for key in LEDGER_KEYS)
         first, second = identity.tolist()
         loaded = Run(Ledger.from_arrays(rows, noise_multipliers), (first, second))
         if getattr(self, "optimizer", None) is None:
             self._carried_run = self._carried_run.union_upward(loaded)
         else:
             self.optimizer.include_run(loaded)  # type: ignore[attr-defined]
+
+
+def _described(optimizer: Any, ledger: Ledger) -> dict[str, str]:
+    """Clipping and seeds in words, as far as the optimizer knows them."""
+    if optimizer is None:
+        unknown = "not known: the model was loaded without its optimizer"
+        return {"clipping": unknown, "seeds": unknown}
+    rows = [row for row in ledger if row.steps > 0]
+    split = (rows[-1].noise_multiplier, rows[-1].expected_batch_size) if rows else (None, None)
+    num_groups = int(np.size(optimizer.clip_norm)) if optimizer.built else None
+    if optimizer.seed is None:
+        seeds = "noise and sampling from the operating system, anew for each run"
+    else:
+        seeds = f"noise seeded with {optimizer.seed}: whoever knows it can subtract the noise"
+    return {
+        "clipping": optimizer.clipping.describe(*split, num_groups),
+        "seeds": f"{seeds} (the present optimizer; a `PoissonDataset` may have its own seed)",
+    }

@@ -1,0 +1,299 @@
+"""What a model's training has spent and how, for those who have to trust it.
+
+Every number follows from the ledger; what was done but is not in it stands in words.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from keras_adaclip.accounting import _validation
+from keras_adaclip.accounting.epsilon import ledger_epsilon, relation_in_words, rounded_up
+from keras_adaclip.accounting.events import neighboring_relation
+from keras_adaclip.accounting.gaussian_dp import gaussian_mu
+from keras_adaclip.accounting.group_privacy import group_epsilon
+from keras_adaclip.accounting.rows import LedgerRow, Sampling
+
+FORMAT, VERSION = "keras_adaclip.PrivacyReport", 1
+GROUP_SIZES = (2, 5, 10)
+NOT_COVERED = (
+    "Metrics and losses on the training data, in logs, plots and callbacks.",
+    "Choosing hyperparameters, architectures or the best of several runs on the same data.",
+    "Stopping early by a score on private data, unless those data are covered otherwise.",
+    "The number of examples, which counts as public.",
+    "Other uses of the data: preprocessing fitted to them, other models trained on them.",
+    "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
+)
+_NO_TUNING = "none is counted: epsilon is that of the training run alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedMechanism:
+    """One row of the ledger, in a report.
+
+    Args:
+        sampling: label of the `Sampling`.
+        expected_batch_size: expected number of units in a step.
+        num_examples: number of units in the data, 0 where unknown.
+        sampling_probability: of each unit at each step; None without Poisson sampling.
+        noise_multiplier: standard deviation of the noise over the clipping norm, in all.
+        steps: steps that ran.
+        releases: releases that they count as.
+    """
+
+    sampling: str
+    expected_batch_size: int
+    num_examples: int
+    sampling_probability: float | None
+    noise_multiplier: float
+    steps: int
+    releases: int
+
+    @classmethod
+    def of(cls, row: LedgerRow) -> Self:
+        """The row, as a report shows it."""
+        is_poisson = row.sampling is Sampling.POISSON
+        return cls(
+            row.sampling.label,
+            row.expected_batch_size,
+            row.num_examples,
+            row.sampling_probability if is_poisson else None,
+            row.noise_multiplier,
+            row.steps,
+            row.releases,
+        )
+
+    def __str__(self) -> str:
+        size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
+        parts = [f"{self.steps:,} steps", f"batches of {self.expected_batch_size:,} of {size}"]
+        if self.sampling_probability is not None:
+            parts.append(f"q = {self.sampling_probability:.4g}")
+        parts.append(f"z = {self.noise_multiplier:.6g}")
+        if self.releases != self.steps:
+            parts.append(f"{self.releases:,} releases")
+        return f"{self.sampling}: {', '.join(parts)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """The privacy of a model's training; `str()` of it is the report as text.
+
+    Args:
+        delta: delta of every epsilon here.
+        unit: whose privacy it is, `"example"` or `"client"`.
+        neighboring_relation: `"add_or_remove_one"` or `"zero_out"`.
+        mechanisms: what ran.
+        epsilon_pld: epsilon by privacy loss distributions, the one to quote.
+        epsilon_rdp: epsilon by Rényi divergences, a looser bound.
+        epsilon_without_amplification: epsilon had the batches been shuffled passes.
+        group_epsilons: for a number of units of one person, epsilon for the person.
+        gaussian_mu: the shift of the Gaussian mechanism with this epsilon at this delta.
+        clipping: how contributions are bounded and what that costs, in words.
+        seeds: whether noise and sampling can be repeated, in words.
+        tuning: what choosing hyperparameters cost, in words.
+        not_covered: what epsilon does not cover.
+        versions: by name, the versions of the software.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0).advance(3515)
+    >>> report = PrivacyReport.from_ledger([row], delta=1e-5, group_sizes=())
+    >>> print(report.to_text().split("Not covered")[0].strip())
+    Privacy report
+    epsilon                    1.3513 at delta = 1e-05 (PLD)
+    by Rényi divergences       1.5597
+    without amplification      23.347
+    mu of Gaussian DP          0.35232
+    unit                       example
+    neighbouring data sets     one unit is added or removed
+    steps                      3,515
+    mechanism                  poisson: 3,515 steps, batches of 256 of 60,000, q = 0.004267, z = 1
+    clipping                   not known here
+    seeds                      not known here
+    tuning                     none is counted: epsilon is that of the training run alone
+    """
+
+    delta: float
+    unit: str
+    neighboring_relation: str
+    mechanisms: tuple[ReportedMechanism, ...]
+    epsilon_pld: float
+    epsilon_rdp: float
+    epsilon_without_amplification: float
+    group_epsilons: Mapping[int, float]
+    gaussian_mu: float
+    clipping: str
+    seeds: str
+    tuning: str
+    not_covered: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def from_ledger(
+        cls,
+        rows: Iterable[LedgerRow],
+        delta: float,
+        *,
+        unit: str = "example",
+        group_sizes: Sequence[int] = GROUP_SIZES,
+        clipping: str = "not known here",
+        seeds: str = "not known here",
+        tuning: str = _NO_TUNING,
+        versions: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The report of what a ledger says has run.
+
+        Args:
+            rows: A `Ledger`, or rows of one.
+            delta: Delta, between 0 and 1.
+            unit: Whose privacy it is, `"example"` or `"client"`.
+            group_sizes: For how many units of one person epsilon is given; each takes seconds.
+            clipping: How contributions are bounded, in words.
+            seeds: Whether noise and sampling can be repeated, in words.
+            tuning: What choosing hyperparameters cost, in words.
+            versions: Versions of further software, by name.
+
+        Returns:
+            The report.
+
+        Raises:
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range.
+        """
+        delta = _validation.check_delta(delta)
+        rows = tuple(row for row in rows if row.steps > 0)
+        epsilon = ledger_epsilon(rows, delta, "pld")
+        shuffled = tuple(_without_amplification(row) for row in rows)
+        return cls(
+            delta=delta,
+            unit=unit,
+            neighboring_relation=neighboring_relation(rows),
+            mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
+            epsilon_pld=epsilon,
+            epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
+            epsilon_without_amplification=ledger_epsilon(shuffled, delta, "pld"),
+            group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
+            gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
+            clipping=clipping,
+            seeds=seeds,
+            tuning=tuning,
+            not_covered=NOT_COVERED,
+            versions={**_versions(), **(versions or {})},
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps that ran."""
+        return sum(mechanism.steps for mechanism in self.mechanisms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values; an infinite epsilon is the text `"inf"`, as in the JSON."""
+        values = {**dataclasses.asdict(self), "steps": self.steps}
+        values["group_epsilons"] = {str(size): e for size, e in self.group_epsilons.items()}
+        plain: dict[str, Any] = _without_infinities(values)
+        return {"format": FORMAT, "version": VERSION, **plain}
+
+    def to_json(self) -> str:
+        """The report as JSON; `docs/report.md` has its fields."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    def to_text(self) -> str:
+        """The report as text."""
+        width = 25
+        lines = ["Privacy report"]
+        lines += [f"{name:<{width}}  {value}" for name, value in self._rows()]
+        lines += ["", "Not covered by epsilon:", *(f"- {each}" for each in self.not_covered)]
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        lines = ["# Privacy report", "", "| | |", "| --- | --- |"]
+        lines += [f"| {name} | {value} |" for name, value in self._rows()]
+        lines += ["", "Not covered by epsilon:", "", *(f"- {each}" for each in self.not_covered)]
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report; the name decides the format.
+
+        Args:
+            path: a name that ends with `.json`, `.md` or `.txt`.
+
+        Raises:
+            ValueError: where it ends otherwise.
+        """
+        check_report_path(path)
+        texts = {".json": self.to_json, ".md": self.to_markdown, ".txt": self.to_text}
+        path = Path(path)
+        path.write_text(texts[path.suffix](), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("epsilon", f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} (PLD)"),
+            ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
+            ("without amplification", rounded_up(self.epsilon_without_amplification)),
+        ]
+        rows += [
+            (f"person with {size} {self.unit}s", rounded_up(epsilon))
+            for size, epsilon in self.group_epsilons.items()
+        ]
+        rows += [
+            ("mu of Gaussian DP", rounded_up(self.gaussian_mu)),
+            ("unit", self.unit),
+            ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
+            ("steps", f"{self.steps:,}"),
+            *(("mechanism", str(mechanism)) for mechanism in self.mechanisms),
+            ("clipping", self.clipping),
+            ("seeds", self.seeds),
+            ("tuning", self.tuning),
+        ]
+        return rows
+
+
+def check_report_path(path: str | os.PathLike[str]) -> None:
+    """Says what is wrong with the name of a report's file."""
+    if Path(path).suffix not in (".json", ".md", ".txt"):
+        raise ValueError(
+            "The path of a privacy report must end with '.json', '.md' or '.txt', which decides "
+            f"the format. Received: {str(path)!r}"
+        )
+
+
+def _without_amplification(row: LedgerRow) -> LedgerRow:
+    """The row, had it gone through the data in shuffled passes."""
+    if row.sampling is not Sampling.POISSON:
+        return row
+    passes = LedgerRow.open(
+        Sampling.SHUFFLE,
+        row.expected_batch_size,
+        row.num_examples,
+        noise_multiplier=row.noise_multiplier,
+    )
+    return passes.advance(row.steps)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("keras_adaclip", "dp-accounting", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinities(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinities(each) for each in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,64 @@
+"""The ledger in a saved model, read from its file alone: no layer is built, no code of it runs."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from keras_adaclip.accounting.ledger import Ledger
+
+# Under these names a private model keeps its ledger among its own variables.
+LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
+_WEIGHTS_IN_ARCHIVE = "model.weights.h5"
+_OWN_VARIABLES = "vars"
+
+
+def read_ledger(path: str | Path) -> Ledger:
+    """The ledger of a private model that was saved.
+
+    Args:
+        path: a `.keras` file, or a `.weights.h5` file.
+
+    Returns:
+        The ledger as it stood when the file was written.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If it is no such file, or holds no ledger, or an impossible one.
+    """
+    path = Path(path)
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                weights = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
+        else:
+            weights = io.BytesIO(path.read_bytes())
+        with h5py.File(weights, "r") as file:
+            rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
+    except KeyError as error:
+        raise ValueError(
+            f"There is no privacy ledger in {str(path)!r}: it was not saved from a private model "
+            "of this package."
+        ) from error
+    except (OSError, zipfile.BadZipFile) as error:
+        if not path.is_file():
+            raise
+        raise ValueError(
+            f"Not a `.keras` or `.weights.h5` file: {str(path)!r} ({error})"
+        ) from error
+    return Ledger.from_arrays(rows, noise_multipliers)
+
+
+def _values(file: h5py.File, key: str) -> Any:
+    group = file
+    for name in (_OWN_VARIABLES, key):
+        # A link could lead to any file of this machine, and so could external storage.
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise KeyError(name)
+        group = group[name]
+    if not isinstance(group, h5py.Dataset) or group.external:
+        raise KeyError(key)
+    return np.asarray(group)

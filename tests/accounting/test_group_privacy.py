@@ -1,0 +1,106 @@
+"""Epsilon for several examples of one person: exact where that is known, never below one's."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from keras_adaclip.accounting import LedgerRow, Sampling, group_privacy, ledger_epsilon
+from keras_adaclip.accounting.events import counted_events
+from keras_adaclip.accounting.group_privacy import by_group_property, by_mixtures, group_epsilon
+
+DELTA = 1e-5
+knows_mixtures = pytest.mark.skipif(
+    not group_privacy._KNOWS_MIXTURES, reason="this dp_accounting does not know mixtures"
+)
+
+
+def row(sampling=Sampling.POISSON, noise=2.0, steps=100, batch=256, examples=6_000):
+    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
+
+
+def gaussian_epsilon(mu):
+    """Epsilon of a Gaussian mechanism with sensitivity over noise `mu` (Balle and Wang 2018)."""
+
+    def excess(epsilon):
+        upper = stats.norm.sf(epsilon / mu - mu / 2)
+        return upper - math.exp(epsilon) * stats.norm.sf(epsilon / mu + mu / 2) - DELTA
+
+    return optimize.brentq(excess, 0.0, 100.0)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 5])
+@pytest.mark.parametrize("sampling", [Sampling.STREAM, Sampling.SHUFFLE])
+def test_full_releases_have_a_kth_of_the_noise(sampling, group_size):
+    running = row(sampling, noise=30.0)
+    expected = gaussian_epsilon(group_size * math.sqrt(running.releases) / 30.0)
+    assert group_epsilon([running], DELTA, group_size) == pytest.approx(expected, rel=2e-3)
+
+
+@knows_mixtures
+def test_one_step_of_poisson_sampling_against_its_definition():
+    """The hockey-stick divergence of the mixture and the noise alone, integrated."""
+    noise, group_size, batch, examples = 1.0, 3, 2_000, 6_000
+    running = row(noise=noise, steps=1, batch=batch, examples=examples)
+    epsilon = by_mixtures(counted_events([running]), 1e-2, group_size)
+    x = np.linspace(-15.0, 20.0, 400_001)
+    drawn = np.arange(group_size + 1)
+    weights = stats.binom.pmf(drawn, group_size, batch / examples)
+    with_group = (weights * stats.norm.pdf(x[:, None], drawn, noise)).sum(axis=1)
+    without = stats.norm.pdf(x, 0.0, noise)
+    deltas = [
+        np.sum(np.maximum(one - math.exp(epsilon) * other, 0.0)) * (x[1] - x[0])
+        for one, other in ((with_group, without), (without, with_group))
+    ]
+    assert max(deltas) == pytest.approx(1e-2, rel=1e-3)
+
+
+@knows_mixtures
+def test_a_group_of_one_is_an_example():
+    events = counted_events([row(), row(noise=3.0, batch=100)])
+    alone = ledger_epsilon([row(), row(noise=3.0, batch=100)], DELTA)
+    assert by_mixtures(events, DELTA, 1) == pytest.approx(alone, rel=2e-3)
+    assert by_group_property(events, DELTA, 1) == pytest.approx(alone, rel=2e-3)
+
+
+@knows_mixtures
+def test_mixtures_lie_between_one_example_and_the_property_of_groups():
+    events = counted_events([row()])
+    found = [ledger_epsilon([row()], DELTA)]
+    for group_size in (2, 3, 6):
+        found.append(group_epsilon([row()], DELTA, group_size))
+        assert found[-1] == by_mixtures(events, DELTA, group_size)
+        assert found[-1] < by_group_property(events, DELTA, group_size)
+        # Half of a group may be empty: at least as much as its members' sum without overlap.
+        assert found[-1] > group_size * found[0] * 0.9
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("reason", ["old version", "many mechanisms"])
+def test_without_mixtures_the_property_of_groups_serves(reason, monkeypatch):
+    rows = [row()]
+    if reason == "old version":
+        monkeypatch.setattr(group_privacy, "_KNOWS_MIXTURES", False)
+    else:
+        rows = [row(noise=2.0 + index / 10, steps=10) for index in range(9)]
+    found = group_epsilon(rows, DELTA, 2)
+    assert found == by_group_property(counted_events(rows), DELTA, 2)
+    # Its own definition: with the delta of one example, the group's delta is the one asked for.
+    alone = found / 2
+    smaller = DELTA / (1.0 + math.exp(alone))
+    assert ledger_epsilon(rows, smaller) == pytest.approx(alone, rel=1e-2)
+
+
+def test_nothing_and_no_noise():
+    assert group_epsilon([], DELTA, 3) == 0.0
+    assert group_epsilon([row(steps=0)], DELTA, 3) == 0.0
+    assert group_epsilon([row(noise=0.0)], DELTA, 3) == math.inf
+    # So little noise that a release has no bound worth computing.
+    assert group_epsilon([row(noise=0.01)], DELTA, 100) > 1e4
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_group_sizes_are_whole_numbers_from_one(size, error):
+    with pytest.raises(error, match="`group_size`"):
+        group_epsilon([row()], DELTA, size)

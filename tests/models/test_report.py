@@ -1,0 +1,158 @@
+"""A model's report: from `fit`, through a file, and by the command line."""
+
+import io
+import json
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.__main__ import main
+from keras_adaclip.accounting import read_ledger
+
+DELTA = 1e-3
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(2)])
+    clipping = ka.clipping.QuantileClipping(groups="per_layer", count_noise_stddev=8.0)
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1), clipping=clipping, noise_multiplier=2.0
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = np.ones((40, 3), "float32"), np.zeros((40, 2), "float32")
+    model.fit(x, y, batch_size=20, epochs=2, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model.keras"
+    model.save(path)
+    return path
+
+
+def test_the_report_of_a_model(model):
+    report = model.privacy_report(DELTA, group_sizes=())
+    assert report.epsilon_pld == model.privacy_spent(DELTA).epsilon
+    assert report.epsilon_rdp == model.privacy_spent(DELTA, "rdp").epsilon
+    assert report.steps == 4
+    assert report.versions["backend"] == keras.backend.backend()
+    assert "QuantileClipping: noise multiplier z = 2, of the sum z_D = " in report.clipping
+    assert "private statistic" in report.clipping
+    assert "from the operating system" in report.seeds
+
+
+def test_after_loading(model, saved):
+    loaded = keras.models.load_model(saved)
+    expected = model.privacy_report(DELTA, group_sizes=())
+    assert loaded.privacy_report(DELTA, group_sizes=()) == expected
+    bare = keras.models.load_model(saved, compile=False)
+    report = bare.privacy_report(DELTA, group_sizes=())
+    assert report.epsilon_pld == expected.epsilon_pld
+    assert "without its optimizer" in report.clipping
+
+
+def test_a_seed_is_said():
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0, seed=42))
+    report = model.privacy_report(DELTA)
+    assert "seeded with 42" in report.seeds
+    assert report.epsilon_pld == 0.0
+
+
+@pytest.mark.parametrize("ending", [".json", ".md", ".txt"])
+def test_the_callback_writes_it_when_training_ends(ending, tmp_path):
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss="mse")
+    x = np.ones((40, 3), "float32")
+    path = tmp_path / f"report{ending}"
+    callback = ka.callbacks.PrivacyCallback(DELTA, report_path=path)
+    model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=[callback])
+    report = model.privacy_report(DELTA)
+    texts = {".json": report.to_json, ".md": report.to_markdown, ".txt": report.to_text}
+    assert path.read_text(encoding="utf-8") == texts[ending]()
+
+
+def test_a_report_of_no_known_format_is_refused_before_training():
+    with pytest.raises(ValueError, match="must end with"):
+        ka.callbacks.PrivacyCallback(DELTA, report_path="report.pdf")
+
+
+def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
+    assert read_ledger(saved) == model.privacy_ledger
+    model.save_weights(tmp_path / "model.weights.h5")
+    assert read_ledger(tmp_path / "model.weights.h5") == model.privacy_ledger
+    assert main(["report", str(saved), "--delta", str(DELTA), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["epsilon_pld"] == model.privacy_spent(DELTA).epsilon
+    assert shown["steps"] == 4
+    assert main(["report", str(saved), "--delta", str(DELTA)]) == 0
+    assert capsys.readouterr().out.startswith("Privacy report\nepsilon ")
+
+
+def file_with(tmp_path, change):
+    """A `.keras` file whose weights are those that `change` makes of an empty HDF5 file."""
+    weights = io.BytesIO()
+    with h5py.File(weights, "w") as file:
+        change(file)
+    path = tmp_path / "tampered.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", weights.getvalue())
+    return path
+
+
+def with_rows(rows, noise=1.0):
+    def change(file):
+        file["vars/privacy_ledger_rows"] = np.asarray(rows)
+        file["vars/privacy_ledger_noise"] = np.full(len(rows), noise, "float32")
+
+    return change
+
+
+def with_link(file):
+    file["vars/privacy_ledger_rows"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: None, "no privacy ledger"),
+        (with_link, "no privacy ledger"),
+        (lambda file: file.create_group("vars/privacy_ledger_rows"), "no privacy ledger"),
+        (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed `num_examples`"),
+        (with_rows([[9, 25, 100, 1, 5, 5, 1]]), "9 is not a valid Sampling"),
+        (with_rows([[1, 25, 100, 1, 5, 5, 1]], noise=-1.0), "must not be negative"),
+        (with_rows([[1, 2]]), "must have the shapes"),
+    ],
+    ids=["empty", "link", "group", "batch", "sampling", "noise", "shape"],
+)
+def test_a_tampered_file_is_an_error_of_one_line(change, message, tmp_path, capsys):
+    path = file_with(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        read_ledger(path)
+    with pytest.raises(SystemExit) as error:
+        main(["report", str(path), "--delta", "1e-5"])
+    assert error.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_other_files_are_errors(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError):
+        read_ledger(tmp_path / "missing.keras")
+    (tmp_path / "text.keras").write_text("no zip, no HDF5")
+    with pytest.raises(ValueError, match=r"Not a `\.keras`"):
+        read_ledger(tmp_path / "text.keras")
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+    with pytest.raises(ValueError, match="no privacy ledger"):
+        read_ledger(tmp_path / "empty.keras")
+    for arguments in (["missing.keras", "--delta", "1e-5"], ["missing.keras"]):
+        with pytest.raises(SystemExit) as error:
+            main(["report", *arguments])
+        assert error.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
