@@ -10,6 +10,7 @@ property of every (epsilon, delta) serves, k epsilon with a larger delta, which 
     epsilon_k = k epsilon(d),   delta = d (e^(k epsilon(d)) - 1) / (e^epsilon(d) - 1)
 """
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -28,10 +29,10 @@ _KNOWS_MIXTURES = hasattr(privacy_loss_distribution, "from_mixture_gaussian_mech
 # Steps of the search for the delta of one example, and where it ends.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
-# Distributions are on grids of so many points in a release's range of losses; where one release
-# can lose more than this, a person is not protected anyhow. Ten times the usual interval raises
-# epsilon by less than a thousandth of it and takes a second for each of the events.
-_INTERVAL, _MOST_BUCKETS = 1e-3, 50_000
+# Distributions are on grids of so many points in a release's range of losses, which raises epsilon
+# by some thousandths and takes a second for each of the events; where one release can lose more
+# than this, a person is not protected anyhow.
+_INTERVAL, _MOST_BUCKETS = 1e-3, 10_000
 _LARGEST_LOSS = 500.0
 _MOST_MIXTURES = 8
 
@@ -75,6 +76,7 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     return max(alone, min(bounds))
 
 
+@functools.lru_cache(maxsize=64)
 def by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
     """By the distribution of how many of a person's examples are drawn; infinite where too large.
 
@@ -94,6 +96,7 @@ def by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
     return float(composed.get_epsilon_for_delta(delta))
 
 
+@functools.lru_cache(maxsize=64)
 def by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
     """By the property of every (epsilon, delta), whatever ran; arguments as of `by_mixtures`."""
 

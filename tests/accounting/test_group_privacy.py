@@ -60,8 +60,8 @@ def test_one_step_of_poisson_sampling_against_its_definition():
 def test_a_group_of_one_is_an_example():
     events = counted_events([row(), row(noise=3.0, batch=100)])
     alone = ledger_epsilon([row(), row(noise=3.0, batch=100)], DELTA)
-    assert by_mixtures(events, DELTA, 1) == pytest.approx(alone, rel=2e-3)
-    assert by_group_property(events, DELTA, 1) == pytest.approx(alone, rel=2e-3)
+    assert by_mixtures(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
+    assert by_group_property(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
 
 
 @knows_mixtures

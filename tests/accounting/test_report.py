@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,13 @@ def test_json_holds_all_of_it(tmp_path):
         "epsilon_rdp", "epsilon_without_amplification", "group_epsilons", "gaussian_mu",
         "clipping", "seeds", "tuning", "not_covered", "versions", "steps",
     }  # fmt: skip
+
+
+def test_each_field_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    fields = report(POISSON).to_dict()
+    for name in [*fields, *fields["mechanisms"][0]]:
+        assert f"`{name}`" in page
 
 
 def test_text_and_markdown_say_the_same(tmp_path):
