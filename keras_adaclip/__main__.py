@@ -1,6 +1,7 @@
 """Plans and reports of privacy: `python -m keras_adaclip plan --help`, `... report --help`."""
 
 import argparse
+import io
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     del options["command"]
     command, command_parser = options.pop("run"), options.pop("parser")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # One that knows no accents shows others.
+            stream.reconfigure(errors="replace")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = _print_warning

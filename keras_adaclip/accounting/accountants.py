@@ -167,10 +167,10 @@ def _repeated_pld(event: DpEvent, count: int, interval: float) -> PrivacyLossDis
     if isinstance(event, GaussianDpEvent):
         # A Gaussian composed with itself is a Gaussian with less noise.
         return _release_pld(GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval)
-    return _self_composed(_release_pld(event, interval), count)
+    return self_composed(_release_pld(event, interval), count)
 
 
-def _self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
+def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
     """The distribution of `count` releases, in portions where there are very many of them.
 
     `dp_accounting` raises the number of buckets to the power `count`, in whole numbers of any

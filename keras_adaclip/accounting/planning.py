@@ -2,8 +2,10 @@
 
     epsilon(noise multiplier, delta; batch size, epochs, number of examples) = target
 
-Epsilon grows with the batch size and the epochs and falls with the noise, delta and the number of
-examples, so that each of the six follows from the other five.
+Epsilon grows with the epochs and falls with the noise and delta. It also grows with the batch size
+and falls with the number of examples, but not quite: an epoch has a whole number of steps, and with
+so little noise that epsilon is in the tens a batch of all examples costs less than many samples.
+So each of the six follows from the other five.
 """
 
 import dataclasses
@@ -164,8 +166,9 @@ def plan(
     Returns:
         The plan, within the budget: the least noise (to within 0.1% of epsilon), the most epochs,
         the largest batch that bisection finds, the least delta (to within 0.1%), the least number
-        of examples that bisection finds to within 0.1%. Epsilon is not quite monotone in batch size
-        and number of examples, as an epoch has a whole number of steps. `print` it.
+        of examples that bisection finds to within 0.1%; a million epochs at most. Another batch
+        size or number of examples may be within the budget as well, since epsilon is not quite
+        monotone in them. `print` it.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -277,7 +280,9 @@ class _Solver:
     def _events(self, **changed: Any) -> CountedEvents:
         values = {**self.quantities, **changed}
         num_examples, batch_size = values["num_examples"], values["batch_size"]
-        steps = values["epochs"] * math.ceil(num_examples / batch_size)
+        steps = _validation.check_num_steps(
+            values["epochs"], None, steps_per_epoch=math.ceil(num_examples / batch_size)
+        )
         return planned_events(
             values["noise_multiplier"], num_examples, batch_size, steps, self._sampling
         )
@@ -289,7 +294,8 @@ class _Solver:
         )
 
     def _epochs(self) -> int:
-        return self._largest("epochs", _MOST_EPOCHS)
+        steps_per_epoch = math.ceil(self.quantities["num_examples"] / self.quantities["batch_size"])
+        return self._largest("epochs", min(_MOST_EPOCHS, _validation.INT32_MAX // steps_per_epoch))
 
     def _batch_size(self) -> int:
         return self._largest("batch_size", self.quantities["num_examples"])
@@ -316,7 +322,9 @@ class _Solver:
         def is_enough(number: int) -> bool:
             return self.epsilon(num_examples=number) <= target
 
-        most = _validation.INT32_MAX
+        # An epoch has that many steps more; the ledger counts up to 2**31 - 1 of them.
+        most = batch_size * (_validation.INT32_MAX // self.quantities["epochs"])
+        most = max(min(most, _validation.INT32_MAX), batch_size)
         high = batch_size
         while high < most and self._rough_epsilon(num_examples=high) > target:
             high = min(2 * high, most)

@@ -214,7 +214,9 @@ class PrivacyReport:
     def to_markdown(self) -> str:
         """The report as Markdown."""
         lines = ["# Privacy report", "", "| | |", "| --- | --- |"]
-        lines += [f"| {name} | {value} |" for name, value in self._rows()]
+        for name, value in self._rows():
+            cell = " ".join(value.split()).replace("|", "\\|")
+            lines.append(f"| {name} | {cell} |")
         lines += ["", "Not covered by epsilon:", "", *(f"- {each}" for each in self.not_covered)]
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_adaclip.accounting.ledger import Ledger
 LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
+_MOST_NUMBERS = 1 << 20
 
 
 def read_ledger(path: str | Path) -> Ledger:
@@ -40,10 +42,11 @@ def read_ledger(path: str | Path) -> Ledger:
             rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
     except KeyError as error:
         raise ValueError(
-            f"There is no privacy ledger in {str(path)!r}: it was not saved from a private model "
-            "of this package."
+            f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
+            "saved as `.keras` or `.weights.h5` keeps one."
         ) from error
-    except (OSError, zipfile.BadZipFile) as error:
+    # What `zipfile` raises for damaged, encrypted and oddly compressed files.
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         if not path.is_file():
             raise
         raise ValueError(
@@ -59,6 +62,11 @@ def _values(file: h5py.File, key: str) -> Any:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise KeyError(name)
         group = group[name]
-    if not isinstance(group, h5py.Dataset) or group.external:
+    if not isinstance(group, h5py.Dataset) or group.external or group.is_virtual:
         raise KeyError(key)
+    if group.size > _MOST_NUMBERS or group.dtype.kind not in "iuf":
+        raise ValueError(
+            f"The privacy ledger is damaged: {key!r} holds {group.size} values of type "
+            f"{group.dtype}, where a small table of numbers was expected."
+        )
     return np.asarray(group)

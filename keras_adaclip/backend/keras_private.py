@@ -3,7 +3,7 @@
 `tests/backend/test_keras_private.py` breaks when Keras moves one of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,9 +37,26 @@ def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
     object.__setattr__(layer, name, value)
 
 
-def delete_attribute(layer: keras.layers.Layer, name: str) -> None:
-    """Removes an attribute that `set_attribute` made."""
-    object.__delattr__(layer, name)
+@contextmanager
+def replaced_calls(calls: Mapping[keras.layers.Layer, Callable[..., Any]]) -> Iterator[None]:
+    """Sets the instance attribute `call` of layers for the time of the context.
+
+    Afterwards each layer has what it had: most often none, its class's `call` then serves.
+
+    Args:
+        calls: the layers, and what is called in the place of their `call`.
+    """
+    before = {layer: vars(layer).get("call") for layer in calls}
+    try:
+        for layer, call in calls.items():
+            object.__setattr__(layer, "call", call)
+        yield
+    finally:
+        for layer, own_call in before.items():
+            if own_call is not None:
+                object.__setattr__(layer, "call", own_call)
+            elif "call" in vars(layer):
+                object.__delattr__(layer, "call")
 
 
 def is_empty(variable: keras.Variable) -> bool:

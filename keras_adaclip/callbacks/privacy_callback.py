@@ -1,6 +1,7 @@
 """Epsilon in the logs, and a stop before the budget is passed."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -31,7 +32,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: where `model.privacy_report` is written when training ends, as JSON,
-            Markdown or text by its ending (`.json`, `.md`, `.txt`); None writes none.
+            Markdown or text by its ending (`.json`, `.md`, `.txt`); None writes none. Its folder
+            is made where it is missing. Keras tells no callback of a `fit` that was interrupted:
+            `model.privacy_report` has what that one spent.
 
     Raises:
         ValueError: where an argument is out of range; when training begins, where the very next
@@ -76,6 +79,9 @@ class PrivacyCallback(keras.callbacks.Callback):
             model: the private model, its ledger open.
             data: its training data.
         """
+        if self.report_path is not None:
+            # An error now, not when training is over.
+            Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
         self._steps_per_epoch = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions
         if self.delta is None:
@@ -138,6 +144,11 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the report, if one was asked for."""
         if self.report_path is not None:
+            if self._effective_delta == 0.0:
+                raise ValueError(
+                    "`PrivacyCallback(delta=None)` learns the number of examples from the `fit` of "
+                    "a private model. Give `delta` elsewhere."
+                )
             self.model.privacy_report(self._effective_delta).save(self.report_path)
 
     def _find_allowed_steps(self, model: Any) -> int:

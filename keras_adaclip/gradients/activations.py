@@ -24,15 +24,9 @@ def counted_outputs(model: keras.Model) -> Iterator[list[int]]:
         A list to which the size of each output is added when its layer is called.
     """
     sizes: list[int] = []
-    layers = _innermost_layers(model)
-    try:
-        for layer in layers:
-            keras_private.set_attribute(layer, "call", _counted(layer.call, sizes))
+    calls = {layer: _counted(layer.call, sizes) for layer in _innermost_layers(model)}
+    with keras_private.replaced_calls(calls):
         yield sizes
-    finally:
-        for layer in layers:
-            if "call" in vars(layer):
-                keras_private.delete_attribute(layer, "call")
 
 
 def _counted(call: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:

@@ -100,12 +100,5 @@ def tapped(
         quicker_calls: other layers, and what is called in the place of their `call`.
     """
     calls = {layer: recorder.tapped_call(layer, rule) for layer, rule in rules.items()}
-    calls.update(quicker_calls or {})
-    try:
-        for layer, call in calls.items():
-            keras_private.set_attribute(layer, "call", call)
+    with keras_private.replaced_calls({**calls, **(quicker_calls or {})}):
         yield
-    finally:
-        for layer in calls:
-            if "call" in vars(layer):
-                keras_private.delete_attribute(layer, "call")

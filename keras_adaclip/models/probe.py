@@ -191,14 +191,8 @@ def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]
 
         return call
 
-    try:
-        for layer in watched:
-            keras_private.set_attribute(layer, "call", watching(layer))
+    with keras_private.replaced_calls({layer: watching(layer) for layer in watched}):
         yield
-    finally:
-        for layer in watched:
-            if "call" in vars(layer):
-                keras_private.delete_attribute(layer, "call")
 
 
 def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:

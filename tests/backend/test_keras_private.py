@@ -81,14 +81,25 @@ def test_what_draws_outside_of_seed_generators_is_seen():
     assert not unchanged or backend.outside_random_state() != before[1]
 
 
-def test_an_attribute_is_set_and_removed_without_being_tracked():
+@pytest.mark.parametrize("has_own_call", [False, True])
+def test_a_call_is_replaced_for_a_time(has_own_call):
     layer = layers.Dense(2)
     layer.build((None, 2))
-    keras_private.set_attribute(layer, "call", lambda inputs: inputs + 1.0)
-    np.testing.assert_array_equal(ops.convert_to_numpy(layer(np.zeros((1, 2)))), np.ones((1, 2)))
-    keras_private.delete_attribute(layer, "call")
-    assert "call" not in vars(layer)
-    np.testing.assert_array_equal(ops.convert_to_numpy(layer(np.zeros((1, 2)))), np.zeros((1, 2)))
+    if has_own_call:
+        layer.call = lambda inputs: inputs - 1.0
+    own = vars(layer).get("call")
+
+    def called():
+        return ops.convert_to_numpy(layer(np.zeros((1, 2))))
+
+    before = called()
+    with keras_private.replaced_calls({layer: lambda inputs: inputs + 1.0}):
+        np.testing.assert_array_equal(called(), np.ones((1, 2)))
+        with keras_private.replaced_calls({layer: lambda inputs: inputs + 2.0}):
+            np.testing.assert_array_equal(called(), 2.0 * np.ones((1, 2)))
+        np.testing.assert_array_equal(called(), np.ones((1, 2)))
+    np.testing.assert_array_equal(called(), before)
+    assert vars(layer).get("call") is own
 
 
 def test_masks_are_read_and_attached_where_keras_looks_for_them():

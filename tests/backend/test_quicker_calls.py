@@ -55,6 +55,31 @@ def test_other_layers_call_themselves(layer):
     assert backend.quicker_call(layer) is None
 
 
+def test_a_call_that_the_user_has_replaced_stays():
+    model = stack(
+        layers.Conv2D(3, 2),
+        layers.MaxPooling2D(2, 1),
+        layers.Flatten(),
+        layers.Dense(2),
+        shape=(5, 4, 2),
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 5, 4, 2)).astype("float32"), rng.normal(size=(3, 2))
+    convolution, pooling = model.layers[:2]
+    pooled, convolved = pooling.call, convolution.call
+    pooling.call = lambda inputs: 2.0 * pooled(inputs)
+    convolution.call = lambda *args, **kwargs: convolved(*args, **kwargs)
+    replaced = [layer.call for layer in (convolution, pooling)]
+    expected = keras.ops.convert_to_numpy(model(x))
+    model = built(model, x, y)
+    plan = plan_for(model, x, y)
+    assert plan.is_layerwise
+    assert not plan.quicker_calls
+    runner(model, plan)(x, y)
+    assert [layer.call for layer in (convolution, pooling)] == replaced
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(x)), expected)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_step_calls_it_and_leaves_the_layer_as_it_was(pool, monkeypatch):
     model = stack(

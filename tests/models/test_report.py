@@ -78,6 +78,20 @@ def test_the_callback_writes_it_when_training_ends(ending, tmp_path):
     assert path.read_text(encoding="utf-8") == texts[ending]()
 
 
+def test_the_folder_of_the_report_is_made_and_delta_is_asked_for(tmp_path):
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse")
+    x = np.ones((40, 3), "float32")
+    path = tmp_path / "new" / "folder" / "report.json"
+    callback = ka.callbacks.PrivacyCallback(DELTA, report_path=path)
+    model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=[callback])
+    assert path.exists()
+    unprepared = ka.callbacks.PrivacyCallback(report_path=path)
+    unprepared.set_model(model)
+    with pytest.raises(ValueError, match="Give `delta`"):
+        unprepared.on_train_end()
+
+
 def test_a_report_of_no_known_format_is_refused_before_training():
     with pytest.raises(ValueError, match="must end with"):
         ka.callbacks.PrivacyCallback(DELTA, report_path="report.pdf")
@@ -118,18 +132,43 @@ def with_link(file):
     file["vars/privacy_ledger_rows"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
 
 
+def with_virtual_data(file):
+    elsewhere = h5py.VirtualSource("/etc/elsewhere.h5", "rows", shape=(1, 7))
+    layout = h5py.VirtualLayout(shape=(1, 7), dtype="int32")
+    layout[:] = elsewhere
+    file.create_virtual_dataset("vars/privacy_ledger_rows", layout)
+
+
+def with_shape(shape, dtype="int32"):
+    return lambda file: file.create_dataset("vars/privacy_ledger_rows", shape, dtype)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda file: None, "no privacy ledger"),
         (with_link, "no privacy ledger"),
+        (with_virtual_data, "no privacy ledger"),
+        (with_shape((10**9, 7)), "damaged: 'privacy_ledger_rows' holds 7000000000 values"),
+        (with_shape((2, 7), "S3"), "values of type"),
         (lambda file: file.create_group("vars/privacy_ledger_rows"), "no privacy ledger"),
         (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed `num_examples`"),
         (with_rows([[9, 25, 100, 1, 5, 5, 1]]), "9 is not a valid Sampling"),
         (with_rows([[1, 25, 100, 1, 5, 5, 1]], noise=-1.0), "must not be negative"),
         (with_rows([[1, 2]]), "must have the shapes"),
     ],
-    ids=["empty", "link", "group", "batch", "sampling", "noise", "shape"],
+    ids=[
+        "empty",
+        "link",
+        "virtual",
+        "huge",
+        "text",
+        "group",
+        "batch",
+        "sampling",
+        "noise",
+        "shape",
+    ],
 )
 def test_a_tampered_file_is_an_error_of_one_line(change, message, tmp_path, capsys):
     path = file_with(tmp_path, change)
@@ -151,6 +190,16 @@ def test_other_files_are_errors(tmp_path, capsys):
         archive.writestr("config.json", "{}")
     with pytest.raises(ValueError, match="no privacy ledger"):
         read_ledger(tmp_path / "empty.keras")
+    # A damaged compressed stream.
+    path = tmp_path / "damaged.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(10_000))
+    damaged = bytearray(path.read_bytes())
+    start = damaged.index(b"model.weights.h5") + len("model.weights.h5")
+    damaged[start : start + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"Not a `\.keras`"):
+        read_ledger(path)
     for arguments in (["missing.keras", "--delta", "1e-5"], ["missing.keras"]):
         with pytest.raises(SystemExit) as error:
             main(["report", *arguments])
