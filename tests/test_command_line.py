@@ -3,10 +3,14 @@
 import subprocess
 import sys
 
+import keras
 import pytest
 
 from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import plan
+
+if keras.backend.backend() != "torch":
+    pytest.skip("nothing of it knows a backend; once is enough", allow_module_level=True)
 
 RUN = {"epsilon": "3", "delta": "1e-5", "examples": "6000", "batch-size": "256", "epochs": "10"}
 
