@@ -5,7 +5,7 @@
     events    what `dp_accounting` composes for a row, and the neighbouring relation it holds under
     epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
     budget, calibration   the steps that a budget allows, the noise that it asks for
-    planning  what is missing of a plan, by the others
+    planning, solving   what is missing of a plan, by the others
     group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
     saved_ledger   the ledger in a model's file
     report    what was spent and how, for those who have to trust it
