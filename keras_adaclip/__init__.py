@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from keras_adaclip import (
     accounting,
     activations,
+    audit,
     callbacks,
     clipping,
     gradients,
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "accounting",
     "activations",
+    "audit",
     "callbacks",
     "check",
     "clipping",

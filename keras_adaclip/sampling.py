@@ -34,8 +34,13 @@ class PoissonDataset(keras.utils.PyDataset):
         seed: None draws from the operating system, different at every step of every run; an
             integer makes the draws repeatable, and whoever knows it knows who was drawn, so the
             accounted amplification no longer protects against them.
+        present: bool array of shape `(num_examples,)`, or None for all true. A row where it is
+            false is never drawn, and all else stays: the law of the other rows, the number of
+            steps, the divisor. So two data sets that differ in one row are trained on alike, as
+            an audit wants it.
 
     Raises:
+        TypeError: where `present` is not made of truth values.
         ValueError: where lengths differ, or `expected_batch_size` is out of range.
 
     Example:
@@ -57,6 +62,7 @@ class PoissonDataset(keras.utils.PyDataset):
         *,
         expected_batch_size: int,
         seed: int | None = None,
+        present: Any = None,
     ) -> None:
         super().__init__()
         self._parts = {
@@ -67,6 +73,7 @@ class PoissonDataset(keras.utils.PyDataset):
         self._num_examples = common_length(self._parts)
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
+        self._present = None if present is None else _checked_present(present, self._num_examples)
         self._draw_numbers = itertools.count()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -93,6 +100,11 @@ class PoissonDataset(keras.utils.PyDataset):
         return self.expected_batch_size / self.num_examples
 
     @property
+    def present(self) -> np.ndarray:
+        """Which rows may be drawn: bool, of shape `(num_examples,)`."""
+        return np.ones(self.num_examples, bool) if self._present is None else self._present.copy()
+
+    @property
     def num_batches(self) -> int:
         """Steps an epoch, `ceil(num_examples / expected_batch_size)`."""
         return math.ceil(self.num_examples / self.expected_batch_size)
@@ -113,8 +125,8 @@ class PoissonDataset(keras.utils.PyDataset):
             key = (_SAMPLING_STREAM, number)
             generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
         size = generator.binomial(self.num_examples, self.sampling_probability)
-        rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
-        return np.sort(rows)
+        rows = np.sort(generator.choice(self.num_examples, size, replace=False, shuffle=False))
+        return rows if self._present is None else rows[self._present[rows]]
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
         """The batch with the given rows.
@@ -234,6 +246,20 @@ def _checked_seed(seed: Any) -> int | None:
     if seed < 0:
         raise ValueError(f"Argument `seed` must not be negative. Received: seed={seed}")
     return int(seed)
+
+
+def _checked_present(present: Any, num_examples: int) -> np.ndarray:
+    given = np.array(present)
+    if given.dtype != np.bool_:
+        raise TypeError(
+            f"Argument `present` must be an array of truth values. Received: dtype {given.dtype}"
+        )
+    if given.shape != (num_examples,):
+        raise ValueError(
+            f"Argument `present` must have one truth value for each of the {num_examples} rows. "
+            f"Received: shape {given.shape}"
+        )
+    return given
 
 
 def _as_array(value: Any) -> np.ndarray:

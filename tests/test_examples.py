@@ -49,6 +49,17 @@ def test_fashion_mnist(tmp_path):
 
 
 @once
+@pytest.mark.parametrize("noise", [(), ("--without-noise",)])
+def test_audit_fashion_mnist(tmp_path, noise):
+    options = ("--smoke", "--output", tmp_path / "audit.png", *noise)
+    printed = run_example("audit_fashion_mnist.py", tmp_path, *options)
+    assert "64 canaries, expected batch 16, 1 epochs" in printed
+    assert ("training has 0.000" in printed) == bool(noise)
+    assert "of 1 bounds lie above epsilon" in printed
+    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+@once
 def test_compare_clipping(tmp_path):
     printed = run_example("compare_clipping.py", tmp_path, "--smoke", "--output", tmp_path)
     assert "4 of 4 runs are there, 0 failed" in printed

@@ -2,6 +2,7 @@
 
 import builtins
 
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -80,3 +81,49 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
+
+
+def test_the_audit_beside_the_accountant():
+    figure = ka.plots.history({**HISTORY, "audit_epsilon": [0.0, 0.3]})
+    _, epsilon, _ = figure.axes
+    assert [text.get_text() for text in epsilon.get_legend().get_texts()] == [
+        "at most, by the accountant",
+        "at least, by the audit",
+    ]
+    assert epsilon.lines[1].get_ydata() == pytest.approx([0.0, 0.3])
+
+
+def test_scores_and_bounds_of_an_audit(tmp_path):
+    is_member = np.arange(100) % 2 == 0
+    scores = np.where(is_member, 1.0, 0.0) + 0.01 * np.arange(100)
+    scores[3] = np.nan
+    found = ka.audit.OneRunAudit.from_scores(scores, is_member, delta=1e-5, claimed_epsilon=2.0)
+    figure = ka.plots.audit(found, tmp_path / "audit.png", title="An audit")
+    histogram, bounds = figure.axes
+    heights = [sum(patch.get_height() for patch in container) for container in histogram.containers]
+    assert heights == [50, 49]
+    curve, claimed = bounds.lines
+    assert claimed.get_ydata() == pytest.approx([2.0, 2.0])
+    numbers, lower = curve.get_data()
+    for number, bound in zip(numbers[::10], lower[::10], strict=True):
+        alone = ka.audit.OneRunAudit.from_scores(
+            scores, is_member, delta=1e-5, num_guesses=int(number)
+        )
+        assert bound == pytest.approx(alone.epsilon_lower_bound)
+    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_curve_of_a_membership_inference(tmp_path):
+    pytest.importorskip("sklearn")
+    generator = np.random.default_rng(0)
+    members, others = generator.normal(1, 1, (200, 1)), generator.normal(0, 1, (200, 1))
+    found = ka.audit.membership_inference(None, members, others, score=lambda model, x, y: x[:, 0])
+    figure = ka.plots.membership_inference(found, tmp_path / "roc.png")
+    curve = figure.axes[0].lines[0]
+    from sklearn.metrics import roc_curve
+
+    truth = np.repeat([1, 0], 200)
+    expected = roc_curve(truth, np.concatenate([members, others])[:, 0], drop_intermediate=False)
+    points = set(zip(expected[0].round(9), expected[1].round(9), strict=True))
+    shown = zip(*(np.asarray(values).round(9) for values in curve.get_data()), strict=True)
+    assert set(shown) == points - {(0.0, 0.0)}

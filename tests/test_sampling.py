@@ -269,3 +269,46 @@ def test_the_law_of_the_draws_cannot_be_changed():
 def test_every_pair_of_draws_of_two_fits_differs():
     first, second = draws(None), draws(None)
     assert all(one != other for one, other in itertools.product(first, second))
+
+
+# Rows that are not there
+
+
+def test_rows_that_are_not_present_are_never_drawn_and_all_else_stays():
+    """Chi-square over the present rows, and the mean size; false alarm 1e-6 each."""
+    present = np.arange(20) % 3 != 0
+    dataset = PoissonDataset(numbered(20), expected_batch_size=5, seed=0, present=present)
+    assert (len(dataset), dataset.sampling_probability) == (4, 0.25)
+    assert np.array_equal(dataset.present, present)
+    num_draws, counts = 10_000, np.zeros(20)
+    for _ in range(num_draws):
+        counts[dataset.draw()] += 1
+    assert np.all(counts[~present] == 0)
+    statistic = np.sum((counts[present] - num_draws / 4) ** 2) / (num_draws * 3 / 16)
+    assert statistic < stats.chi2.isf(FALSE_ALARM, present.sum())
+
+
+def test_with_one_seed_the_others_are_drawn_alike_whoever_is_present():
+    present = np.arange(20) != 7
+    whole = PoissonDataset(numbered(20), expected_batch_size=5, seed=0)
+    without = PoissonDataset(numbered(20), expected_batch_size=5, seed=0, present=present)
+    for _ in range(20):
+        rows = whole.draw()
+        assert np.array_equal(without.draw(), rows[rows != 7])
+
+
+def test_present_rows_cannot_be_changed_afterwards():
+    present = np.ones(4, bool)
+    dataset = PoissonDataset(numbered(4), expected_batch_size=4, present=present)
+    present[:] = False
+    dataset.present[:] = False
+    assert dataset.draw().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("present", "error"),
+    [(np.ones(3, bool), ValueError), (np.ones(4), TypeError), ([1, 0, 1, 0], TypeError)],
+)
+def test_bad_truth_values_of_presence(present, error):
+    with pytest.raises(error, match="present"):
+        PoissonDataset(numbered(4), expected_batch_size=2, present=present)

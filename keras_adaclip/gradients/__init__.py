@@ -8,6 +8,7 @@ from keras_adaclip.gradients.clipped_sum import (
     clipped_sum,
     with_regularization,
 )
+from keras_adaclip.gradients.evaluation import example_losses
 from keras_adaclip.gradients.factored import (
     GroupedOuterProduct,
     Lookup,
@@ -38,6 +39,7 @@ __all__ = [
     "TappedCall",
     "add_to_output_loss_trackers",
     "clipped_sum",
+    "example_losses",
     "finite_rows",
     "layer_ways",
     "make_plan",

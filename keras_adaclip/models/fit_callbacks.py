@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.callbacks import ClippingMonitor, PassCounter, PrivacyCallback
+from keras_adaclip.callbacks import AuditCallback, ClippingMonitor, PassCounter, PrivacyCallback
 
 
 def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
@@ -15,6 +15,7 @@ def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     return list(keras.tree.flatten(callbacks or []))
 
 
+_OURS = (PrivacyCallback, ClippingMonitor, AuditCallback)
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
@@ -61,7 +62,7 @@ def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCo
     """
     # A list that the caller keeps still holds the counter of the `fit` before.
     given = [c for c in flattened(callbacks) if not isinstance(c, PassCounter)]
-    ours = [c for c in given if isinstance(c, (PrivacyCallback, ClippingMonitor))]
+    ours = [c for c in given if isinstance(c, _OURS)]
     for callback in ours:
         callback.prepare(model, data)
     _warn_of_monitors(given)

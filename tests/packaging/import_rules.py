@@ -22,6 +22,7 @@ LAYERS = (
     "models",
     "callbacks",
     "plots",
+    "audit",
     "datasets",
     "optimizers",
     "gradients",

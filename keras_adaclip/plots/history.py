@@ -1,9 +1,11 @@
-"""Figures of private training."""
+"""Accuracy, epsilon and clipping norm by epoch."""
 
 from pathlib import Path
 from typing import Any
 
-_COLOURS = {"training": "#0072B2", "validation": "#D55E00", "single": "#009E73"}
+from keras_adaclip.plots.canvas import BLUE, GREEN, ORANGE, finished, panels
+
+_COLOURS = {"training": BLUE, "validation": ORANGE, "single": GREEN}
 
 
 def history(history: Any, path: str | Path | None = None, title: str | None = None) -> Any:
@@ -21,53 +23,43 @@ def history(history: Any, path: str | Path | None = None, title: str | None = No
         ImportError: where matplotlib is missing.
         ValueError: where the history is empty.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise ImportError(
-            "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
-        ) from error
     values: dict[str, list[float]] = getattr(history, "history", history)
     values = {name: list(curve) for name, curve in values.items() if len(curve) > 0}
-    panels = _panels(values)
-    if not panels:
+    shown = _panels(values)
+    if not shown:
         raise ValueError("The history holds no epoch to plot.")
-    figure = Figure(figsize=(4.0 * len(panels), 3.4), layout="constrained")
-    for axes, (label, curves) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
+    figure, all_axes = panels(len(shown))
+    for axes, (label, curves) in zip(all_axes, shown, strict=True):
         for name, (key, colour) in curves.items():
             epochs = _epochs_of(len(values[key]), _num_epochs(values))
             axes.plot(epochs, values[key], label=name, color=_COLOURS[colour], linewidth=2)
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
         axes.grid(alpha=0.3)
         if len(curves) > 1:
             axes.legend(frameon=False)
-    if title is not None:
-        figure.suptitle(title)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    return finished(figure, path, title)
 
 
 def _panels(values: dict[str, list[float]]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """Axis label and curves of each panel, for what the history holds."""
-    panels = []
+    found = []
     score = next((key for key in values if "accuracy" in key and not key.startswith("val_")), None)
     score = score or ("loss" if values.get("loss") else None)
     if score is not None:
         curves = {"training (not private)": (score, "training")}
         if f"val_{score}" in values:
             curves["validation"] = (f"val_{score}", "validation")
-        panels.append((score.replace("_", " "), curves))
+        found.append((score.replace("_", " "), curves))
     if "epsilon" in values:
-        panels.append(("epsilon spent", {"epsilon": ("epsilon", "single")}))
+        curves = {"at most, by the accountant": ("epsilon", "single")}
+        if "audit_epsilon" in values:
+            curves["at least, by the audit"] = ("audit_epsilon", "validation")
+        found.append(("epsilon spent", curves))
     if "clip_norm" in values:
-        panels.append(("clipping norm", {"clip norm": ("clip_norm", "single")}))
-    return panels
+        found.append(("clipping norm", {"clip norm": ("clip_norm", "single")}))
+    return found
 
 
 def _num_epochs(values: dict[str, list[float]]) -> int:

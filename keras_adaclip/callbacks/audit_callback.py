@@ -1,0 +1,108 @@
+"""A lower bound on epsilon in the logs, beside the accountant's upper bound."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip.accounting import check_delta, check_integer
+from keras_adaclip.audit import Canaries, OneRunAudit
+from keras_adaclip.audit.lower_bound import check_confidence
+
+
+class AuditCallback(keras.callbacks.Callback):
+    """Audits while a model trains on `Canaries.dataset`.
+
+    `audit_epsilon` appears in the logs of every audited epoch: what epsilon is at least, as far
+    as the losses of the canaries tell so far. Each value alone holds with the given confidence;
+    the highest of many does not. `result` has the last audit.
+
+    Args:
+        canaries: the `Canaries` whose `dataset` is trained on.
+        delta: between 0 and 1; far below one over the number of canaries.
+        confidence: between 0 and 1.
+        frequency: positive, number of epochs from one audit to the next; the last epoch is always
+            audited. One takes about as long as evaluating the canaries.
+
+    Raises:
+        TypeError: where an argument has the wrong type.
+        ValueError: where an argument is out of range.
+
+    Example:
+
+    >>> canaries = Canaries.draw(np.zeros((100, 3)), np.zeros(100), num_canaries=50)
+    >>> callback = AuditCallback(canaries, delta=1e-5)
+    >>> # model.fit(canaries.dataset(batch_size=10), epochs=5, callbacks=[callback])
+    >>> callback.frequency
+    1
+
+    Reference:
+        Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run".
+    """
+
+    def __init__(
+        self, canaries: Canaries, delta: float, confidence: float = 0.95, frequency: int = 1
+    ) -> None:
+        super().__init__()
+        if not isinstance(canaries, Canaries):
+            raise TypeError(
+                "Argument `canaries` must be of type `Canaries`. "
+                f"Received: an object of type {type(canaries).__name__}"
+            )
+        self.canaries = canaries
+        self.delta = check_delta(delta)
+        self.confidence = check_confidence(confidence)
+        self.frequency = check_integer(frequency, "frequency", minimum=1)
+        self.result: OneRunAudit | None = None
+        self._losses_before: np.ndarray | None = None
+        self._audited_steps: int | None = None
+
+    def prepare(self, model: Any, data: Any) -> None:
+        """Called by `fit` before training starts.
+
+        Args:
+            model: the private model.
+            data: its training data.
+
+        Raises:
+            ValueError: where these are not the canaries' data.
+        """
+        canaries, present = self.canaries, None if data.poisson is None else data.poisson.present
+        if (
+            present is None
+            or len(present) != canaries.num_examples
+            or not np.array_equal(present[canaries.rows], canaries.is_member)
+        ):
+            raise ValueError(
+                "`AuditCallback` knows what its own canaries' coins decided. Train on their data: "
+                "`model.fit(canaries.dataset(batch_size), ...)`."
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes the losses of the canaries, the first time."""
+        if self._losses_before is None:
+            self._losses_before = self.canaries.losses(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds `audit_epsilon` to the logs."""
+        if (epoch + 1) % self.frequency == 0:
+            audit = self._audit()
+            if logs is not None:
+                logs["audit_epsilon"] = audit.epsilon_lower_bound
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Audits the last epoch, if it was not audited."""
+        if self._audited_steps != self.model.privacy_ledger.steps:
+            self._audit()
+
+    def _audit(self) -> OneRunAudit:
+        spent = self.model.privacy_spent(self.delta)
+        self._audited_steps = spent.steps
+        self.result = OneRunAudit.from_scores(
+            self._losses_before - self.canaries.losses(self.model),
+            self.canaries.is_member,
+            delta=self.delta,
+            claimed_epsilon=spent.epsilon,
+            confidence=self.confidence,
+        )
+        return self.result

@@ -1,0 +1,152 @@
+"""Right guesses to a bound: against sums by hand, and against mechanisms of known epsilon."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from keras_adaclip.audit import OneRunAudit, audit_p_value, epsilon_lower_bound
+
+
+def p_value_by_hand(num_canaries, num_guesses, num_correct, epsilon, delta):
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+
+    def probability(number):
+        return math.comb(num_guesses, number) * q**number * (1 - q) ** (num_guesses - number)
+
+    beta = sum(probability(number) for number in range(num_correct, num_guesses + 1))
+    alpha = max(
+        (
+            sum(probability(number) for number in range(num_correct - i, num_correct)) / i
+            for i in range(1, num_correct + 1)
+        ),
+        default=0.0,
+    )
+    return min(1.0, beta + 2 * num_canaries * delta * alpha)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize(("guesses", "correct"), [(1, 0), (1, 1), (20, 15), (40, 40), (40, 0)])
+def test_the_p_value_is_the_theorems(guesses, correct, epsilon, delta):
+    expected = p_value_by_hand(50, guesses, correct, epsilon, delta)
+    assert audit_p_value(50, guesses, correct, epsilon, delta) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_the_bound_is_where_the_p_value_crosses_the_level(delta, confidence):
+    bound = epsilon_lower_bound(1000, 200, 190, delta, confidence)
+    assert p_value_by_hand(1000, 200, 190, bound, delta) <= 1 - confidence
+    assert p_value_by_hand(1000, 200, 190, bound + 1e-3, delta) > 1 - confidence
+
+
+def test_guesses_no_better_than_coins_bound_nothing():
+    assert epsilon_lower_bound(1000, 100, 50) == 0.0
+    assert epsilon_lower_bound(1000, 100, 0) == 0.0
+
+
+def test_a_large_delta_explains_all_guesses():
+    assert epsilon_lower_bound(1000, 1000, 1000, delta=0.0) == pytest.approx(5.81, abs=0.01)
+    assert epsilon_lower_bound(1000, 1000, 1000, delta=0.05) == 0.0
+
+
+def at_most_as_often(failures, runs, rate, false_alarm=1e-6):
+    """Whether so many failures are no surprise where each has at most the probability `rate`."""
+    return stats.binom.sf(failures - 1, runs, rate) > false_alarm
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("num_guesses", [None, 100])
+def test_randomized_response_is_seldom_said_to_tell_more_than_it_does(epsilon, num_guesses):
+    generator = np.random.default_rng(3)
+    runs, num_canaries, confidence = 200, 200, 0.9
+    failures = bounded = 0
+    for _ in range(runs):
+        is_member = generator.random(num_canaries) < 0.5
+        is_honest = generator.random(num_canaries) < 1 / (1 + math.exp(-epsilon))
+        # Ties are broken by chance, apart from the coins.
+        scores = np.where(is_honest, is_member, ~is_member) + 0.1 * generator.random(num_canaries)
+        audit = OneRunAudit.from_scores(
+            scores, is_member, delta=0.0, confidence=confidence, num_guesses=num_guesses
+        )
+        failures += audit.epsilon_lower_bound > epsilon
+        bounded += audit.epsilon_lower_bound
+    assert at_most_as_often(failures, runs, 1 - confidence)
+    assert bounded / runs > 0.6 * epsilon - 0.2  # and the bound is worth something
+
+
+def test_a_mechanism_that_tells_all_with_probability_delta_keeps_within_delta():
+    generator = np.random.default_rng(4)
+    runs, num_canaries, delta = 500, 100, 0.02
+    failures = 0
+    for _ in range(runs):
+        is_member = generator.random(num_canaries) < 0.5
+        tells = generator.random() < delta
+        scores = is_member.astype(float) if tells else generator.random(num_canaries)
+        audit = OneRunAudit.from_scores(scores, is_member, delta=delta, confidence=0.99)
+        failures += audit.epsilon_lower_bound > 0.0
+    assert at_most_as_often(failures, runs, 0.01)
+
+
+def test_the_best_number_of_guesses_pays_for_the_tries():
+    is_member = np.array([False] * 400 + [True] * 400)
+    scores = np.arange(800.0)
+    tried = OneRunAudit.from_scores(scores, is_member, delta=0.0)
+    alone = OneRunAudit.from_scores(scores, is_member, delta=0.0, num_guesses=800)
+    assert (tried.num_guesses, tried.num_correct) == (800, 800)
+    # 800, 400, 200, 100, 50, 25: six tries.
+    assert tried.epsilon_lower_bound == pytest.approx(
+        epsilon_lower_bound(800, 800, 800, 0.0, 1 - 0.05 / 6)
+    )
+    assert tried.epsilon_lower_bound < alone.epsilon_lower_bound
+
+
+def test_the_ends_of_the_order_are_guessed():
+    is_member = np.array([True, False, True, False, True, False])
+    scores = [0.0, 1.0, np.nan, 2.0, 5.0, 4.0]
+    audit = OneRunAudit.from_scores(scores, is_member, delta=0.0, num_guesses=3)
+    # In: 5.0 and 4.0; out: NaN, the lowest.
+    assert (audit.num_guesses, audit.num_correct) == (3, 1)
+
+
+def test_what_the_audit_says():
+    is_member = np.arange(400) >= 200
+    audit = OneRunAudit.from_scores(np.arange(400), is_member, delta=1e-5, claimed_epsilon=2.0)
+    assert audit.contradicts_accountant
+    assert "400 of 400 guesses about 400 canaries were right" in str(audit)
+    assert "at most 2: they contradict each other" in str(audit)
+    agreeing = OneRunAudit.from_scores(np.arange(400), is_member, delta=1e-5, claimed_epsilon=6.0)
+    assert not agreeing.contradicts_accountant
+    assert "they agree" in str(agreeing)
+    without = OneRunAudit.from_scores(np.arange(400), is_member, delta=1e-5)
+    assert not without.contradicts_accountant
+    assert "claims nothing" in str(without)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((0, 1, 1), "num_canaries"),
+        ((10, 11, 1), "num_guesses"),
+        ((10, 5, 6), "num_correct"),
+        ((10, 5, 5, -0.1), "delta"),
+        ((10, 5, 5, 0.0, 1.0), "confidence"),
+        ((10, 5, 5, 0.0, float("nan")), "confidence"),
+    ],
+)
+def test_bad_arguments_of_the_bound(arguments, error):
+    with pytest.raises(ValueError, match=error):
+        epsilon_lower_bound(*arguments)
+
+
+def test_bad_arguments_of_the_others():
+    with pytest.raises(ValueError, match="epsilon"):
+        audit_p_value(10, 5, 5, -1.0)
+    with pytest.raises(ValueError, match="one number and one truth value"):
+        OneRunAudit.from_scores([1.0, 2.0], [True], delta=0.0)
+    with pytest.raises(ValueError, match="one number and one truth value"):
+        OneRunAudit.from_scores([1.0, 2.0], [1, 0], delta=0.0)
+    with pytest.raises(ValueError, match="num_guesses"):
+        OneRunAudit.from_scores([1.0, 2.0], [True, False], delta=0.0, num_guesses=3)

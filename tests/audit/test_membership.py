@@ -1,0 +1,161 @@
+"""Membership inference: the curve against pairs by hand, the intervals against known laws."""
+
+import builtins
+
+import keras
+import numpy as np
+import pytest
+from scipy import stats
+
+import keras_adaclip as ka
+from keras_adaclip.audit.membership import area_interval, share_interval
+
+pytest.importorskip("sklearn")
+
+
+def given_scores(model, x, y):
+    return x[:, 0]
+
+
+def attack(members, non_members, **options):
+    members, non_members = (np.asarray(part, float)[:, None] for part in (members, non_members))
+    return ka.audit.membership_inference(None, members, non_members, score=given_scores, **options)
+
+
+def test_the_area_is_the_share_of_pairs_in_order():
+    generator = np.random.default_rng(0)
+    members = generator.normal(1, 1, 60).round(1)
+    others = generator.normal(0, 1, 80).round(1)
+    difference = members[:, None] - others
+    expected = np.mean(difference > 0) + np.mean(difference == 0) / 2
+    assert attack(members, others).auc == pytest.approx(expected)
+
+
+def test_points_are_the_most_members_at_no_more_than_the_wanted_false_positives():
+    generator = np.random.default_rng(1)
+    members, others = generator.normal(1, 1, 500), generator.normal(0, 1, 400)
+    found = attack(members, others, false_positive_rates=(0.0, 0.01, 0.1, 1.0))
+    for point in found.points:
+        allowed = [
+            np.mean(members >= threshold)
+            for threshold in np.concatenate([members, others])
+            if np.mean(others >= threshold) <= point.wanted_false_positive_rate
+        ]
+        assert point.true_positive_rate == pytest.approx(max(allowed))
+        assert point.false_positive_rate <= point.wanted_false_positive_rate
+        low, high = point.true_positive_interval
+        assert low <= point.true_positive_rate <= high
+        assert point.true_positive_interval == share_interval(
+            round(point.true_positive_rate * 500), 500, 0.95
+        )
+        assert point.false_positive_interval == share_interval(
+            round(point.false_positive_rate * 400), 400, 0.95
+        )
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+def test_the_area_lies_in_its_interval_as_often_as_it_says(shift):
+    """Binormal scores; the interval is approximate, so 90% may be 83% at worst."""
+    generator = np.random.default_rng(2)
+    true = stats.norm.cdf(shift / np.sqrt(2))
+    runs, held = 200, 0
+    for _ in range(runs):
+        found = attack(generator.normal(shift, 1, 60), generator.normal(0, 1, 60), confidence=0.9)
+        held += found.auc_interval[0] <= true <= found.auc_interval[1]
+    assert held / runs > 0.83
+
+
+def test_the_interval_is_no_point_where_all_pairs_are_in_order():
+    low, high = area_interval(1.0, 100, 100, 0.95)
+    assert high == 1.0
+    assert 0.9 < low < 0.99
+    assert area_interval(0.0, 100, 100, 0.95) == pytest.approx((0.0, 1 - low))
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10)])
+def test_the_interval_of_a_share_is_clopper_and_pearsons(count, total):
+    expected = stats.binomtest(count, total).proportion_ci(0.9, method="exact")
+    assert share_interval(count, total, 0.9) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.fixture
+def regression():
+    """A model whose loss on a member is 0, and 1 on a non-member."""
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+            keras.layers.Dropout(0.5),
+        ]
+    )
+    model.compile(loss="mse")
+    x = np.random.default_rng(0).normal(size=(600, 2)).astype(np.float32)
+    return model, x, x.sum(axis=1, keepdims=True)
+
+
+def test_the_losses_of_a_model_in_inference_mode(regression):
+    model, x, y = regression
+    found = ka.audit.membership_inference(model, (x[:300], y[:300]), (x[300:], y[300:] + 1))
+    assert found.member_scores == pytest.approx(np.zeros(300), abs=1e-5)
+    assert found.non_member_scores == pytest.approx(-np.ones(300), abs=1e-5)
+    assert found.auc == 1.0
+    assert [point.true_positive_rate for point in found.points] == [1.0, 1.0, 1.0]
+    assert "area under the ROC curve 1.000" in str(found)
+    assert "300 members and 300 non-members (95% intervals)" in str(found)
+
+
+def test_a_private_model_and_inputs_by_name():
+    inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((1,), name="b")}
+    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    model = ka.PrivateModel(inputs, keras.layers.Dense(3)(joined))
+    model.compile(
+        ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    generator = np.random.default_rng(0)
+    x = {"a": generator.normal(size=(20, 2)), "b": generator.normal(size=(20, 1))}
+    y = generator.integers(3, size=20)
+    found = ka.audit.membership_inference(model, (x, y), (x, y))
+    logits = model.predict(x, verbose=0).astype(np.float64)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert found.member_scores == pytest.approx(logits[np.arange(20), y], abs=1e-5)
+    assert found.auc == pytest.approx(0.5)
+
+
+def test_nan_counts_as_the_lowest_score():
+    assert attack([np.nan, np.nan], [0.0, -np.inf]).auc == 0.25
+    assert attack([1.0, np.inf], [np.nan, 0.0]).auc == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"false_positive_rates": (0.1, 1.1)}, "false_positive_rates"),
+        ({"confidence": 1.0}, "confidence"),
+    ],
+)
+def test_bad_arguments(options, error):
+    with pytest.raises(ValueError, match=error):
+        attack([0.0, 1.0], [0.0, 1.0], **options)
+
+
+def test_a_score_that_is_not_one_number_an_example():
+    with pytest.raises(ValueError, match=r"shape \(1, 1\) for 1 examples"):
+        ka.audit.membership_inference(
+            None, np.zeros((1, 1)), np.zeros((1, 1)), score=lambda model, x, y: x
+        )
+    with pytest.raises(ValueError, match="At least two"):
+        attack([0.0], [0.0, 1.0])
+
+
+def test_scikit_learn_is_asked_for_by_name(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"keras-adaclip\[audit\]"):
+        attack([0.0, 1.0], [0.0, 1.0])

@@ -1,0 +1,184 @@
+"""Whole audits: noise that is there, and noise that is not."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.optimizers.noise_variables import NoiseVariables
+
+NUM_EXAMPLES, BATCH_SIZE, EPOCHS, DELTA = 300, 30, 3, 1e-5
+NOISE_MULTIPLIER = 2.0
+
+
+def private_model(noise_multiplier=NOISE_MULTIPLIER):
+    """One weight an input, so that an example with an input of its own leaves its mark there."""
+    model = ka.PrivateSequential(
+        [
+            keras.Input((NUM_EXAMPLES,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(1.0), clipping=1.0, noise_multiplier=noise_multiplier
+    )
+    # XLA on TensorFlow takes seconds a model; without it JAX would not compile at all.
+    jit_compile = "auto" if keras.backend.backend() == "jax" else False
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
+    return model
+
+
+def own_inputs():
+    return np.eye(NUM_EXAMPLES, dtype=np.float32), np.ones((NUM_EXAMPLES, 1), np.float32)
+
+
+def audit(noise_multiplier=NOISE_MULTIPLIER, **options):
+    options = {"num_canaries": NUM_EXAMPLES, "kind": "unchanged", "delta": DELTA, **options}
+    return ka.audit.one_run(
+        lambda: private_model(noise_multiplier),
+        *own_inputs(),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        verbose=0,
+        **options,
+    )
+
+
+def claimed_epsilon():
+    return ka.accounting.compute_epsilon(
+        NOISE_MULTIPLIER, NUM_EXAMPLES, BATCH_SIZE, epochs=EPOCHS, delta=DELTA
+    )
+
+
+def test_with_its_noise_training_stays_below_the_accountants_epsilon():
+    found = audit(confidence=1 - 1e-6)
+    assert found.claimed_epsilon == pytest.approx(claimed_epsilon())
+    assert found.epsilon_lower_bound <= found.claimed_epsilon
+    assert not found.contradicts_accountant
+    assert found.num_canaries == NUM_EXAMPLES == len(found.scores)
+
+
+def test_without_its_noise_training_is_found_out():
+    found = audit(noise_multiplier=0.0)
+    assert found.claimed_epsilon == np.inf
+    assert found.epsilon_lower_bound > claimed_epsilon()
+    # Those that were in and drawn have a lower loss, all others the loss they had.
+    assert np.all(found.scores[~found.is_member] == 0.0)
+    assert np.mean(found.scores[found.is_member] > 0.0) > 0.9
+
+
+def test_noise_that_is_lost_on_its_way_contradicts_the_accountant(monkeypatch):
+    whole = NoiseVariables.sum_stddevs
+    monkeypatch.setattr(
+        NoiseVariables,
+        "sum_stddevs",
+        lambda variables, clip_norms: [0.0 * each for each in whole(variables, clip_norms)],
+    )
+    found = audit()
+    assert found.claimed_epsilon == pytest.approx(claimed_epsilon())
+    assert found.contradicts_accountant
+
+
+def test_the_data_are_left_as_they_were():
+    x, y = own_inputs()
+    ka.audit.one_run(
+        private_model, x, y, batch_size=30, epochs=1, num_canaries=50, delta=DELTA, verbose=0
+    )
+    assert np.array_equal(x, np.eye(NUM_EXAMPLES))
+    assert np.array_equal(y, np.ones((NUM_EXAMPLES, 1)))
+
+
+def test_a_seed_repeats_the_coins():
+    first, again = (audit(seed=7, num_canaries=50) for _ in range(2))
+    assert np.array_equal(first.is_member, again.is_member)
+
+
+def test_a_default_delta_far_below_one_over_the_number_of_canaries():
+    found = audit(delta=None)
+    assert found.delta == pytest.approx(0.01 / NUM_EXAMPLES)
+
+
+def test_a_model_that_was_trained_before_is_refused():
+    model = private_model()
+    x, y = own_inputs()
+    model.fit(x, y, batch_size=BATCH_SIZE, epochs=1, verbose=0)
+    weights = model.get_weights()
+    with pytest.raises(ValueError, match="trained for 10 steps"):
+        ka.audit.one_run(lambda: model, x, y, batch_size=30, epochs=1, num_canaries=50)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
+
+
+def test_a_model_without_privacy_is_refused():
+    plain = keras.Sequential([keras.Input((NUM_EXAMPLES,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(TypeError, match="PrivateModel"):
+        ka.audit.one_run(lambda: plain, *own_inputs(), batch_size=30, epochs=1, num_canaries=50)
+
+
+def trained(callback, canaries, epochs=EPOCHS):
+    model = private_model()
+    data = canaries.dataset(BATCH_SIZE)
+    return model, model.fit(data, epochs=epochs, verbose=0, callbacks=[callback]).history
+
+
+def test_the_callback_logs_a_bound_after_each_epoch():
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
+    callback = ka.callbacks.AuditCallback(canaries, DELTA)
+    seen = []
+    logger = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(logs["audit_epsilon"])
+    )
+    model = private_model()
+    history = model.fit(
+        canaries.dataset(BATCH_SIZE), epochs=EPOCHS, verbose=0, callbacks=[logger, callback]
+    ).history
+    assert len(history["audit_epsilon"]) == EPOCHS
+    assert seen == history["audit_epsilon"]  # a callback given before it sees it too
+    assert callback.result.epsilon_lower_bound == history["audit_epsilon"][-1]
+    assert callback.result.claimed_epsilon == model.privacy_spent(DELTA).epsilon
+
+
+def test_the_callback_audits_seldom_and_at_the_end():
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
+    callback = ka.callbacks.AuditCallback(canaries, DELTA, frequency=2)
+    model, history = trained(callback, canaries, epochs=3)
+    assert len(history["audit_epsilon"]) == 1
+    assert callback.result.claimed_epsilon == model.privacy_spent(DELTA).epsilon
+
+
+def test_the_callback_finds_the_same_as_the_audit():
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
+    callback = ka.callbacks.AuditCallback(canaries, DELTA)
+    model, _ = trained(callback, canaries)
+    # The loss was 1 for all at the start, when every weight was zero.
+    assert callback.result.scores == pytest.approx(1.0 - canaries.losses(model), abs=1e-5)
+
+
+@pytest.mark.parametrize("what", ["other canaries", "arrays", "other coins"])
+def test_the_callback_refuses_other_data(what):
+    x, y = own_inputs()
+    canaries, others = (
+        ka.audit.Canaries.draw(x, y, num_canaries=200, kind="unchanged") for _ in range(2)
+    )
+    model = private_model()
+    callback = ka.callbacks.AuditCallback(canaries, DELTA)
+    weights = model.get_weights()
+    turned = ka.audit.Canaries(x, y, canaries.rows, ~canaries.is_member)
+    arguments = {
+        "other canaries": {"x": others.dataset(30)},
+        "other coins": {"x": turned.dataset(30)},
+        "arrays": {"x": x, "y": y, "batch_size": 30},
+    }[what]
+    with pytest.raises(ValueError, match=r"canaries.dataset\(batch_size\)"):
+        model.fit(**arguments, verbose=0, callbacks=[callback])
+    assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
+
+
+def test_bad_arguments_of_the_callback():
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200)
+    with pytest.raises(TypeError, match="canaries"):
+        ka.callbacks.AuditCallback("canaries", DELTA)
+    with pytest.raises(ValueError, match="delta"):
+        ka.callbacks.AuditCallback(canaries, 2.0)
+    with pytest.raises(ValueError, match="frequency"):
+        ka.callbacks.AuditCallback(canaries, DELTA, frequency=0)
