@@ -30,7 +30,8 @@ class PoissonDataset(keras.utils.PyDataset):
         y: targets of the same length, or None.
         sample_weight: weights of the same length, or None.
         expected_batch_size: integer from 1 to `num_examples`; each row is drawn with probability
-            `expected_batch_size / num_examples`.
+            `expected_batch_size / num_examples`, `num_examples` being the number of rows unless
+            `num_present` is given.
         seed: None draws from the operating system, different at every step of every run; an
             integer makes the draws repeatable, and whoever knows it knows who was drawn, so the
             accounted amplification no longer protects against them.
@@ -38,6 +39,8 @@ class PoissonDataset(keras.utils.PyDataset):
             false is never drawn, and all else stays: the law of the other rows, the number of
             steps, the divisor. So two data sets that differ in one row are trained on alike, as
             an audit wants it.
+        num_present: how many rows are taken to be present, as `num_examples`, where it must not
+            depend on how many are; None takes all.
 
     Raises:
         TypeError: where `present` is not made of truth values.
@@ -63,17 +66,19 @@ class PoissonDataset(keras.utils.PyDataset):
         expected_batch_size: int,
         seed: int | None = None,
         present: Any = None,
+        num_present: int | None = None,
     ) -> None:
         super().__init__()
         self._parts = {
-            name: keras.tree.lists_to_tuples(keras.tree.map_structure(_as_array, part))
+            name: keras.tree.lists_to_tuples(keras.tree.map_structure(as_array, part))
             for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
             if part is not None
         }
-        self._num_examples = common_length(self._parts)
+        self._num_rows = common_length(self._parts)
+        self._num_examples = _checked_number(num_present, self._num_rows)
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
-        self._present = None if present is None else _checked_present(present, self._num_examples)
+        self._present = None if present is None else _checked_present(present, self._num_rows)
         self._draw_numbers = itertools.count()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,7 +91,7 @@ class PoissonDataset(keras.utils.PyDataset):
 
     @property
     def num_examples(self) -> int:
-        """Number of rows to draw from."""
+        """Number of rows to draw from, by `num_present` where it was given."""
         return self._num_examples
 
     @property
@@ -101,8 +106,8 @@ class PoissonDataset(keras.utils.PyDataset):
 
     @property
     def present(self) -> np.ndarray:
-        """Which rows may be drawn: bool, of shape `(num_examples,)`."""
-        return np.ones(self.num_examples, bool) if self._present is None else self._present.copy()
+        """Which rows may be drawn: bool, one a row."""
+        return np.ones(self._num_rows, bool) if self._present is None else self._present.copy()
 
     @property
     def num_batches(self) -> int:
@@ -124,8 +129,8 @@ class PoissonDataset(keras.utils.PyDataset):
             # A spawn key: an appended number would be lost where it is 0.
             key = (_SAMPLING_STREAM, number)
             generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
-        size = generator.binomial(self.num_examples, self.sampling_probability)
-        rows = np.sort(generator.choice(self.num_examples, size, replace=False, shuffle=False))
+        size = generator.binomial(self._num_rows, self.sampling_probability)
+        rows = np.sort(generator.choice(self._num_rows, size, replace=False, shuffle=False))
         return rows if self._present is None else rows[self._present[rows]]
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
@@ -155,7 +160,7 @@ class PoissonDataset(keras.utils.PyDataset):
     @property
     def first_rows(self) -> dict[str, Any]:
         """The first three rows (fewer where there are fewer), for building and checking a model."""
-        return self.take(np.arange(min(3, self.num_examples)))
+        return self.take(np.arange(min(3, self._num_rows)))
 
 
 class FixedShapeBatches(keras.utils.PyDataset):
@@ -248,21 +253,44 @@ def _checked_seed(seed: Any) -> int | None:
     return int(seed)
 
 
-def _checked_present(present: Any, num_examples: int) -> np.ndarray:
+def _checked_number(num_present: Any, num_rows: int) -> int:
+    if num_present is None:
+        return num_rows
+    if isinstance(num_present, bool) or not isinstance(num_present, (int, np.integer)):
+        raise TypeError(
+            f"Argument `num_present` must be an integer. Received: num_present={num_present!r}"
+        )
+    if not 1 <= num_present <= num_rows:
+        raise ValueError(
+            f"Argument `num_present` must lie between 1 and the number of rows, {num_rows}. "
+            f"Received: num_present={num_present}"
+        )
+    return int(num_present)
+
+
+def _checked_present(present: Any, num_rows: int) -> np.ndarray:
     given = np.array(present)
     if given.dtype != np.bool_:
         raise TypeError(
             f"Argument `present` must be an array of truth values. Received: dtype {given.dtype}"
         )
-    if given.shape != (num_examples,):
+    if given.shape != (num_rows,):
         raise ValueError(
-            f"Argument `present` must have one truth value for each of the {num_examples} rows. "
+            f"Argument `present` must have one truth value for each of the {num_rows} rows. "
             f"Received: shape {given.shape}"
         )
     return given
 
 
-def _as_array(value: Any) -> np.ndarray:
+def as_array(value: Any) -> np.ndarray:
+    """Data as `PoissonDataset` holds them: NumPy, real numbers of Keras's default type.
+
+    Args:
+        value: an array or a tensor.
+
+    Raises:
+        TypeError: where it is neither.
+    """
     array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().numpy()
     if array.ndim == 0 or array.dtype == object:
         raise TypeError(

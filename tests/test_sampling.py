@@ -312,3 +312,24 @@ def test_present_rows_cannot_be_changed_afterwards():
 def test_bad_truth_values_of_presence(present, error):
     with pytest.raises(error, match="present"):
         PoissonDataset(numbered(4), expected_batch_size=2, present=present)
+
+
+def test_a_public_number_of_present_rows_sets_the_probability():
+    present = np.arange(20) < 12
+    dataset = PoissonDataset(
+        numbered(20), expected_batch_size=5, seed=0, present=present, num_present=10
+    )
+    assert (dataset.num_examples, len(dataset), dataset.sampling_probability) == (10, 2, 0.5)
+    num_draws = 10_000
+    counts = sum(np.bincount(dataset.draw(), minlength=20) for _ in range(num_draws))
+    assert np.all(counts[~present] == 0)
+    statistic = np.sum((counts[present] - num_draws / 2) ** 2) / (num_draws / 4)
+    assert statistic < stats.chi2.isf(FALSE_ALARM, present.sum())
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(0, ValueError), (5, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_bad_numbers_of_present_rows(number, error):
+    with pytest.raises(error, match="num_present"):
+        PoissonDataset(numbered(4), expected_batch_size=1, num_present=number)

@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_adaclip.accounting import check_integer
 from keras_adaclip.gradients import example_losses
-from keras_adaclip.sampling import PoissonDataset, common_length
+from keras_adaclip.sampling import PoissonDataset, as_array, common_length
 
 CANARY_KINDS = ("random", "mislabeled", "unchanged")
 
@@ -18,7 +18,8 @@ class Canaries:
     What training then knows of the canaries, beyond what the coins' tosser could have guessed,
     bounds epsilon from below. `dataset` keeps the law of all other examples, the number of steps
     and the divisor whatever the coins say, so that two outcomes differ as neighbouring data sets
-    of the add-or-remove relation do.
+    of the add-or-remove relation do. As many rows are taken to be present as the coins make it on
+    average, so that thresholds, divisor and noise are those of ordinary training.
 
     Weights that were trained on canaries are for the audit: half of the canaries, made to be
     remembered, are in them.
@@ -38,8 +39,8 @@ class Canaries:
 
     >>> canaries = Canaries.draw(np.random.rand(500, 4), np.zeros(500, int), num_canaries=100)
     >>> dataset = canaries.dataset(batch_size=50)
-    >>> len(canaries), dataset.num_examples, dataset.sampling_probability
-    (100, 500, 0.1)
+    >>> len(canaries), dataset.num_examples, round(dataset.sampling_probability, 3)
+    (100, 450, 0.111)
 
     Reference:
         Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run".
@@ -103,8 +104,10 @@ class Canaries:
                 f"Argument `kind` must be one of {', '.join(map(repr, CANARY_KINDS))}. "
                 f"Received: kind={kind!r}"
             )
-        x = keras.tree.map_structure(np.array, x)
-        y = None if y is None else keras.tree.map_structure(np.array, y)
+        x = keras.tree.map_structure(_copied, x)
+        y = None if y is None else keras.tree.map_structure(_copied, y)
+        if y is None and kind == "mislabeled":
+            raise ValueError("Canaries of the kind 'mislabeled' need targets. Received: y=None")
         num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
         num_canaries = check_integer(num_canaries, "num_canaries", minimum=2, maximum=num_examples)
         generator = np.random.default_rng(seed)
@@ -123,13 +126,19 @@ class Canaries:
         """The data to train on: for `PrivateModel.fit`.
 
         Args:
-            batch_size: expected number of examples in a step, were all canaries in.
+            batch_size: expected number of examples in a step, before the coins are tossed; at
+                most `num_examples` less half of the canaries.
             seed: None, or an integer that makes the draws repeatable.
         """
         present = np.ones(self.num_examples, bool)
         present[self.rows[~self.is_member]] = False
         return PoissonDataset(
-            self.x, self.y, expected_batch_size=batch_size, seed=seed, present=present
+            self.x,
+            self.y,
+            expected_batch_size=batch_size,
+            seed=seed,
+            present=present,
+            num_present=self.num_examples - len(self) // 2,
         )
 
     def losses(self, model: keras.Model) -> np.ndarray:
@@ -161,8 +170,11 @@ def _random_inputs(x: Any, num_canaries: int, generator: np.random.Generator) ->
     """Inputs of canaries, each number between the least and the greatest of the data there."""
 
     def draw(array: np.ndarray) -> np.ndarray:
-        low, high = array.min(axis=0), array.max(axis=0)
         shape = (num_canaries, *array.shape[1:])
+        least, greatest = (
+            (np.nanmin, np.nanmax) if np.issubdtype(array.dtype, np.floating) else (np.min, np.max)
+        )
+        low, high = least(array, axis=0), greatest(array, axis=0)
         if np.issubdtype(array.dtype, np.floating):
             return (low + (high - low) * generator.random(shape)).astype(array.dtype)
         if array.dtype == np.bool_:
@@ -170,6 +182,10 @@ def _random_inputs(x: Any, num_canaries: int, generator: np.random.Generator) ->
         return generator.integers(low, high, size=shape, dtype=array.dtype, endpoint=True)
 
     return keras.tree.map_structure(draw, x)
+
+
+def _copied(value: Any) -> np.ndarray:
+    return np.array(as_array(value))
 
 
 def _taken(part: Any, rows: np.ndarray) -> Any:

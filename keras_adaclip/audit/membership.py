@@ -37,10 +37,10 @@ class OperatingPoint:
 
     Args:
         wanted_false_positive_rate: the most that was allowed.
-        threshold: scores above it are taken for members.
-        false_positive_rate: share of non-members above the threshold.
+        threshold: scores that are at least as high are taken for members.
+        false_positive_rate: share of non-members that are.
         false_positive_interval: its confidence interval (Clopper & Pearson 1934).
-        true_positive_rate: share of members above the threshold.
+        true_positive_rate: share of members that are.
         true_positive_interval: its confidence interval (Clopper & Pearson 1934).
     """
 
@@ -52,7 +52,7 @@ class OperatingPoint:
     true_positive_interval: Interval
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MembershipInference:
     """How well members were told from non-members.
 

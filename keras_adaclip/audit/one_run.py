@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import check_delta, default_delta
+from keras_adaclip.accounting import check_delta, check_integer, default_delta
 from keras_adaclip.audit.canaries import Canaries
 from keras_adaclip.audit.lower_bound import check_confidence
 from keras_adaclip.audit.one_run_audit import OneRunAudit
@@ -36,13 +36,15 @@ def one_run(
     A low bound proves nothing: a better attacker, who watches every step or chooses worse
     canaries, may find more. A bound above the accountant's epsilon says that something in this
     training is not private: noise that is not there, or data that reach the weights by a way of
-    their own (a vocabulary, an early stop by the training loss).
+    their own (an early stop by the training loss). What was taken from the data before training, a
+    vocabulary or a mean, no coin has a part in, and the audit does not see it.
 
     Args:
         model_builder: returns a new `PrivateModel`, compiled with a `DPOptimizer`.
         x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`; not changed.
         y: targets of the same length, or None.
-        batch_size: expected number of examples in a step.
+        batch_size: expected number of examples in a step, before the coins are tossed; at most
+            `num_examples` less half of the canaries.
         epochs: number of epochs.
         num_canaries: from 2 to `num_examples`. An audit of few rows, all of them canaries, finds
             the most; with k canaries no bound is above about log k.
@@ -52,7 +54,7 @@ def one_run(
         confidence: between 0 and 1.
         num_guesses: how many canaries to guess; None tries several numbers, and pays for that.
         seed: None, or an integer that makes canaries and coins repeatable.
-        **fit_arguments: more arguments of `PrivateModel.fit`.
+        **fit_arguments: more arguments of `PrivateModel.fit`, such as `callbacks`.
 
     Returns:
         The audit; `print` it.
@@ -79,6 +81,8 @@ def one_run(
     """
     confidence = check_confidence(confidence)
     delta = None if delta is None else check_delta(delta)
+    if num_guesses is not None:
+        check_integer(num_guesses, "num_guesses", minimum=1, maximum=num_canaries)
     canaries = Canaries.draw(x, y, num_canaries=num_canaries, kind=kind, seed=seed)
     if delta is None:
         delta = min(default_delta(canaries.num_examples), 0.01 / len(canaries))
@@ -89,6 +93,8 @@ def one_run(
             "Argument `model_builder` must return a `PrivateModel`. "
             f"Received: an object of type {type(model).__name__}"
         )
+    if not model.compiled:
+        raise ValueError("Argument `model_builder` must return a compiled model.")
     if model.privacy_ledger.steps > 0:
         raise ValueError(
             "Argument `model_builder` must return a new model. Received: one that was trained for "

@@ -10,13 +10,15 @@ from keras_adaclip.accounting import check_integer
 from keras_adaclip.audit.lower_bound import check_confidence, epsilon_lower_bound
 
 _FEWEST_GUESSES = 16
+_ORDER_OF_TIES = 2_023
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OneRunAudit:
     """A lower bound on the epsilon of one training run.
 
-    Whoever reads `is_member` knows which canaries were trained on: keep it where the data are.
+    Whoever reads `is_member` knows which canaries were trained on, and the bound depends on it
+    without noise: keep both where the data are.
 
     Args:
         epsilon_lower_bound: what epsilon is at least.
@@ -67,9 +69,9 @@ class OneRunAudit:
 
         Args:
             scores: of shape `(num_canaries,)`, from whatever training has released; NaN counts
-                as the lowest.
-            is_member: bool, of the same shape: fair coins that played no part in `scores` but by
-                training.
+                as the lowest, and among equal ones chance decides.
+            is_member: bool, of the same shape: fair coins, one for each place, that played no
+                part in `scores` but by training.
             delta: between 0 and 1.
             claimed_epsilon: what the accountant says.
             confidence: between 0 and 1.
@@ -107,7 +109,7 @@ class OneRunAudit:
         else:
             tries = [check_integer(num_guesses, "num_guesses", minimum=1, maximum=num_canaries)]
         of_each = 1.0 - (1.0 - confidence) / len(tries)
-        ascending = is_member[np.argsort(np.nan_to_num(scores, nan=-np.inf), kind="stable")]
+        ascending = by_rising_score(scores, is_member)
         found = []
         for number in tries:
             num_out = number // 2
@@ -132,6 +134,21 @@ class OneRunAudit:
             f"canaries were right: epsilon is at least {self.epsilon_lower_bound:.3g} at delta "
             f"{self.delta:g},\nwith confidence {100 * self.confidence:.4g}%. {claimed}"
         )
+
+
+def by_rising_score(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
+    """`is_member` in the order of the scores, lowest first.
+
+    Args:
+        scores: of shape `(num_canaries,)`; NaN counts as the lowest. The order among equal scores
+            is one that depends neither on place nor on coins.
+        is_member: of the same shape.
+    """
+    generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(_ORDER_OF_TIES,)))
+    shuffled = generator.permutation(len(scores))
+    lowest_first = np.argsort(np.nan_to_num(scores[shuffled], nan=-np.inf), kind="stable")
+    ordered: np.ndarray = is_member[shuffled][lowest_first]
+    return ordered
 
 
 def _numbers_of_guesses(num_canaries: int) -> list[int]:

@@ -217,11 +217,12 @@ def loop_over_chunks(
 def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
     """Runs `function` outside training, discards its updates, returns NumPy arrays.
 
-    PyTorch's own generator, from which unseeded dropout draws, starts from one state each time.
+    PyTorch's own generators, from which unseeded dropout draws, start from one state each time
+    and end as they were.
     """
     with (
         torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         keras.StatelessScope([(variable, variable.value) for variable in variables]),
     ):
         torch.manual_seed(0)

@@ -13,16 +13,18 @@ from keras_adaclip.audit.lower_bound import check_confidence
 class AuditCallback(keras.callbacks.Callback):
     """Audits while a model trains on `Canaries.dataset`.
 
-    `audit_epsilon` appears in the logs of every audited epoch: what epsilon is at least, as far
-    as the losses of the canaries tell so far. Each value alone holds with the given confidence;
-    the highest of many does not. `result` has the last audit.
+    `audit_epsilon` appears in the logs of every epoch: what epsilon is at least, as far as the
+    losses of the canaries told at the last audit. Each value alone holds with the given confidence;
+    the highest of many does not. `result` has the last audit. Nothing of it is private: it tells,
+    without noise, of the coins.
 
     Args:
         canaries: the `Canaries` whose `dataset` is trained on.
         delta: between 0 and 1; far below one over the number of canaries.
         confidence: between 0 and 1.
         frequency: positive, number of epochs from one audit to the next; the last epoch is always
-            audited. One takes about as long as evaluating the canaries.
+            audited. An audit evaluates the canaries, and takes a second more where that is
+            compiled.
 
     Raises:
         TypeError: where an argument has the wrong type.
@@ -54,7 +56,8 @@ class AuditCallback(keras.callbacks.Callback):
         self.confidence = check_confidence(confidence)
         self.frequency = check_integer(frequency, "frequency", minimum=1)
         self.result: OneRunAudit | None = None
-        self._losses_before: np.ndarray | None = None
+        self._audited_model: Any = None
+        self._losses_before = np.zeros(0)
         self._audited_steps: int | None = None
 
     def prepare(self, model: Any, data: Any) -> None:
@@ -79,23 +82,34 @@ class AuditCallback(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes the losses of the canaries, the first time."""
-        if self._losses_before is None:
+        """Notes the losses of the canaries, the first time that it sees a model.
+
+        Raises:
+            TypeError: where the model is not private.
+        """
+        self._audited_steps = None
+        if self._audited_model is not self.model:
+            if not hasattr(self.model, "privacy_spent"):
+                raise TypeError(
+                    "`AuditCallback` audits a `PrivateModel`. "
+                    f"Received: a model of type {type(self.model).__name__}"
+                )
+            self.result, self._audited_model = None, self.model
             self._losses_before = self.canaries.losses(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds `audit_epsilon` to the logs."""
+        """Adds `audit_epsilon` to the logs: that of the last audit, which still holds."""
         if (epoch + 1) % self.frequency == 0:
-            audit = self._audit()
-            if logs is not None:
-                logs["audit_epsilon"] = audit.epsilon_lower_bound
+            self._audit()
+        if logs is not None:
+            logs["audit_epsilon"] = 0.0 if self.result is None else self.result.epsilon_lower_bound
 
     def on_train_end(self, logs: Any = None) -> None:
         """Audits the last epoch, if it was not audited."""
         if self._audited_steps != self.model.privacy_ledger.steps:
             self._audit()
 
-    def _audit(self) -> OneRunAudit:
+    def _audit(self) -> None:
         spent = self.model.privacy_spent(self.delta)
         self._audited_steps = spent.steps
         self.result = OneRunAudit.from_scores(
@@ -105,4 +119,3 @@ class AuditCallback(keras.callbacks.Callback):
             claimed_epsilon=spent.epsilon,
             confidence=self.confidence,
         )
-        return self.result

@@ -10,6 +10,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.forward import forward_alone
+from keras_adaclip.sampling import as_array, common_length
 
 _NUM_ROWS = 256
 
@@ -25,8 +26,14 @@ def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
     Returns:
         Losses of shape `(num_examples,)`, without weight regularization; NaN where predictions
         are not finite.
+
+    Raises:
+        TypeError: where the data are no arrays.
+        ValueError: where lengths differ.
     """
-    num_examples = len(keras.tree.flatten(x)[0])
+    x = keras.tree.map_structure(as_array, x)
+    y = None if y is None else keras.tree.map_structure(as_array, y)
+    num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
     few = np.arange(min(3, num_examples))
     keras_private.build_for_training(model, _rows(x, few), _rows(y, few), None)
 

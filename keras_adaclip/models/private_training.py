@@ -198,6 +198,12 @@ class PrivateTraining(Preparation):
                 validation_split=validation_split or None,
             )
             if isinstance(x, PoissonDataset):
+                _refuse_dataset_arguments(
+                    class_weight=class_weight,
+                    num_examples=num_examples,
+                    once_per_pass=once_per_pass or None,
+                    sampling=None if sampling == "poisson" else sampling,
+                )
                 data = training_data.from_poisson(x, steps_per_epoch)
             else:
                 data = training_data.from_foreign(
@@ -294,6 +300,17 @@ class PrivateTraining(Preparation):
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
         return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
+
+
+def _refuse_dataset_arguments(**arguments: Any) -> None:
+    """Refuses what a `PoissonDataset` has decided: it would be ignored."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"Argument `{name}` cannot be combined with a `PoissonDataset`, which draws its "
+                "own batches from its own rows; weights go to `PoissonDataset(sample_weight=...)`. "
+                f"Received: {name}={value!r}"
+            )
 
 
 def _refuse_array_arguments(x: Any, **arguments: Any) -> None:

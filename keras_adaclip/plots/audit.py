@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip.audit import MembershipInference, OneRunAudit, epsilon_lower_bound
+from keras_adaclip.audit.one_run_audit import by_rising_score
 from keras_adaclip.plots.canvas import BLUE, GREEN, GREY, ORANGE, finished, panels
 
 _NUM_BINS = 40
@@ -104,7 +105,7 @@ def membership_inference(
 
 def _bounds(found: OneRunAudit) -> tuple[np.ndarray, list[float]]:
     """Numbers of guesses, and the bound that each would give, were it the only one tried."""
-    ascending = found.is_member[np.argsort(np.nan_to_num(found.scores, nan=-np.inf), kind="stable")]
+    ascending = by_rising_score(found.scores, found.is_member)
     right_out, right_in = np.cumsum(~ascending), np.cumsum(ascending[::-1])
     numbers = np.unique(np.linspace(2, found.num_canaries, 60).astype(int) // 2 * 2)
     lower = [

@@ -36,7 +36,7 @@ def test_only_canaries_differ_from_the_data(kind):
 def test_random_inputs_lie_within_the_range_of_the_data_at_their_place():
     generator = np.random.default_rng(0)
     x = {
-        "real": generator.normal(size=(200, 3)) * [1.0, 10.0, 0.0],
+        "real": np.float32(generator.normal(size=(200, 3)) * [1.0, 10.0, 0.0]),
         "token": generator.integers(2, 9, size=(200, 5)),
         "flag": generator.random((200, 2)) < 0.1,
         "byte": generator.integers(0, 256, size=(200, 2)).astype(np.uint8),
@@ -71,19 +71,44 @@ def test_training_never_draws_a_canary_that_is_out_and_the_rest_as_ever():
     x, y = data()
     canaries = Canaries.draw(x, y, num_canaries=200)
     dataset = canaries.dataset(batch_size=30)
-    assert (dataset.num_examples, len(dataset)) == (300, 10)
-    assert dataset.sampling_probability == 0.1
+    # 100 rows that are no canaries, and half of 200 that are, whatever the coins say.
+    assert (dataset.num_examples, len(dataset)) == (200, 7)
+    assert dataset.sampling_probability == 0.15
     counts, num_draws = np.zeros(300, int), 400
     for _ in range(num_draws):
         counts[dataset.draw()] += 1
     out = canaries.rows[~canaries.is_member]
     assert np.all(counts[out] == 0)
     present = np.delete(counts, out)
-    assert stats.binomtest(int(present.sum()), num_draws * len(present), 0.1).pvalue > 1e-6
+    assert stats.binomtest(int(present.sum()), num_draws * len(present), 0.15).pvalue > 1e-6
     # The spread over rows is the binomial's, too.
-    ratio = np.sum((present - num_draws * 0.1) ** 2) / (num_draws * 0.1 * 0.9)
+    ratio = np.sum((present - num_draws * 0.15) ** 2) / (num_draws * 0.15 * 0.85)
     assert stats.chi2.sf(ratio, len(present)) > 1e-6
     assert stats.chi2.cdf(ratio, len(present)) > 1e-6
+
+
+def test_a_seed_repeats_the_draws():
+    canaries = Canaries.draw(*data(), num_canaries=200)
+    first, again, other = (canaries.dataset(30, seed=seed) for seed in (1, 1, 2))
+    draws = [[dataset.draw().tolist() for _ in range(5)] for dataset in (first, again, other)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_missing_numbers_stay_missing_nowhere_else():
+    x, _ = data()
+    x[5] = np.nan
+    assert not np.isnan(Canaries.draw(x, num_canaries=300).x).any()
+
+
+def test_mislabeled_canaries_need_labels():
+    with pytest.raises(ValueError, match="need targets"):
+        Canaries.draw(data()[0], num_canaries=10, kind="mislabeled")
+
+
+def test_data_that_are_no_arrays():
+    x, y = data()
+    with pytest.raises(TypeError, match="must be arrays"):
+        Canaries.draw(x, y.tolist(), num_canaries=10)
 
 
 @pytest.mark.parametrize(

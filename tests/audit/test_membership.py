@@ -43,6 +43,8 @@ def test_points_are_the_most_members_at_no_more_than_the_wanted_false_positives(
         ]
         assert point.true_positive_rate == pytest.approx(max(allowed))
         assert point.false_positive_rate <= point.wanted_false_positive_rate
+        assert np.mean(members >= point.threshold) == pytest.approx(point.true_positive_rate)
+        assert np.mean(others >= point.threshold) == pytest.approx(point.false_positive_rate)
         low, high = point.true_positive_interval
         assert low <= point.true_positive_rate <= high
         assert point.true_positive_interval == share_interval(
@@ -70,6 +72,16 @@ def test_the_interval_is_no_point_where_all_pairs_are_in_order():
     assert high == 1.0
     assert 0.9 < low < 0.99
     assert area_interval(0.0, 100, 100, 0.95) == pytest.approx((0.0, 1 - low))
+
+
+@pytest.mark.parametrize(("num_members", "num_others"), [(20, 2000), (2000, 20), (50, 50)])
+def test_the_ends_of_the_areas_interval_solve_newcombes_equation(num_members, num_others):
+    area, quantile = 0.8, stats.norm.ppf(0.975)
+    for end in area_interval(area, num_members, num_others, 0.95):
+        more = (num_members + num_others) / 2 - 1
+        spread = 1 + more * ((1 - end) / (2 - end) + end / (1 + end))
+        variance = end * (1 - end) * spread / (num_members * num_others)
+        assert abs(area - end) == pytest.approx(quantile * np.sqrt(variance), rel=1e-6)
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10)])
@@ -120,6 +132,14 @@ def test_a_private_model_and_inputs_by_name():
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     assert found.member_scores == pytest.approx(logits[np.arange(20), y], abs=1e-5)
     assert found.auc == pytest.approx(0.5)
+
+
+def test_data_of_float64_and_of_different_lengths(regression):
+    model, x, y = regression
+    whole = (x.astype(np.float64), y.astype(np.float64))
+    assert ka.audit.membership_inference(model, whole, whole).auc == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="same number of rows"):
+        ka.audit.membership_inference(model, (x[:-1], y), whole)
 
 
 def test_nan_counts_as_the_lowest_score():

@@ -8,7 +8,7 @@ import keras_adaclip as ka
 from keras_adaclip.optimizers.noise_variables import NoiseVariables
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, DELTA = 300, 30, 3, 1e-5
-NOISE_MULTIPLIER = 2.0
+NOISE_MULTIPLIER = 3.0
 
 
 def private_model(noise_multiplier=NOISE_MULTIPLIER):
@@ -32,6 +32,10 @@ def own_inputs():
     return np.eye(NUM_EXAMPLES, dtype=np.float32), np.ones((NUM_EXAMPLES, 1), np.float32)
 
 
+# Half of the examples are out, all of them being canaries.
+NUM_PRESENT = NUM_EXAMPLES // 2
+
+
 def audit(noise_multiplier=NOISE_MULTIPLIER, **options):
     options = {"num_canaries": NUM_EXAMPLES, "kind": "unchanged", "delta": DELTA, **options}
     return ka.audit.one_run(
@@ -46,7 +50,7 @@ def audit(noise_multiplier=NOISE_MULTIPLIER, **options):
 
 def claimed_epsilon():
     return ka.accounting.compute_epsilon(
-        NOISE_MULTIPLIER, NUM_EXAMPLES, BATCH_SIZE, epochs=EPOCHS, delta=DELTA
+        NOISE_MULTIPLIER, NUM_PRESENT, BATCH_SIZE, epochs=EPOCHS, delta=DELTA
     )
 
 
@@ -64,7 +68,8 @@ def test_without_its_noise_training_is_found_out():
     assert found.epsilon_lower_bound > claimed_epsilon()
     # Those that were in and drawn have a lower loss, all others the loss they had.
     assert np.all(found.scores[~found.is_member] == 0.0)
-    assert np.mean(found.scores[found.is_member] > 0.0) > 0.9
+    # A member is drawn in none of 15 steps with probability 0.8 to the power 15, 0.035.
+    assert np.mean(found.scores[found.is_member] > 0.0) > 0.85
 
 
 def test_noise_that_is_lost_on_its_way_contradicts_the_accountant(monkeypatch):
@@ -77,6 +82,33 @@ def test_noise_that_is_lost_on_its_way_contradicts_the_accountant(monkeypatch):
     found = audit()
     assert found.claimed_epsilon == pytest.approx(claimed_epsilon())
     assert found.contradicts_accountant
+
+
+def test_confidence_and_number_of_guesses_are_those_asked_for():
+    found = audit(confidence=0.8, num_guesses=50)
+    assert (found.confidence, found.num_guesses) == (0.8, 50)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "low", "high"),
+    [
+        (ka.clipping.QuantileClipping(0.8, initial_clip_norm=2.0, count_noise_stddev=1.0), 1, 4),
+        (ka.clipping.MeanNormClipping(initial_clip_norm=2.0, mean_noise_stddev=1.0), 1, 4),
+    ],
+)
+def test_thresholds_go_where_they_go_without_canaries(clipping, low, high):
+    """Every gradient has the norm 2, before weights move: so has the threshold, all the time."""
+    model = private_model(0.1)
+    model.compile(
+        ka.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1e-6), clipping=clipping, noise_multiplier=0.1
+        ),
+        loss="mse",
+        jit_compile="auto" if keras.backend.backend() == "jax" else False,
+    )
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=NUM_EXAMPLES, kind="unchanged")
+    model.fit(canaries.dataset(100), epochs=30, verbose=0)
+    assert low < model.optimizer.clip_norm < high
 
 
 def test_the_data_are_left_as_they_were():
@@ -106,6 +138,36 @@ def test_a_model_that_was_trained_before_is_refused():
     with pytest.raises(ValueError, match="trained for 10 steps"):
         ka.audit.one_run(lambda: model, x, y, batch_size=30, epochs=1, num_canaries=50)
     assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_guesses": 51}, {"sampling": "shuffle"}, {"class_weight": {0: 1.0}}, {"kind": "dirac"}],
+)
+def test_bad_arguments_are_refused_before_training(options):
+    models = []
+
+    def build():
+        models.append(private_model())
+        return models[-1]
+
+    x, y = own_inputs()
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ka.audit.one_run(
+            build, x, y, batch_size=30, epochs=1, **{"num_canaries": 50, "verbose": 0, **options}
+        )
+    assert all(model.privacy_ledger.steps == 0 for model in models)
+
+
+def test_a_model_that_is_not_compiled_is_refused():
+    with pytest.raises(ValueError, match="compiled"):
+        ka.audit.one_run(
+            lambda: ka.PrivateSequential([keras.Input((NUM_EXAMPLES,)), keras.layers.Dense(1)]),
+            *own_inputs(),
+            batch_size=30,
+            epochs=1,
+            num_canaries=50,
+        )
 
 
 def test_a_model_without_privacy_is_refused():
@@ -142,7 +204,10 @@ def test_the_callback_audits_seldom_and_at_the_end():
     canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
     callback = ka.callbacks.AuditCallback(canaries, DELTA, frequency=2)
     model, history = trained(callback, canaries, epochs=3)
-    assert len(history["audit_epsilon"]) == 1
+    assert len(history["audit_epsilon"]) == 3
+    # Nothing at first, then the bound of the second epoch, which still holds.
+    assert history["audit_epsilon"][0] == 0.0
+    assert history["audit_epsilon"][1] == history["audit_epsilon"][2]
     assert callback.result.claimed_epsilon == model.privacy_spent(DELTA).epsilon
 
 
@@ -152,6 +217,30 @@ def test_the_callback_finds_the_same_as_the_audit():
     model, _ = trained(callback, canaries)
     # The loss was 1 for all at the start, when every weight was zero.
     assert callback.result.scores == pytest.approx(1.0 - canaries.losses(model), abs=1e-5)
+
+
+def test_the_callback_serves_one_model_after_another():
+    canaries = ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
+    callback = ka.callbacks.AuditCallback(canaries, DELTA, frequency=5)
+    trained(callback, canaries, epochs=2)
+    second, _ = trained(callback, canaries, epochs=2)
+    assert callback.result.scores == pytest.approx(1.0 - canaries.losses(second), abs=1e-5)
+    # The losses before are those before the first of the second model's fits.
+    second.fit(canaries.dataset(BATCH_SIZE), epochs=1, verbose=0, callbacks=[callback])
+    assert callback.result.scores == pytest.approx(1.0 - canaries.losses(second), abs=1e-5)
+    assert callback.result.claimed_epsilon == second.privacy_spent(DELTA).epsilon
+
+
+def test_the_callback_refuses_a_plain_model():
+    x, y = own_inputs()
+    plain = keras.Sequential([keras.Input((NUM_EXAMPLES,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    canaries = ka.audit.Canaries.draw(x, y, num_canaries=200)
+    callback = ka.callbacks.AuditCallback(canaries, DELTA)
+    weights = plain.get_weights()
+    with pytest.raises(TypeError, match="PrivateModel"):
+        plain.fit(x, y, verbose=0, callbacks=[callback])
+    assert all(np.array_equal(a, b) for a, b in zip(weights, plain.get_weights(), strict=True))
 
 
 @pytest.mark.parametrize("what", ["other canaries", "arrays", "other coins"])
