@@ -1,0 +1,233 @@
+"""Rule 17: what a compiled step gives away of one example never passes the accountant's epsilon.
+
+Hundreds of steps are watched on each of two neighbouring data sets, with and without one example
+that pulls as hard as it may: all that a step releases, the mean gradients that reach the inner
+optimizer and the threshold's next value. From some of the steps an attacker learns the best linear
+score to tell the two data sets apart; on the others the scores are Gaussian, and how far they lie
+apart, in standard deviations, is the mu of Gaussian differential privacy, and so an epsilon. With
+samples drawn by chance the scores are mixtures, and shares of them bound epsilon instead: if a
+step is (epsilon, delta)-private, then P[score > t | with] <= e^epsilon P[score > t | without] +
+delta, and the other way round, for every t.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+import keras_adaclip as ka
+from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from tests.soundness.setups import minus_output, without_xla
+
+NUM_STEPS, NUM_LEARNED = 400, 100
+NUM_EXAMPLES, DELTA, NOISE_MULTIPLIER = 6, 1e-3, 1.0
+FALSE_ALARM = 1e-6
+
+
+class Recorder(keras.optimizers.Optimizer):
+    """Keeps every gradient that it gets, and the clip norms at that time; changes no weight."""
+
+    def __init__(self, num_groups):
+        super().__init__(learning_rate=0.0, name="recorder")
+        self.num_groups, self.owner = num_groups, None
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self.histories = [
+            self.add_variable((NUM_STEPS, *variable.shape), "zeros", name=f"history_{number}")
+            for number, variable in enumerate(variables)
+        ]
+        self.clip_norms = self.add_variable(
+            (NUM_STEPS, self.num_groups), "zeros", name="clip_norms"
+        )
+
+    def update_step(self, gradient, variable, learning_rate):
+        ops, number = keras.ops, self._get_variable_index(variable)
+        step = ops.cast(self.iterations, "int32")
+        for history, value in (
+            (self.histories[number], gradient),
+            (self.clip_norms, self.owner.current_clipping.state["clip_norm"]),
+        ):
+            start = [step, *[0] * (len(history.shape) - 1)]
+            value = ops.expand_dims(ops.cast(value, "float32"), 0)
+            history.assign(ops.slice_update(history.value, start, value))
+
+
+def quantile(**options):
+    # So slow that thousands of steps on gradients of zero leave the threshold a number.
+    options = {"learning_rate": 1e-3, "count_noise_stddev": 1.0, **options}
+    return ka.clipping.QuantileClipping(initial_clip_norm=1.0, **options)
+
+
+def by_name(variable):
+    return "first" in variable.path
+
+
+fixed = ka.clipping.FixedClipping
+CASES = {
+    "fixed": lambda: fixed(1.0),
+    "quantile": quantile,
+    "quantile, linear": lambda: quantile(update="linear", learning_rate=1e-4),
+    "scheduled": lambda: ka.clipping.ScheduledClipping(
+        ka.schedules.PowerDecay(1.0, 0.3, steps_per_epoch=10)
+    ),
+    "automatic": lambda: ka.clipping.AutomaticClipping(1.0),
+    "mean norm": lambda: ka.clipping.MeanNormClipping(1.0, mean_noise_stddev=1.0),
+    # Centre and scale stay where they are, so that one linear score serves all steps.
+    "adaclip": lambda: ka.clipping.AdaClip(beta1=1 - 1e-7, beta2=1 - 1e-7),
+    "per layer": lambda: fixed(1.0, groups="per_layer"),
+    "per layer, unequal": lambda: fixed([0.3, 2.0], groups="per_layer"),
+    "per layer, proportional": lambda: fixed(
+        [0.3, 2.0], groups="per_layer", noise_allocation="proportional"
+    ),
+    "per layer, optimal": lambda: fixed([0.3, 2.0], groups="per_layer", noise_allocation="optimal"),
+    "a function's groups, quantile": lambda: quantile(groups=by_name, count_noise_stddev=2.0),
+}
+
+
+def private_model(clipping, **options):
+    recorder = Recorder(1 if getattr(clipping, "groups", "flat") == "flat" else 2)
+    optimizer = ka.optimizers.DPOptimizer(
+        recorder, clipping=clipping, noise_multiplier=NOISE_MULTIPLIER, **options
+    )
+    recorder.owner = optimizer
+    inputs = [keras.Input((1,)), keras.Input((1,))]
+    outputs = [
+        keras.layers.Dense(1, use_bias=False, name=name)(part)
+        for name, part in zip(("first", "second"), inputs, strict=True)
+    ]
+    model = ka.PrivateModel(inputs, keras.layers.Add()(outputs))
+    model.compile(optimizer=optimizer, loss=minus_output, **without_xla({}))
+    return model, recorder
+
+
+def releases(make_clipping, with_example, batch_size, sampling_seed, **options):
+    """What each step releases, of shape `(num_steps - 1, features)`."""
+    model, recorder = private_model(make_clipping(), **options)
+    x = np.zeros((NUM_EXAMPLES, 1), np.float32)
+    x[0] = 1e4
+    present = np.ones(NUM_EXAMPLES, bool)
+    present[0] = with_example
+    dataset = ka.sampling.PoissonDataset(
+        (x, x),
+        np.zeros(NUM_EXAMPLES),
+        expected_batch_size=batch_size,
+        seed=sampling_seed,
+        present=present,
+    )
+    model.fit(dataset, epochs=1, steps_per_epoch=NUM_STEPS, verbose=0)
+    numbers = keras.ops.convert_to_numpy
+    gradients = [numbers(history.value).reshape(NUM_STEPS) for history in recorder.histories]
+    clip_norms = numbers(recorder.clip_norms.value).astype(np.float64)
+    assert model.privacy_ledger.steps == NUM_STEPS
+    joint = np.linalg.norm(clip_norms, axis=1)
+    features = [gradient / joint for gradient in gradients]
+    if model.optimizer.current_clipping.num_statistics:
+        features += list((clip_norms[1:] / clip_norms[:-1]).T)
+    return np.stack([feature[: NUM_STEPS - 1] for feature in features], axis=1)
+
+
+def best_linear_scores(without, with_example):
+    """Scores of the steps that were not learned from (Fisher's discriminant)."""
+    learned = without[:NUM_LEARNED], with_example[:NUM_LEARNED]
+    spread = sum(np.atleast_2d(np.cov(part, rowvar=False)) for part in learned)
+    direction = np.linalg.pinv(spread) @ (learned[1].mean(axis=0) - learned[0].mean(axis=0))
+    return [part[NUM_LEARNED:] @ direction for part in (without, with_example)]
+
+
+def implied_mu(without, with_example):
+    """How far the scores lie apart at least; a false alarm in a million, if they are Gaussian."""
+    for scores in (without, with_example):
+        standardized = (scores - scores.mean()) / scores.std(ddof=1)
+        assert stats.kstest(standardized, "norm").pvalue > FALSE_ALARM
+    size = len(without)
+    spread = math.sqrt((np.var(without, ddof=1) + np.var(with_example, ddof=1)) / 2)
+    found = (with_example.mean() - without.mean()) / (spread * math.sqrt(2 / size))
+
+    def excess(mu):
+        return stats.nct.sf(found, 2 * size - 2, mu * math.sqrt(size / 2)) - FALSE_ALARM
+
+    return optimize.brentq(excess, -10.0, 50.0)
+
+
+def epsilon_of_mu(mu):
+    """Epsilon of a Gaussian mechanism at `DELTA` (Balle & Wang 2018)."""
+
+    def excess(epsilon):
+        below, above = (stats.norm.cdf(-epsilon / mu + side * mu / 2) for side in (1, -1))
+        return below - math.exp(epsilon) * above - DELTA
+
+    return 0.0 if mu <= 0 or excess(0.0) < 0 else optimize.brentq(excess, 0.0, 100.0)
+
+
+def accounted_epsilon(batch_size):
+    return ka.accounting.compute_epsilon(
+        NOISE_MULTIPLIER, NUM_EXAMPLES, batch_size, steps=1, delta=DELTA
+    )
+
+
+def scores_of(make_clipping, batch_size=NUM_EXAMPLES, **options):
+    steps = [
+        releases(make_clipping, with_example, batch_size, number, seed=number, **options)
+        for number, with_example in enumerate((False, True))
+    ]
+    return best_linear_scores(*steps)
+
+
+def found_epsilon(make_clipping, **options):
+    return epsilon_of_mu(implied_mu(*scores_of(make_clipping, **options)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_gives_away_no_more_than_is_accounted(name):
+    found = found_epsilon(CASES[name])
+    assert found <= accounted_epsilon(NUM_EXAMPLES)
+    assert found > 0.4 * accounted_epsilon(NUM_EXAMPLES)  # the attack is one
+
+
+@pytest.mark.parametrize("name", ["fixed", "quantile", "per layer"])
+def test_in_chunks(name):
+    found = found_epsilon(CASES[name], microbatch_size=2)
+    assert 0.4 * accounted_epsilon(NUM_EXAMPLES) < found <= accounted_epsilon(NUM_EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["fixed", "quantile"])
+def test_with_poisson_samples_of_half_of_the_examples(name):
+    """Shares at 19 thresholds, each side, both ways round: false alarm 1e-6 over all of them."""
+    scores = scores_of(CASES[name], NUM_EXAMPLES // 2)
+    accounted = accounted_epsilon(NUM_EXAMPLES // 2)
+    confidence = 1 - 2 * FALSE_ALARM / (4 * 19)
+    for sign in (1, -1):
+        for threshold in np.quantile(sign * np.concatenate(scores), np.linspace(0.05, 0.95, 19)):
+            counts = [int(np.sum(sign * part > threshold)) for part in scores]
+            shares = [
+                stats.binomtest(count, len(part)).proportion_ci(confidence, method="exact")
+                for count, part in zip(counts, scores, strict=True)
+            ]
+            for one, other in (shares, shares[::-1]):
+                assert other.low <= math.exp(accounted) * one.high + DELTA
+    # Half of the steps have the example, which moves their mean by half as much.
+    apart = (scores[1].mean() - scores[0].mean()) / scores[0].std()
+    assert 0.2 < apart < 0.8
+
+
+FAULTS = {
+    "half of the noise": (0.5, 1.0),
+    "no noise on the statistics": (1.0, 0.01),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_attack_finds_a_fault(fault, monkeypatch):
+    configure = NoiseVariables.configure
+    of_sums, of_statistics = FAULTS[fault]
+
+    def faulty(variables, sums, statistics, expected_units):
+        configure(variables, of_sums * sums, of_statistics * statistics, expected_units)
+
+    monkeypatch.setattr(NoiseVariables, "configure", faulty)
+    assert found_epsilon(quantile) > accounted_epsilon(NUM_EXAMPLES)
