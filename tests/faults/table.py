@@ -64,7 +64,7 @@ FAULTS = (
         "optimizers/dp_optimizer.py",
         "            self._noise.renew_key()\n",
         "",
-        _SOUND,
+        f"{_SOUND}/test_rules_ledger.py {_SOUND}/test_rules_noise_keys.py",
     ),
     Fault(
         "the noise key is saved with the model",

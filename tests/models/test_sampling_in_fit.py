@@ -289,3 +289,12 @@ def test_draws_differ_from_fit_to_fit_also_with_a_seed(monkeypatch):
         helpers.quiet_fit(model, X, Y, batch_size=12)
         first.append(list(draws))
     assert not set(first[0]) & set(first[1])
+
+
+@pytest.mark.parametrize(("sampling", "steps_per_release"), [("poisson", 1), ("shuffle", 4)])
+def test_the_ledger_says_how_examples_were_sampled(sampling, steps_per_release):
+    model = helpers.compiled()
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=1, sampling=sampling)
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    assert row.sampling is ka.accounting.Sampling[sampling.upper()]
+    assert (row.steps, row.steps_per_release) == (4, steps_per_release)
