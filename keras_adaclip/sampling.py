@@ -39,8 +39,8 @@ class PoissonDataset(keras.utils.PyDataset):
             false is never drawn, and all else stays: the law of the other rows, the number of
             steps, the divisor. So two data sets that differ in one row are trained on alike, as
             an audit wants it.
-        num_present: how many rows are taken to be present, as `num_examples`, where it must not
-            depend on how many are; None takes all.
+        num_present: with `present`, how many rows are taken to be present, as `num_examples`,
+            where it must not depend on how many are; None takes all.
 
     Raises:
         TypeError: where `present` is not made of truth values.
@@ -75,6 +75,11 @@ class PoissonDataset(keras.utils.PyDataset):
             if part is not None
         }
         self._num_rows = common_length(self._parts)
+        if num_present is not None and present is None:
+            raise ValueError(
+                "Argument `num_present` belongs to `present`. Received: present=None, "
+                f"num_present={num_present!r}"
+            )
         self._num_examples = _checked_number(num_present, self._num_rows)
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
@@ -93,6 +98,11 @@ class PoissonDataset(keras.utils.PyDataset):
     def num_examples(self) -> int:
         """Number of rows to draw from, by `num_present` where it was given."""
         return self._num_examples
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows in the arrays, present or not."""
+        return self._num_rows
 
     @property
     def expected_batch_size(self) -> int:
@@ -159,7 +169,10 @@ class PoissonDataset(keras.utils.PyDataset):
 
     @property
     def first_rows(self) -> dict[str, Any]:
-        """The first three rows (fewer where there are fewer), for building and checking a model."""
+        """The first three rows (fewer where there are fewer), for building and checking a model.
+
+        Whether they are present plays no part.
+        """
         return self.take(np.arange(min(3, self._num_rows)))
 
 

@@ -332,4 +332,11 @@ def test_a_public_number_of_present_rows_sets_the_probability():
 )
 def test_bad_numbers_of_present_rows(number, error):
     with pytest.raises(error, match="num_present"):
-        PoissonDataset(numbered(4), expected_batch_size=1, num_present=number)
+        PoissonDataset(
+            numbered(4), expected_batch_size=1, present=np.ones(4, bool), num_present=number
+        )
+
+
+def test_a_number_of_present_rows_without_saying_which():
+    with pytest.raises(ValueError, match="belongs to `present`"):
+        PoissonDataset(numbered(4), expected_batch_size=1, num_present=2)

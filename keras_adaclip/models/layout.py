@@ -134,7 +134,7 @@ def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     """Rows for draws up to so many standard deviations above the mean, a multiple of `multiple`."""
     mean = dataset.expected_batch_size
     deviation = math.sqrt(mean * (1.0 - dataset.sampling_probability))
-    largest = min(math.ceil(mean + deviations * deviation), dataset.num_examples)
+    largest = min(math.ceil(mean + deviations * deviation), dataset.num_rows)
     return math.ceil(largest / multiple) * multiple
 
 

@@ -199,8 +199,8 @@ class PrivateTraining(Preparation):
             )
             if isinstance(x, PoissonDataset):
                 _refuse_dataset_arguments(
-                    class_weight=class_weight,
-                    num_examples=num_examples,
+                    class_weight=class_weight or None,
+                    num_examples=None if num_examples == x.num_examples else num_examples,
                     once_per_pass=once_per_pass or None,
                     sampling=None if sampling == "poisson" else sampling,
                 )

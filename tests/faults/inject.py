@@ -27,22 +27,25 @@ def broken(fault: Fault, root: Path) -> str:
         ValueError: where the text to change does not occur exactly once.
     """
     text = (root / "keras_adaclip" / fault.file).read_text()
-    if text.count(fault.old) != 1:
-        raise ValueError(f"{fault.title}: {fault.old!r} occurs {text.count(fault.old)} times")
-    return text.replace(fault.old, fault.new)
+    for old, new in ((fault.old, fault.new), *([fault.also] if fault.also else [])):
+        if text.count(old) != 1:
+            raise ValueError(f"{fault.title}: {old!r} occurs {text.count(old)} times")
+        text = text.replace(old, new)
+    return text
 
 
-def catching_test(fault: Fault) -> str | None:
-    """The first test that fails where the fault is in the package, None where none does."""
+def first_failure(fault: Fault | None, tests: str) -> str | None:
+    """The first of the tests that fails with a fault in the package, None where none does."""
     with tempfile.TemporaryDirectory() as folder:
         for name in _COPIED:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, Path(folder) / name)
-        (Path(folder) / "keras_adaclip" / fault.file).write_text(broken(fault, ROOT))
+        if fault is not None:
+            (Path(folder) / "keras_adaclip" / fault.file).write_text(broken(fault, ROOT))
         command = ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-x"]
         run = subprocess.run(
-            [sys.executable, *command, *fault.tests.split()],
+            [sys.executable, *command, *tests.split()],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": folder},
             capture_output=True,
@@ -61,11 +64,14 @@ def main() -> None:
         for fault in FAULTS
         if not sys.argv[1:] or any(part in fault.title for part in sys.argv[1:])
     ]
+    all_tests = " ".join(dict.fromkeys(name for fault in wanted for name in fault.tests.split()))
+    if (failed := first_failure(None, all_tests)) is not None:
+        sys.exit(f"Without any fault {failed} fails.")
     survivors = 0
     print("| fault | first test that catches it |")
     print("| --- | --- |")
     for fault in wanted:
-        caught_by = catching_test(fault)
+        caught_by = first_failure(fault, fault.tests)
         survivors += caught_by is None
         shown = "**none**" if caught_by is None else f"`{caught_by}`"
         print(f"| {fault.title} | {shown} |", flush=True)

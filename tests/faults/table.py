@@ -14,6 +14,7 @@ class Fault(NamedTuple):
         old: text that occurs there once.
         new: what stands in its place.
         tests: files or folders, of which at least one test has to fail.
+        also: a second text and what stands in its place.
     """
 
     title: str
@@ -21,6 +22,7 @@ class Fault(NamedTuple):
     old: str
     new: str
     tests: str
+    also: tuple[str, str] | None = None
 
 
 FAULTS = (
@@ -157,6 +159,13 @@ FAULTS = (
         "tests/test_sampling.py",
     ),
     Fault(
+        "rows that are not present drawn",
+        "sampling.py",
+        "return rows if self._present is None else rows[self._present[rows]]",
+        "return rows",
+        "tests/test_sampling.py tests/audit/test_canaries.py",
+    ),
+    Fault(
         "the same rows drawn in every fit",
         "models/preparation.py",
         "return None if seed is None else seed + (self.privacy_ledger.steps << 32)",
@@ -171,11 +180,16 @@ FAULTS = (
         "tests/models/test_sampling_in_fit.py",
     ),
     Fault(
-        "a step counted where the last one ends, not where it begins",
+        "a step counted after it is applied, not before",
         "optimizers/dp_optimizer.py",
-        "        self._ledger.count_step()\n        self._noise.begin_draw()\n",
-        "        self._noise.begin_draw()\n",
+        "        self._ledger.count_step()\n",
+        "",
         f"{_SOUND}/test_rules_around_fit.py",
+        (
+            "        self.inner_optimizer.apply(gradients, trainable_variables)\n",
+            "        self.inner_optimizer.apply(gradients, trainable_variables)\n"
+            "        self._ledger.count_step()\n",
+        ),
     ),
     Fault(
         "the ledger forgets what is loaded",

@@ -34,7 +34,7 @@ class Notes(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def note(self):
-        with open(self.folder / f"weights-{self.step}.npy", "wb") as file:
+        with open(self.folder / f"weights-{self.step:03d}.npy", "wb") as file:
             np.save(file, flat_weights(self.model))
             file.flush()
             os.fsync(file.fileno())

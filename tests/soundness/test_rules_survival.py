@@ -1,4 +1,4 @@
-"""Rule 9: whatever stops a run, and wherever it goes on, epsilon is that of all that ran.
+"""Rule 9: whatever stops a run, epsilon is that of all that led to the weights it goes on from.
 
 KERAS_ADACLIP_INTERRUPTIONS=50 tries as many random interruptions, instead of a few.
 """
@@ -50,7 +50,7 @@ def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path, dyin
     script = ("-m", "tests.soundness.killed_training")
     killed = run_python(*script, tmp_path, dying_step, save_freq)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    before = [np.load(tmp_path / f"weights-{step}.npy") for step in range(dying_step + 1)]
+    before = [np.load(tmp_path / f"weights-{step:03d}.npy") for step in range(dying_step + 1)]
     resumed_folder = tmp_path / "resumed"
     resumed_folder.mkdir()
     model, notes = killed_training.model(), killed_training.Notes(resumed_folder)
