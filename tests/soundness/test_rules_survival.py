@@ -44,7 +44,7 @@ def run_python(*arguments, backend=None):
     )
 
 
-@pytest.mark.parametrize(("dying_step", "save_freq"), [(5, "epoch"), (8, 2)])
+@pytest.mark.parametrize(("dying_step", "save_freq"), [(5, "epoch"), (7, 2)])
 def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path, dying_step, save_freq):
     """SIGKILL in the middle of the second or third epoch, and of a fit with a seed."""
     script = ("-m", "tests.soundness.killed_training")
