@@ -1,0 +1,102 @@
+"""A `.keras` file that somebody has changed: an error, and none of their code runs."""
+
+import json
+import zipfile
+
+import keras
+import pytest
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+
+@keras.saving.register_keras_serializable("tests")
+def one_group(variable):
+    return "all"
+
+
+def function(module, name):
+    return {"module": module, "class_name": "function", "config": name, "registered_name": name}
+
+
+def command(path):
+    """Keras's form of `subprocess.Popen(["touch", path])`."""
+    return {
+        "module": "subprocess",
+        "class_name": "Popen",
+        "config": {"args": ["touch", str(path)]},
+        "registered_name": None,
+    }
+
+
+LAMBDA = {
+    "class_name": "__lambda__",
+    "config": {"code": "4wAAAAAAAAAA", "defaults": None, "closure": None},
+}
+# The parts of the optimizer's config that are objects of their own.
+PLACES = (
+    ("clipping", "config", "groups"),
+    ("clipping",),
+    ("optimizer",),
+    ("noise_multiplier",),
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model.keras"
+    model = helpers.compiled(clipping=ka.clipping.FixedClipping(1.0, groups=one_group))
+    helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
+    model.save(path)
+    return path
+
+
+def tampered(path, place, value, folder):
+    """A copy of the file with another value at a place of the optimizer's config."""
+    changed = folder / "tampered.keras"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "config.json":
+                config = json.loads(content)
+                part = config["compile_config"]["optimizer"]["config"]
+                for key in place[:-1]:
+                    part = part[key]
+                part[place[-1]] = value
+                content = json.dumps(config).encode()
+            target.writestr(name, content)
+    return changed
+
+
+def test_the_file_as_it_was_loads(saved):
+    assert keras.models.load_model(saved).privacy_ledger.steps == 4
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[-1])
+@pytest.mark.parametrize("kind", ["command", "function", "lambda", "nonsense"])
+def test_a_tampered_file_is_refused_and_runs_nothing(saved, place, kind, tmp_path):
+    mark = tmp_path / "was_here"
+    value = {
+        "command": command(mark),
+        "function": function("os", "system"),
+        "lambda": LAMBDA,
+        "nonsense": {"class_name": "Nothing", "config": {"a": [1]}},
+    }[kind]
+    path = tampered(saved, place, value, tmp_path)
+    with pytest.raises((ValueError, TypeError)) as caught:
+        keras.models.load_model(path)
+    assert str(caught.value)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("noise_multiplier", [-1.0, float("nan"), "1", None, [1.0]])
+def test_a_noise_that_is_none_is_refused(saved, noise_multiplier, tmp_path):
+    path = tampered(saved, ("noise_multiplier",), noise_multiplier, tmp_path)
+    with pytest.raises((ValueError, TypeError)):
+        keras.models.load_model(path)
+
+
+def test_less_noise_in_the_file_does_not_lower_what_was_spent(saved, tmp_path):
+    path = tampered(saved, ("noise_multiplier",), 9.0, tmp_path)
+    loaded, before = keras.models.load_model(path), keras.models.load_model(saved)
+    assert loaded.privacy_spent(1e-3).epsilon == before.privacy_spent(1e-3).epsilon
