@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.accounting import check_integer
+
 _SAMPLING_STREAM = 2
 
 
@@ -35,7 +37,7 @@ class PoissonDataset(keras.utils.PyDataset):
         seed: None draws from the operating system, different at every step of every run; an
             integer makes the draws repeatable, and whoever knows it knows who was drawn, so the
             accounted amplification no longer protects against them.
-        present: bool array of shape `(num_examples,)`, or None for all true. A row where it is
+        present: bool array with one entry a row, or None for all true. A row where it is
             false is never drawn, and all else stays: the law of the other rows, the number of
             steps, the divisor. So two data sets that differ in one row are trained on alike, as
             an audit wants it.
@@ -43,8 +45,8 @@ class PoissonDataset(keras.utils.PyDataset):
             where it must not depend on how many are; None takes all.
 
     Raises:
-        TypeError: where `present` is not made of truth values.
-        ValueError: where lengths differ, or `expected_batch_size` is out of range.
+        TypeError: where an argument has the wrong type.
+        ValueError: where lengths differ, or an argument is out of range.
 
     Example:
 
@@ -80,7 +82,11 @@ class PoissonDataset(keras.utils.PyDataset):
                 "Argument `num_present` belongs to `present`. Received: present=None, "
                 f"num_present={num_present!r}"
             )
-        self._num_examples = _checked_number(num_present, self._num_rows)
+        self._num_examples = (
+            self._num_rows
+            if num_present is None
+            else check_integer(num_present, "num_present", minimum=1, maximum=self._num_rows)
+        )
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
         self.seed = _checked_seed(seed)
         self._present = None if present is None else _checked_present(present, self._num_rows)
@@ -264,21 +270,6 @@ def _checked_seed(seed: Any) -> int | None:
     if seed < 0:
         raise ValueError(f"Argument `seed` must not be negative. Received: seed={seed}")
     return int(seed)
-
-
-def _checked_number(num_present: Any, num_rows: int) -> int:
-    if num_present is None:
-        return num_rows
-    if isinstance(num_present, bool) or not isinstance(num_present, (int, np.integer)):
-        raise TypeError(
-            f"Argument `num_present` must be an integer. Received: num_present={num_present!r}"
-        )
-    if not 1 <= num_present <= num_rows:
-        raise ValueError(
-            f"Argument `num_present` must lie between 1 and the number of rows, {num_rows}. "
-            f"Received: num_present={num_present}"
-        )
-    return int(num_present)
 
 
 def _checked_present(present: Any, num_rows: int) -> np.ndarray:
