@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from keras_adaclip.accounting import PrivacyReport, plan, read_ledger
+from keras_adaclip.accounting import PrivacyReport, RandomSelection, plan, read_ledger
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,12 +84,28 @@ def _add_report(commands: Any) -> None:
     parser.add_argument(
         "--format", dest="output_format", default="text", choices=("text", "markdown", "json")
     )
+    parser.add_argument(
+        "--mean-trials",
+        type=float,
+        metavar="NUMBER",
+        help="the model is the best of a number of runs drawn at random, so many on average",
+    )
+    parser.add_argument(
+        "--distribution",
+        default="geometric",
+        help="of that number: geometric, logarithmic, poisson",
+    )
     parser.set_defaults(run=_report, parser=parser)
 
 
-def _report(path: str, delta: float, output_format: str) -> str:
+def _report(
+    path: str, delta: float, output_format: str, mean_trials: float | None, distribution: str
+) -> str:
     unknown = "not read: the file's code is not run"
-    report = PrivacyReport.from_ledger(read_ledger(path), delta, clipping=unknown, seeds=unknown)
+    selection = None if mean_trials is None else RandomSelection(mean_trials, distribution)
+    report = PrivacyReport.from_ledger(
+        read_ledger(path), delta, clipping=unknown, seeds=unknown, selection=selection
+    )
     texts = {"text": report.to_text, "markdown": report.to_markdown, "json": report.to_json}
     return texts[output_format]().rstrip("\n")
 

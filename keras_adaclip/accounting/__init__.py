@@ -6,6 +6,7 @@
     epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
     budget, calibration   the steps that a budget allows, the noise that it asks for
     planning, solving   what is missing of a plan, by the others
+    selection   epsilon of the best of a random number of runs
     group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
     saved_ledger   the ledger in a model's file
     report    what was spent and how, for those who have to trust it
@@ -31,6 +32,7 @@ from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import PrivacyReport, check_report_path
 from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
+from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
 __all__ = [
     "calibrate_noise_multiplier",
@@ -48,6 +50,7 @@ __all__ = [
     "max_steps_within",
     "plan",
     "read_ledger",
+    "selection_epsilon",
     "warn_of_large_delta",
     "LEDGER_KEYS",
     "Ledger",
@@ -55,5 +58,6 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "PrivacySpent",
+    "RandomSelection",
     "Sampling",
 ]

@@ -76,22 +76,45 @@ def compute_epsilon(
     >>> print(f"{epsilon:.3f}")
     1.351
     """
+    accountant = _validation.check_accountant(accountant)
+    planned, delta = checked_plan(
+        noise_multiplier, num_examples, batch_size, epochs, steps, delta, sampling, steps_per_epoch
+    )
+    return composed_epsilon(planned, delta, effective_accountant(sampling, accountant))
+
+
+def checked_plan(
+    noise_multiplier: float | NoiseSchedule,
+    num_examples: int,
+    batch_size: int,
+    epochs: int | None,
+    steps: int | None,
+    delta: float,
+    sampling: str,
+    steps_per_epoch: int | None,
+) -> tuple[CountedEvents, float]:
+    """The events of a plan and its delta, arguments as of `compute_epsilon`.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or not one of `epochs` and `steps` is given.
+    """
     if not is_noise_schedule(noise_multiplier):
         noise_multiplier = _validation.check_noise_multiplier(noise_multiplier)
     num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
     sampling = _validation.check_sampling_name(sampling)
-    accountant = _validation.check_accountant(accountant)
     delta = _validation.check_delta(delta)
     if steps_per_epoch is not None:
         steps_per_epoch = _validation.check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
     num_steps = _validation.check_num_steps(
         epochs, steps, steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size)
     )
-    _validation.warn_of_large_delta(delta, num_examples)
-    planned = planned_events(
+    # Said of the line that called the function that called this one.
+    _validation.warn_of_large_delta(delta, num_examples, stacklevel=4)
+    events_of_plan = planned_events(
         noise_multiplier, num_examples, batch_size, num_steps, sampling, steps_per_epoch
     )
-    return composed_epsilon(planned, delta, effective_accountant(sampling, accountant))
+    return events_of_plan, delta
 
 
 def effective_accountant(sampling: str, accountant: str) -> str:

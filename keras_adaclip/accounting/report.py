@@ -17,66 +17,23 @@ from keras_adaclip.accounting.epsilon import ledger_epsilon, relation_in_words, 
 from keras_adaclip.accounting.events import neighboring_relation
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
+from keras_adaclip.accounting.reported_mechanism import ReportedMechanism
 from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.selection import RandomSelection
 
 FORMAT, VERSION = "keras_adaclip.PrivacyReport", 1
 GROUP_SIZES = (2, 5, 10)
+_CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
+_OTHER_CHOICES = "Choosing anything on the same data otherwise than by the selection stated here."
 NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
-    "Choosing hyperparameters, architectures or the best of several runs on the same data.",
+    _CHOICES,
     "Stopping early by a score on private data, unless those data are covered otherwise.",
     "The number of examples, which counts as public.",
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
     "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
 )
 _NO_TUNING = "none is counted: epsilon is that of the training run alone"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportedMechanism:
-    """One row of the ledger, in a report.
-
-    Args:
-        sampling: label of the `Sampling`.
-        expected_batch_size: expected number of units in a step.
-        num_examples: number of units in the data, 0 where unknown.
-        sampling_probability: of each unit at each step; None without Poisson sampling.
-        noise_multiplier: standard deviation of the noise over the clipping norm, in all.
-        steps: steps that ran.
-        releases: releases that they count as.
-    """
-
-    sampling: str
-    expected_batch_size: int
-    num_examples: int
-    sampling_probability: float | None
-    noise_multiplier: float
-    steps: int
-    releases: int
-
-    @classmethod
-    def of(cls, row: LedgerRow) -> Self:
-        """The row, as a report shows it."""
-        is_poisson = row.sampling is Sampling.POISSON
-        return cls(
-            row.sampling.label,
-            row.expected_batch_size,
-            row.num_examples,
-            row.sampling_probability if is_poisson else None,
-            row.noise_multiplier,
-            row.steps,
-            row.releases,
-        )
-
-    def __str__(self) -> str:
-        size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
-        parts = [f"{self.steps:,} steps", f"batches of {self.expected_batch_size:,} of {size}"]
-        if self.sampling_probability is not None:
-            parts.append(f"q = {self.sampling_probability:.4g}")
-        parts.append(f"z = {self.noise_multiplier:.6g}")
-        if self.releases != self.steps:
-            parts.append(f"{self.releases:,} releases")
-        return f"{self.sampling}: {', '.join(parts)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +53,8 @@ class PrivacyReport:
         clipping: how contributions are bounded and what that costs, in words.
         seeds: whether noise and sampling can be repeated, in words.
         tuning: what choosing hyperparameters cost, in words.
+        epsilon_with_selection: epsilon of the best of a random number of such runs, the one to
+            quote where that was done; None where it was not.
         not_covered: what epsilon does not cover.
         versions: by name, the versions of the software.
 
@@ -130,6 +89,7 @@ class PrivacyReport:
     clipping: str
     seeds: str
     tuning: str
+    epsilon_with_selection: float | None
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
 
@@ -143,7 +103,7 @@ class PrivacyReport:
         group_sizes: Sequence[int] = GROUP_SIZES,
         clipping: str = "not known here",
         seeds: str = "not known here",
-        tuning: str = _NO_TUNING,
+        selection: RandomSelection | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> Self:
         """The report of what a ledger says has run.
@@ -155,7 +115,7 @@ class PrivacyReport:
             group_sizes: For how many units of one person epsilon is given; each takes seconds.
             clipping: How contributions are bounded, in words.
             seeds: Whether noise and sampling can be repeated, in words.
-            tuning: What choosing hyperparameters cost, in words.
+            selection: How this run was chosen from a random number of others like it, where it was.
             versions: Versions of further software, by name.
 
         Returns:
@@ -181,8 +141,12 @@ class PrivacyReport:
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
             clipping=clipping,
             seeds=seeds,
-            tuning=tuning,
-            not_covered=NOT_COVERED,
+            tuning=_NO_TUNING if selection is None else f"{selection}, each like this one",
+            epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
+            not_covered=tuple(
+                _OTHER_CHOICES if selection is not None and text == _CHOICES else text
+                for text in NOT_COVERED
+            ),
             versions={**_versions(), **(versions or {})},
         )
 
@@ -238,9 +202,15 @@ class PrivacyReport:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _row_of_selection(self) -> list[tuple[str, str]]:
+        if self.epsilon_with_selection is None:
+            return []
+        return [("with the selection", rounded_up(self.epsilon_with_selection))]
+
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
             ("epsilon", f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} (PLD)"),
+            *self._row_of_selection(),
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", rounded_up(self.epsilon_without_amplification)),
         ]

@@ -10,7 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import LEDGER_KEYS, Ledger, PrivacyReport, PrivacySpent
+from keras_adaclip.accounting import (
+    LEDGER_KEYS,
+    Ledger,
+    PrivacyReport,
+    PrivacySpent,
+    RandomSelection,
+)
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 
@@ -46,7 +52,10 @@ class PrivacySpending:
         return PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
 
     def privacy_report(
-        self, delta: float, group_sizes: Sequence[int] = (2, 5, 10)
+        self,
+        delta: float,
+        group_sizes: Sequence[int] = (2, 5, 10),
+        selection: RandomSelection | None = None,
     ) -> PrivacyReport:
         """What training has spent so far and how, to be printed, saved or sent on.
 
@@ -54,6 +63,8 @@ class PrivacySpending:
             delta: float in (0, 1), the probability with which the bound may fail; well below
                 one over the number of examples.
             group_sizes: for how many examples of one person epsilon is given; each takes seconds.
+            selection: how this run was chosen from a random number of others like it, where it
+                was: the report then has the epsilon of that as well.
 
         Returns:
             The report: `print` it, or `save` it as JSON, Markdown or text.
@@ -62,7 +73,12 @@ class PrivacySpending:
         described = _described(getattr(self, "optimizer", None), ledger)
         versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
         return PrivacyReport.from_ledger(
-            ledger, delta, group_sizes=group_sizes, versions=versions, **described
+            ledger,
+            delta,
+            group_sizes=group_sizes,
+            selection=selection,
+            versions=versions,
+            **described,
         )
 
     def _include_spending_on_shared_weights(self) -> None:

@@ -10,6 +10,7 @@ from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
     PrivacyReport,
+    RandomSelection,
     Sampling,
     compute_epsilon,
     gaussian_mu,
@@ -78,7 +79,7 @@ def test_json_holds_all_of_it(tmp_path):
     assert set(read) == {
         "format", "version", "delta", "unit", "neighboring_relation", "mechanisms", "epsilon_pld",
         "epsilon_rdp", "epsilon_without_amplification", "group_epsilons", "gaussian_mu",
-        "clipping", "seeds", "tuning", "not_covered", "versions", "steps",
+        "clipping", "seeds", "tuning", "epsilon_with_selection", "not_covered", "versions", "steps",
     }  # fmt: skip
 
 
@@ -120,3 +121,21 @@ def test_the_ending_decides_the_format(name, tmp_path):
     with pytest.raises(ValueError, match=r"must end with '\.json', '\.md' or '\.txt'"):
         report(POISSON).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_cost_of_a_selection_is_counted_where_there_was_one():
+    without = report(POISSON)
+    assert without.epsilon_with_selection is None
+    assert "with the selection" not in without.to_text()
+    selection = RandomSelection(mean_trials=10, distribution="logarithmic")
+    found = report(POISSON, selection=selection)
+    assert found.epsilon_with_selection == selection.epsilon([POISSON], DELTA) > found.epsilon_rdp
+    assert found.epsilon_pld == without.epsilon_pld
+    assert "logarithmic law with mean 10" in found.tuning
+    assert f"with the selection         {found.epsilon_with_selection:.2f}" in found.to_text()
+    # What one line now covers is no longer listed as not covered, but other choices are.
+    assert any("best of several runs" in text for text in without.not_covered)
+    assert not any("best of several runs" in text for text in found.not_covered)
+    assert any("otherwise than by the selection" in text for text in found.not_covered)
+    assert json.loads(found.to_json())["epsilon_with_selection"] == found.epsilon_with_selection
+    assert json.loads(without.to_json())["epsilon_with_selection"] is None

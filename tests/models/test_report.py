@@ -11,7 +11,7 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.__main__ import main
-from keras_adaclip.accounting import read_ledger
+from keras_adaclip.accounting import RandomSelection, read_ledger
 
 DELTA = 1e-3
 
@@ -55,6 +55,20 @@ def test_after_loading(model, saved):
     report = bare.privacy_report(DELTA, group_sizes=())
     assert report.epsilon_pld == expected.epsilon_pld
     assert "without its optimizer" in report.clipping
+
+
+def test_the_best_of_a_random_number_of_runs(model, saved, capsys):
+    selection = RandomSelection(10, "logarithmic")
+    report = model.privacy_report(DELTA, group_sizes=(), selection=selection)
+    expected = selection.epsilon(model.privacy_ledger, DELTA)
+    assert report.epsilon_with_selection == expected > report.epsilon_rdp
+    options = ["--delta", f"{DELTA}", "--format", "json"]
+    trials = ["--mean-trials", "10", "--distribution", "logarithmic"]
+    assert main(["report", str(saved), *options, *trials]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon_with_selection"] == expected
+    with pytest.raises(SystemExit):
+        main(["report", str(saved), *options, "--mean-trials", "0.5"])
+    assert "`mean_trials` must be above 1" in capsys.readouterr().err
 
 
 def test_a_seed_is_said():
