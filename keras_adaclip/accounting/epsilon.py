@@ -161,7 +161,7 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
     """Epsilon of what has run.
 
     Args:
-        rows: A `Ledger`, or rows of one.
+        rows: A `Ledger`, rows of one, or rows of several, whose releases then count together.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`.
 
