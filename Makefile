@@ -33,9 +33,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 TFP_VENV := .venv-tensorflow-privacy
 PEERS_VENV := .venv-peers
 
-# Tests that no backend has a part in: they run once, the others once a backend.
+# Tests that no backend has a part in, or that one is enough for: they run once, the others once a backend.
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting \
-                           tests/audit/test_canaries.py tests/audit/test_lower_bound.py)
+                           tests/audit/test_canaries.py tests/audit/test_lower_bound.py \
+                           tests/docs)
 PER_BACKEND_IGNORES := $(addprefix --ignore=,$(BACKEND_FREE) tests/golden)
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal

@@ -12,6 +12,7 @@ from keras_adaclip import (
     audit,
     callbacks,
     clipping,
+    federated,
     gradients,
     models,
     optimizers,
@@ -19,6 +20,7 @@ from keras_adaclip import (
     sampling,
     schedules,
 )
+from keras_adaclip.federated import FederatedModel, federate
 from keras_adaclip.models import (
     PrivacyCheck,
     PrivacyIssue,
@@ -34,6 +36,7 @@ except PackageNotFoundError:  # a checkout that was not installed
     __version__ = "0.1.0"
 
 __all__ = [
+    "FederatedModel",
     "PrivacyCheck",
     "PrivacyIssue",
     "PrivateModel",
@@ -45,6 +48,8 @@ __all__ = [
     "callbacks",
     "check",
     "clipping",
+    "federate",
+    "federated",
     "gradients",
     "models",
     "optimizers",

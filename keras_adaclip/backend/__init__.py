@@ -19,12 +19,14 @@ evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
 free_memory = _module.free_memory
 gaussian = _module.gaussian
+gradients_at = _module.gradients_at
 gradients_of = _module.gradients_of
 keep_variables = _module.keep_variables
 loop_over_chunks = _module.loop_over_chunks
 loops_in_python = _module.loops_in_python
 memory_in_use = _module.memory_in_use
 map_examples = _module.map_examples
+map_units = _module.map_units
 needs_fixed_shapes = _module.needs_fixed_shapes
 outside_random_state = _module.outside_random_state
 peak_memory = _module.peak_memory
@@ -47,11 +49,13 @@ __all__ = [
     "evaluate_each",
     "free_memory",
     "gaussian",
+    "gradients_at",
     "gradients_of",
     "keep_variables",
     "loop_over_chunks",
     "loops_in_python",
     "map_examples",
+    "map_units",
     "memory_in_use",
     "needs_fixed_shapes",
     "outside_random_state",

@@ -146,6 +146,20 @@ def gradients_of(
     return further, gradients
 
 
+def gradients_at(
+    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Gradients of a scalar loss by tensors, also inside of `map_units`."""
+    return jax.grad(function, has_aux=True)(list(values))
+
+
+def map_units(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to every unit at once."""
+    return jax.vmap(function)(values)
+
+
 def loop_over_chunks(
     body: Callable[[Tensor, list[Tensor]], list[Tensor]],
     carry: list[Tensor],
@@ -233,7 +247,9 @@ def trace(function: Callable[[], Any]) -> None:
     jax.eval_shape(without_result)
 
 
-def prefetched(batches: keras.utils.PyDataset, rows: Any) -> keras.utils.PyDataset:
+def prefetched(
+    batches: keras.utils.PyDataset, rows: Any, num_open_axes: Any = None
+) -> keras.utils.PyDataset:
     """`batches`, prepared as Keras prepares them."""
     return batches
 

@@ -220,6 +220,42 @@ def gradients_of(
     return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
+def gradients_at(
+    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Gradients of a scalar loss by tensors, also inside of `map_units`.
+
+    Args:
+        function: takes the tensors; returns a scalar loss and a list of further tensors.
+        values: tensors of a floating type.
+
+    Returns:
+        A gradient for each of `values` (zeros where unconnected), and the further tensors.
+    """
+    values = [tf.identity(value) for value in values]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for value in values:
+            tape.watch(value)
+        loss, further = function(values)
+    gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients], further
+
+
+def map_units(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to every unit at once.
+
+    Args:
+        function: takes and returns lists of tensors without the units' axis.
+        values: tensors of shape `(num_units, ...)`.
+
+    Returns:
+        What it returns, with the units' axis in front.
+    """
+    return list(tf.vectorized_map(function, values))
+
+
 def loop_over_chunks(
     body: Callable[[Tensor, list[Tensor]], list[Tensor]],
     carry: list[Tensor],

@@ -1,7 +1,8 @@
 """Rows of batches: the part of `tensorflow.py` that prepares, takes and empties them."""
 
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,7 +58,11 @@ def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
     return tf.cond(tf.reduce_all(kept), lambda: values, zeroed)
 
 
-def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
+def prefetched(
+    batches: keras.utils.PyDataset,
+    rows: dict[str, Any],
+    num_open_axes: Mapping[str, int] | None = None,
+) -> tf.data.Dataset:
     """`batches`, each prepared while the step before computes.
 
     Keras would do as much, but with tf.data's tuner. TensorFlow 2.21 waits for that one's thread
@@ -65,9 +70,11 @@ def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
     seconds at the end of an epoch of seconds, seen where cores are busy.
 
     Args:
-        batches: the batches of an epoch, structures of NumPy arrays (without lists, which tf.data
-            takes for tensors).
+        batches: the batches of an epoch, dicts of structures of NumPy arrays (without lists, which
+            tf.data takes for tensors).
         rows: a batch of any size, for types and shapes.
+        num_open_axes: for each part, how many of the first axes differ in length from batch to
+            batch; None for one.
     """
     # TensorFlow never forgets a generator; what it must not keep are the data.
     known = weakref.ref(batches)
@@ -77,9 +84,16 @@ def prefetched(batches: keras.utils.PyDataset, rows: Any) -> tf.data.Dataset:
             for index in range(of_epoch.num_batches):
                 yield of_epoch[index]
 
-    signature = keras.tree.map_structure(
-        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), rows
-    )
+    def specified(array: Any, num_open: int) -> tf.TensorSpec:
+        shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
+        return tf.TensorSpec(shape, array.dtype)
+
+    signature = {
+        name: keras.tree.map_structure(
+            functools.partial(specified, num_open=(num_open_axes or {}).get(name, 1)), part
+        )
+        for name, part in rows.items()
+    }
     data = tf.data.Dataset.from_generator(prepare, output_signature=signature)
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -201,6 +201,22 @@ def gradients_of(
     ]
 
 
+def gradients_at(
+    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Gradients of a scalar loss by tensors, also inside of `map_units`."""
+    with torch.enable_grad():
+        gradients, further = torch.func.grad(function, has_aux=True)(list(values))
+    return list(gradients), further
+
+
+def map_units(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Applies `function` to every unit at once."""
+    return list(torch.func.vmap(function, randomness="different")(values))
+
+
 def loop_over_chunks(
     body: Callable[[int, list[Tensor]], list[Tensor]],
     carry: list[Tensor],
@@ -275,7 +291,9 @@ def trace(function: Callable[[], Any]) -> None:
         function()
 
 
-def prefetched(batches: keras.utils.PyDataset, rows: Any) -> keras.utils.PyDataset:
+def prefetched(
+    batches: keras.utils.PyDataset, rows: Any, num_open_axes: Any = None
+) -> keras.utils.PyDataset:
     """`batches`, prepared as Keras prepares them."""
     return batches
 

@@ -70,7 +70,7 @@ class AuditCallback(keras.callbacks.Callback):
         Raises:
             ValueError: where these are not the canaries' data.
         """
-        canaries, present = self.canaries, None if data.poisson is None else data.poisson.present
+        canaries, present = self.canaries, getattr(data.poisson, "present", None)
         if (
             present is None
             or len(present) != canaries.num_examples

@@ -2,9 +2,11 @@
 
 from keras_adaclip.gradients.augmentation import Augmentation
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.batch_gradients import BatchGradients
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
     Observed,
+    clipped_contributions,
     clipped_sum,
     with_regularization,
 )
@@ -16,6 +18,7 @@ from keras_adaclip.gradients.factored import (
     OuterProduct,
     PerExampleGradient,
 )
+from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.planning import make_plan, unproven_plan
@@ -26,6 +29,7 @@ from keras_adaclip.gradients.ways import LayerWay, layer_ways
 __all__ = [
     "Augmentation",
     "Batch",
+    "BatchGradients",
     "ClippedSum",
     "GradientPlan",
     "GroupedOuterProduct",
@@ -38,6 +42,8 @@ __all__ = [
     "PerExampleGradient",
     "TappedCall",
     "add_to_output_loss_trackers",
+    "call_model",
+    "clipped_contributions",
     "clipped_sum",
     "example_losses",
     "finite_rows",

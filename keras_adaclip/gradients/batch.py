@@ -78,7 +78,7 @@ class Batch:
             )
 
         def pad(value: Tensor) -> Tensor:
-            filler = ops.zeros((missing, *value.shape[1:]), value.dtype)
+            filler = ops.zeros((missing, *ops.shape(value)[1:]), value.dtype)
             return ops.concatenate([value, filler], axis=0)
 
         return self._map(pad, pad(self.present))

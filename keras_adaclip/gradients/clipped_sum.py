@@ -18,6 +18,7 @@ from keras_adaclip import backend
 from keras_adaclip.clipping import CurrentClipping
 from keras_adaclip.gradients import losses, one_by_one
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.batch_gradients import BatchGradients
 from keras_adaclip.gradients.per_example import per_example_gradients
 from keras_adaclip.gradients.plan import GradientPlan
 
@@ -81,28 +82,53 @@ def clipped_sum(
         gradients, forward = per_example_gradients(model, batch, plan)
         if coordinates is not None:
             gradients = gradients.in_coordinates(coordinates)
-        squared_norms = gradients.squared_norms(groups)
-        finite_losses = ops.isfinite(forward.losses)[:, None]
-        squared_norms = ops.where(finite_losses, squared_norms, float("nan"))
-        norms, finite = _norms(squared_norms, batch)
-        factors = clipping.factors(norms, finite)
-        sums = gradients.weighted_sums(factors, finite, groups)
+        sums, norms, finite, factors = clipped_contributions(
+            gradients, batch.present, clipping, ops.isfinite(forward.losses)
+        )
     else:
 
         def factors_of(squared_norms: Tensor, alone: Batch) -> tuple[Tensor, Tensor]:
-            norms, finite = _norms(squared_norms, alone)
+            norms, finite = _norms(squared_norms, alone.present)
             return clipping.factors(norms, finite), finite
 
         sums, squared_norms, forward = one_by_one.weighted_sums(
             model, batch, groups, factors_of, coordinates
         )
-        norms, finite = _norms(squared_norms, batch)
+        norms, finite = _norms(squared_norms, batch.present)
         factors = clipping.factors(norms, finite)
     total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
     observed = Observed(
         forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors
     )
     return total, observed
+
+
+def clipped_contributions(
+    contributions: BatchGradients,
+    present: Tensor,
+    clipping: CurrentClipping,
+    is_sound: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Clips what each unit contributes, and adds it up.
+
+    Args:
+        contributions: of each unit to each variable, in the clipping strategy's coordinates.
+        present: bool of shape `(batch_size,)`, false for padding.
+        clipping: the clipping strategy with the thresholds of this step.
+        is_sound: bool of shape `(batch_size,)`, false for units that are to add nothing, as if
+            they were not finite; None where all may.
+
+    Returns:
+        The sums, one a variable; norms and factors of shape `(batch_size, num_groups)`; whether
+        each unit is present and finite, of shape `(batch_size,)`.
+    """
+    squared_norms = contributions.squared_norms(clipping.groups)
+    if is_sound is not None:
+        squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
+    norms, finite = _norms(squared_norms, present)
+    factors = clipping.factors(norms, finite)
+    sums = contributions.weighted_sums(factors, finite, clipping.groups)
+    return sums, norms, finite, factors
 
 
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
@@ -116,8 +142,8 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
     return ClippedSum(total.gradients, total.statistics, gradients)
 
 
-def _norms(squared_norms: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _norms(squared_norms: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Norms by group, zero where one is not finite, and which rows hold a finite unit."""
     norms = ops.sqrt(squared_norms)
-    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), batch.present)
+    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)
     return ops.where(finite[:, None], norms, 0.0), finite

@@ -57,7 +57,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)
-    _refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
+    refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
@@ -82,16 +82,17 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
             "with a new `DPOptimizer`; the privacy spent so far is carried over."
         )
     # Building may have made further layers.
-    _refuse(model, layer_issues(model))
+    refuse(model, layer_issues(model))
     if rows is None:
         return True
     finding = probe(model, rows)
     found = [*finding.issues, *probe_loss(model, rows)]
-    _refuse(model, [PrivacyIssue(*parts) for parts in found])
+    refuse(model, [PrivacyIssue(*parts) for parts in found])
     return finding.is_repeatable
 
 
-def _refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
+def refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
+    """Raises where there is an issue, with every one on a line of its own."""
     if issues:
         listed = "\n".join(f"- {issue}" for issue in issues)
         raise ValueError(f"Model {model.name!r} cannot be trained privately:\n{listed}")

@@ -37,6 +37,31 @@ class Preparation(PrivacySpending):
     fit_augmentation: Augmentation | None = None
     fitting_chunk_sizes: Mapping[int, int | None] = MappingProxyType({})
 
+    def _adopted(self, optimizer: Any) -> DPOptimizer:
+        """The optimizer of `compile`, with all that this model has spent so far.
+
+        Raises:
+            ValueError: where it is not a `DPOptimizer`.
+        """
+        if optimizer is not None and not isinstance(optimizer, DPOptimizer):
+            optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(optimizer, DPOptimizer):
+            raise ValueError(
+                "A private model must be compiled with a `DPOptimizer`, or training would not be "
+                "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
+                f"clipping=1.0, noise_multiplier=1.1)`. Received: optimizer={optimizer!r}"
+            )
+        if optimizer is not getattr(self, "optimizer", None):
+            optimizer.mark_for_private_model()
+            optimizer.include_run(self._run)
+        return optimizer
+
+    def _remember_metrics(self, metrics: Any, weighted_metrics: Any) -> None:
+        """Keeps the metric objects of `compile`, which Keras looks at only when it builds them."""
+        given = keras.tree.flatten([metrics or [], weighted_metrics or []])
+        objects = [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
+        keras_private.set_attribute(self, "given_metrics", objects)
+
     def _require_compiled(self) -> None:
         if not self.compiled or not isinstance(self.optimizer, DPOptimizer):  # type: ignore[attr-defined]
             raise ValueError(

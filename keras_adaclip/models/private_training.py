@@ -20,7 +20,6 @@ from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
-from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.sampling import PoissonDataset
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
@@ -59,17 +58,7 @@ class PrivateTraining(Preparation):
         Raises:
             ValueError: where `optimizer` is not a `DPOptimizer`.
         """
-        if optimizer is not None and not isinstance(optimizer, DPOptimizer):
-            optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, DPOptimizer):
-            raise ValueError(
-                "A private model must be compiled with a `DPOptimizer`, or training would not be "
-                "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
-                f"clipping=1.0, noise_multiplier=1.1)`. Received: optimizer={optimizer!r}"
-            )
-        if optimizer is not getattr(self, "optimizer", None):
-            optimizer.mark_for_private_model()
-            optimizer.include_run(self._run)
+        optimizer = self._adopted(optimizer)
         super().compile(  # type: ignore[misc]
             optimizer=optimizer,
             loss=loss,
@@ -84,9 +73,7 @@ class PrivateTraining(Preparation):
         self.gradient_plan = None
         # Untracked by Keras, so that it stays a plain dictionary.
         keras_private.set_attribute(self, "fitting_chunk_sizes", {})
-        given = keras.tree.flatten([metrics or [], weighted_metrics or []])
-        objects = [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
-        keras_private.set_attribute(self, "given_metrics", objects)
+        self._remember_metrics(metrics, weighted_metrics)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model as it was compiled when it was saved."""

@@ -33,6 +33,29 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
     """
     if isinstance(model, PrivateTraining):
         raise TypeError("The model is private already. Received: a private model")
+    return twin(model, PrivateSequential, PrivateModel, "privatize", replace_batch_normalization)
+
+
+def twin(
+    model: keras.Model,
+    sequential: type,
+    functional: type,
+    caller: str,
+    replace_batch_normalization: bool,
+) -> Any:
+    """A model of another class that shares the layers and weights of `model`.
+
+    Args:
+        model: a Functional or Sequential model.
+        sequential: the class of the twin of a Sequential model.
+        functional: the class of the twin of a Functional model.
+        caller: the name of the public function, for errors.
+        replace_batch_normalization: whether group normalizations take the place of batch
+            normalizations.
+
+    Raises:
+        TypeError: where `model` is a subclassed model, or no Keras model.
+    """
     if not isinstance(model, keras.Model):
         raise TypeError(
             "Argument `model` must be a Keras model. "
@@ -41,10 +64,9 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
     is_sequential = isinstance(model, keras.Sequential)
     if not is_sequential and not (hasattr(model, "inputs") and hasattr(model, "outputs")):
         raise TypeError(
-            f"`privatize` takes Functional and Sequential models; {type(model).__name__!r} is a "
-            "subclassed model. Make its class private instead: derive it from "
-            "`keras_adaclip.PrivateModel` in place of `keras.Model`. "
-            f"Received: model={model.name!r} of type {type(model).__name__}"
+            f"`{caller}` takes Functional and Sequential models; {type(model).__name__!r} is a "
+            f"subclassed model. Derive its class from `keras_adaclip.{functional.__name__}` in "
+            f"place of `keras.Model`. Received: model={model.name!r} of type {type(model).__name__}"
         )
     if replace_batch_normalization:
         model = _without_batch_normalization(model, {})
@@ -53,8 +75,8 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
         if model.built:
             first = model.inputs[0]
             layers.insert(0, keras.Input(batch_shape=first.shape, dtype=first.dtype))
-        return PrivateSequential(layers, name=model.name)
-    return PrivateModel(model.input, model.output, name=model.name)
+        return sequential(layers, name=model.name)
+    return functional(model.input, model.output, name=model.name)
 
 
 def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -> keras.Model:

@@ -24,8 +24,13 @@ _OPTIMIZER_OF_VARIABLE = "_keras_adaclip_optimizer"
 
 
 class PrivacySpending:
-    """The ledger of a private model."""
+    """The ledger of a private model.
 
+    Attributes:
+        privacy_unit: whose privacy the ledger is about.
+    """
+
+    privacy_unit: str = "example"
     _carried_run: Run = Run()
 
     @property
@@ -62,7 +67,8 @@ class PrivacySpending:
         Args:
             delta: float in (0, 1), the probability with which the bound may fail; well below
                 one over the number of examples.
-            group_sizes: for how many examples of one person epsilon is given; each takes seconds.
+            group_sizes: for how many examples (or clients) of one person epsilon is given; each
+                takes seconds.
             selection: how this run was chosen from a random number of others like it, where it
                 was: the report then has the epsilon of that as well.
 
@@ -75,6 +81,7 @@ class PrivacySpending:
         return PrivacyReport.from_ledger(
             ledger,
             delta,
+            unit=self.privacy_unit,
             group_sizes=group_sizes,
             selection=selection,
             versions=versions,

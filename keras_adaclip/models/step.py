@@ -21,6 +21,7 @@ from keras_adaclip.gradients import (
     regularization_loss,
     with_regularization,
 )
+from keras_adaclip.models.chunks import sum_over_chunks
 
 Tensor = Any
 
@@ -52,35 +53,15 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         total, observed = clipped_sum(model, copies, clipping, plan)
         return total, _observe(model, batch, observed, clipping)
 
-    size = model.private_chunk_size
-    is_ragged = backend.slices_any_size(model)
-    if is_ragged:
-        num_units = batch.num_rows
-    else:
-        batch = batch.padded_to_multiple(size)
-        # Padding stands at the end, so the chunks that hold a unit are the first ones.
-        num_units = ops.sum(ops.cast(batch.present, "int32"))
-    num_chunks = (num_units + size - 1) // size
-
-    def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
-        left = num_units - index * size
-        of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
-        chunk = batch.rows(index * size, of_chunk if is_ragged else size)
+    def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, plan)
         _observe(model, chunk, observed, clipping)
-        parts = [part.statistics, *part.gradients]
-        return [total + part for total, part in zip(carry, parts, strict=True)]
+        return part
 
-    carry = [
-        ops.zeros((clipping.num_statistics,), "float32"),
-        *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
-    ]
-    changing = [*model.non_trainable_variables, *model.metrics_variables]
-    statistics, *gradients = backend.loop_over_chunks(
-        add_chunk, carry, num_chunks, changing, model.trainable_variables
-    )
-    return ClippedSum(gradients, statistics), model.get_metrics_result()
+    is_ragged = backend.slices_any_size(model)
+    total = sum_over_chunks(model, batch, model.private_chunk_size, is_ragged, add_chunk)
+    return total, model.get_metrics_result()
 
 
 def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:

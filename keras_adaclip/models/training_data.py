@@ -31,7 +31,8 @@ class TrainingData:
         fit_arguments: what the data contributes to the arguments of Keras's `fit`.
         steps_per_release: steps in one pass over the data, where passes are what is released.
         steps_per_epoch: steps in an epoch, None where Keras finds out.
-        poisson: the Poisson-sampled data set, where that is the sampling.
+        poisson: the Poisson-sampled data set, where that is the sampling: of examples, or of
+            clients.
         is_sampled_by_fit: whether `fit` made that data set, from arrays.
     """
 
@@ -42,7 +43,7 @@ class TrainingData:
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     steps_per_release: int | None = None
     steps_per_epoch: int | None = None
-    poisson: PoissonDataset | None = None
+    poisson: Any = None
     is_sampled_by_fit: bool = False
 
     @property

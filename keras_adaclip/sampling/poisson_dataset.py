@@ -1,22 +1,21 @@
-"""Poisson sampling of units: each step draws every unit independently with one probability.
-
-A draw is a set of row numbers whose size follows Binomial(num_examples, q), the rows then chosen
-without replacement: the same law as one coin for each row. An empty draw is a step too. The
-amplification by sampling that the accountant counts on holds for this law and not for shuffling
-(Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
-"""
+"""Arrays as Poisson-sampled batches."""
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_adaclip.accounting import check_integer
-
-_SAMPLING_STREAM = 2
+from keras_adaclip.sampling.checking import (
+    as_array,
+    checked_batch_size,
+    checked_present,
+    checked_seed,
+    common_length,
+)
+from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
 
 
 class PoissonDataset(keras.utils.PyDataset):
@@ -88,8 +87,8 @@ class PoissonDataset(keras.utils.PyDataset):
             else check_integer(num_present, "num_present", minimum=1, maximum=self._num_rows)
         )
         self._expected_batch_size = checked_batch_size(expected_batch_size, self._num_examples)
-        self.seed = _checked_seed(seed)
-        self._present = None if present is None else _checked_present(present, self._num_rows)
+        self.seed = checked_seed(seed)
+        self._present = None if present is None else checked_present(present, self._num_rows)
         self._draw_numbers = itertools.count()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -138,15 +137,8 @@ class PoissonDataset(keras.utils.PyDataset):
 
     def draw(self) -> np.ndarray:
         """Row numbers of one new draw, ascending, none twice; empty with some probability."""
-        number = next(self._draw_numbers)
-        if self.seed is None:
-            generator = np.random.default_rng()
-        else:
-            # A spawn key: an appended number would be lost where it is 0.
-            key = (_SAMPLING_STREAM, number)
-            generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
-        size = generator.binomial(self._num_rows, self.sampling_probability)
-        rows = np.sort(generator.choice(self._num_rows, size, replace=False, shuffle=False))
+        generator = generator_of_draw(self.seed, next(self._draw_numbers))
+        rows = poisson_draw(generator, self._num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
@@ -180,125 +172,3 @@ class PoissonDataset(keras.utils.PyDataset):
         Whether they are present plays no part.
         """
         return self.take(np.arange(min(3, self._num_rows)))
-
-
-class FixedShapeBatches(keras.utils.PyDataset):
-    """A `PoissonDataset` whose batches have few shapes, for compilers that want that.
-
-    A draw that is larger than the largest size gets the next multiple of it: nothing is dropped,
-    and such a step is merely compiled anew.
-
-    Args:
-        dataset: where the draws come from.
-        num_batches: steps an epoch.
-        sizes: numbers of rows, rising; a batch is padded to the first that is enough. Empty
-            leaves the draws as large as they are.
-    """
-
-    def __init__(self, dataset: PoissonDataset, num_batches: int, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.dataset = dataset
-        self._num_batches = num_batches
-        self.sizes = tuple(sizes)
-
-    @property
-    def num_batches(self) -> int:
-        """Steps an epoch."""
-        return self._num_batches
-
-    def __len__(self) -> int:
-        return self._num_batches
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        rows = self.dataset.draw()
-        if not self.sizes:
-            return self.dataset.take(rows)
-        largest = self.sizes[-1]
-        beyond = math.ceil(len(rows) / largest) * largest
-        return self.dataset.take(rows, next((s for s in self.sizes if s >= len(rows)), beyond))
-
-
-def common_length(parts: dict[str, Any]) -> int:
-    """The number of rows that all arrays have.
-
-    Args:
-        parts: structures of arrays by name.
-
-    Raises:
-        ValueError: where there is no row, or two arrays differ.
-    """
-    lengths = {
-        name: {len(array) for array in keras.tree.flatten(part)} for name, part in parts.items()
-    }
-    distinct = set().union(*lengths.values())
-    if len(distinct) != 1:
-        told = ", ".join(f"{name}: {sorted(found)}" for name, found in lengths.items())
-        raise ValueError(
-            "All arrays must have the same number of rows (examples). "
-            f"Received numbers of rows: {told}"
-        )
-    (length,) = distinct
-    if length == 0:
-        raise ValueError("The data must hold at least one example. Received: 0 rows")
-    return int(length)
-
-
-def checked_batch_size(batch_size: Any, num_examples: int) -> int:
-    """Returns the expected batch size as an int.
-
-    Raises:
-        TypeError: where it is not an integer.
-        ValueError: where it does not lie between 1 and `num_examples`.
-    """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
-        raise TypeError(
-            f"The (expected) batch size must be an integer. Received: batch_size={batch_size!r}"
-        )
-    if not 1 <= batch_size <= num_examples:
-        raise ValueError(
-            f"The (expected) batch size must lie between 1 and the number of examples, "
-            f"{num_examples}. Received: batch_size={batch_size}"
-        )
-    return int(batch_size)
-
-
-def _checked_seed(seed: Any) -> int | None:
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={seed!r}")
-    if seed < 0:
-        raise ValueError(f"Argument `seed` must not be negative. Received: seed={seed}")
-    return int(seed)
-
-
-def _checked_present(present: Any, num_rows: int) -> np.ndarray:
-    given = np.array(present)
-    if given.dtype != np.bool_:
-        raise TypeError(
-            f"Argument `present` must be an array of truth values. Received: dtype {given.dtype}"
-        )
-    if given.shape != (num_rows,):
-        raise ValueError(
-            f"Argument `present` must have one truth value for each of the {num_rows} rows. "
-            f"Received: shape {given.shape}"
-        )
-    return given
-
-
-def as_array(value: Any) -> np.ndarray:
-    """Data as `PoissonDataset` holds them: NumPy, real numbers of Keras's default type.
-
-    Args:
-        value: an array or a tensor.
-
-    Raises:
-        TypeError: where it is neither.
-    """
-    array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().numpy()
-    if array.ndim == 0 or array.dtype == object:
-        raise TypeError(
-            "Data must be arrays whose first axis counts the examples. Received: an object of type "
-            f"{type(value).__name__} with dtype {array.dtype} and shape {array.shape}"
-        )
-    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

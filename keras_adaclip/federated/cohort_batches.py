@@ -1,0 +1,192 @@
+"""Cohorts: each round draws clients, and their data are laid out for the compiled step."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip.federated.client_data import ClientData
+from keras_adaclip.sampling import generator_of_draw, poisson_draw
+
+
+@dataclass(frozen=True)
+class LocalBatches:
+    """How each client goes through its own examples.
+
+    Args:
+        epochs: passes over them, in a new order each.
+        batch_size: examples in a batch, the last one of a pass may be smaller; None takes all
+            examples at once.
+        examples_limit: at most so many examples of a client take part in a round, drawn anew each
+            round; None takes all.
+    """
+
+    epochs: int = 1
+    batch_size: int | None = 20
+    examples_limit: int | None = None
+
+    def orders(
+        self, generator: np.random.Generator, num_examples: int
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The rows that take part, and for each local step the places among them.
+
+        Args:
+            generator: random numbers.
+            num_examples: of the client.
+        """
+        taking_part = num_examples
+        if self.examples_limit is not None:
+            taking_part = min(num_examples, self.examples_limit)
+        rows = np.arange(num_examples)
+        if taking_part < num_examples:
+            rows = generator.choice(num_examples, taking_part, replace=False)
+        if taking_part == 0:
+            return rows, []
+        size = taking_part if self.batch_size is None else self.batch_size
+        steps = []
+        for _ in range(self.epochs):
+            places = generator.permutation(taking_part)
+            steps += [places[begin : begin + size] for begin in range(0, taking_part, size)]
+        return rows, steps
+
+
+class CohortBatches(keras.utils.PyDataset):
+    """Poisson-sampled cohorts, each a batch for `federated_step`.
+
+    Batch `k` is a dict: `"x"` and `"y"`, the clients' examples, of shape `(num_clients, num_rows,
+    ...)`; `"order"` and `"num_steps"` as in `ClientBatch`; `"mask"`, false for padding.
+    Numbers of rows and steps are rounded up to one of a few, so that a compiler sees few shapes.
+
+    Args:
+        clients: the population.
+        cohort_size: expected number of clients in a round; each takes part with probability
+            `cohort_size / len(clients)`.
+        num_batches: rounds in an epoch.
+        local: how each client goes through its examples.
+        seed: None draws from the operating system; an integer makes the draws repeatable, and who
+            knows it knows who took part.
+    """
+
+    def __init__(
+        self,
+        clients: ClientData,
+        cohort_size: int,
+        num_batches: int,
+        local: LocalBatches,
+        seed: int | None,
+    ) -> None:
+        super().__init__()
+        self.clients = clients
+        self.cohort_size = cohort_size
+        self.local = local
+        self.seed = seed
+        self.num_padded_clients: int | None = None
+        self._num_batches = num_batches
+        self._draw_numbers = itertools.count()
+
+    @property
+    def num_batches(self) -> int:
+        """Rounds in an epoch."""
+        return self._num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability with which a round draws each client."""
+        return self.cohort_size / len(self.clients)
+
+    @property
+    def num_open_axes(self) -> dict[str, int]:
+        """For each part of a batch, how many of the first axes differ in length."""
+        of_order = 3 if self.local.batch_size is None else 2
+        return {"x": 2, "y": 2, "order": of_order, "num_steps": 1, "mask": 1}
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """A batch of one client that takes part and has examples, for types and shapes."""
+        with_examples = next(n for n in itertools.count() if self.clients.num_examples_at(n) > 0)
+        return self.take(np.array([with_examples]), np.random.default_rng(0))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = generator_of_draw(self.seed, next(self._draw_numbers))
+        positions = poisson_draw(generator, len(self.clients), self.sampling_probability)
+        return self.take(positions, generator)
+
+    def take(self, positions: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
+        """The batch of the clients with some numbers.
+
+        Args:
+            positions: numbers of clients; of none, the batch holds one client of padding.
+            generator: for the order of each client's examples.
+        """
+        examples, steps = [], []
+        for position in positions:
+            x, y = self.clients.examples_at(position)
+            num_examples = len(keras.tree.flatten(x)[0])
+            rows, of_client = self.local.orders(generator, num_examples)
+            is_whole = len(rows) == num_examples
+            examples.append((x, y) if is_whole else (_taken(x, rows), _taken(y, rows)))
+            steps.append(of_client)
+        num_clients = self._padded_num_clients(len(positions))
+        most_rows = max((len(keras.tree.flatten(x)[0]) for x, _ in examples), default=0)
+        num_rows = rounded_up(most_rows)
+        num_steps = rounded_up(max(map(len, steps), default=0))
+        batch_size = num_rows if self.local.batch_size is None else self.local.batch_size
+        order = np.full((num_clients, num_steps, batch_size), -1, np.int32)
+        for client, of_client in enumerate(steps):
+            for step, rows in enumerate(of_client):
+                order[client, step, : len(rows)] = rows
+        parts = {"x": [x for x, _ in examples], "y": [y for _, y in examples]}
+        like = dict(zip(("x", "y"), self.clients.first_examples(1), strict=True))
+        batch: dict[str, Any] = {
+            name: keras.tree.map_structure(
+                lambda first, *arrays: _padded(first, arrays, num_clients, num_rows),
+                like[name],
+                *of_clients,
+            )
+            for name, of_clients in parts.items()
+            if like[name] is not None
+        }
+        batch["order"] = order
+        batch["num_steps"] = np.zeros(num_clients, np.int32)
+        batch["num_steps"][: len(steps)] = [len(of_client) for of_client in steps]
+        batch["mask"] = np.arange(num_clients) < len(positions)
+        return batch
+
+    def _padded_num_clients(self, drawn: int) -> int:
+        """The number of clients to pad to: one number for nearly every draw."""
+        least = max(drawn, 1)
+        if self.num_padded_clients is None:
+            return least
+        return math.ceil(least / self.num_padded_clients) * self.num_padded_clients
+
+
+def rounded_up(number: int) -> int:
+    """The next number that is a power of two, or one and a half times one.
+
+    >>> [rounded_up(number) for number in (0, 1, 2, 3, 4, 5, 7, 9, 13, 25)]
+    [1, 1, 2, 3, 4, 6, 8, 12, 16, 32]
+    """
+    if number <= 2:
+        return max(number, 1)
+    power = 1 << (number - 1).bit_length()
+    return 3 * power // 4 if number <= 3 * power // 4 else power
+
+
+def _taken(part: Any, rows: np.ndarray) -> Any:
+    return None if part is None else keras.tree.map_structure(lambda array: array[rows], part)
+
+
+def _padded(
+    first: np.ndarray, arrays: tuple[np.ndarray, ...], num_clients: int, num_rows: int
+) -> np.ndarray:
+    """The clients' arrays in one, of shape `(num_clients, num_rows, ...)`, zero where none is."""
+    padded = np.zeros((num_clients, num_rows, *first.shape[1:]), first.dtype)
+    for client, array in enumerate(arrays):
+        padded[client, : len(array)] = array
+    return padded

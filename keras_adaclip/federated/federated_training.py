@@ -1,0 +1,302 @@
+"""What makes a Keras model federated: `compile`, `fit` and `train_step`, one step being one round.
+
+A mixin without a Keras base, shared by `FederatedModel`, its functional form and the sequential
+one.
+"""
+
+import math
+from typing import Any
+
+import keras
+
+from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling, check_integer
+from keras_adaclip.backend import keras_private
+from keras_adaclip.backend.functional_optimizer import functional_optimizer
+from keras_adaclip.callbacks import PassCounter
+from keras_adaclip.federated.client_data import ClientData
+from keras_adaclip.federated.cohort_batches import CohortBatches
+from keras_adaclip.federated.layout import cohort_layout
+from keras_adaclip.federated.local_training import LocalTraining
+from keras_adaclip.federated.preflight import refuse_unsound_rounds
+from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.federated.step import federated_step
+from keras_adaclip.gradients import Batch
+from keras_adaclip.models import fit_callbacks
+from keras_adaclip.models.preparation import Preparation
+from keras_adaclip.models.training_data import TrainingData
+
+
+class FederatedTraining(Preparation):
+    """Federated `compile`, `fit` and `evaluate` for a Keras model class.
+
+    Attributes:
+        federated_settings: what `compile` was told of the clients.
+        local_training: how each client trains; None until `fit` has prepared the model.
+    """
+
+    privacy_unit = "client"
+    federated_settings: FederatedSettings | None = None
+    local_training: LocalTraining | None = None
+
+    def compile(
+        self,
+        optimizer: Any = None,
+        client_optimizer: Any = "sgd",
+        local_epochs: int = 1,
+        client_batch_size: int | None = 20,
+        client_examples_limit: int | None = None,
+        proximal_strength: float = 0.0,
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: Any = "auto",
+    ) -> None:
+        """Configures federated training.
+
+        What was spent under an earlier `compile` is carried over.
+
+        Args:
+            optimizer: a `DPOptimizer` around the server's optimizer, which takes minus the mean
+                change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
+                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients.
+            client_optimizer: any Keras optimizer; each client begins with a fresh one. A learning
+                rate that is changed later counts from the next `fit` on.
+            local_epochs: passes of each client over its own examples.
+            client_batch_size: examples in a local batch; None takes all of a client's at once,
+                which with one epoch and `SGD` is FedSGD.
+            client_examples_limit: at most so many examples of a client take part in a round; None
+                takes all.
+            proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
+            loss: as for Keras.
+            loss_weights: as for Keras.
+            metrics: as for Keras; during `fit` they are those of the clients' local steps.
+            weighted_metrics: as for Keras.
+            run_eagerly: as for Keras.
+            steps_per_execution: as for Keras (TensorFlow and JAX).
+            jit_compile: as for Keras; not on PyTorch.
+
+        Raises:
+            TypeError: where an argument is of the wrong type.
+            ValueError: where an argument is out of range, or `optimizer` is not a `DPOptimizer`.
+        """
+        settings = FederatedSettings(
+            client_optimizer,
+            local_epochs,
+            client_batch_size,
+            client_examples_limit,
+            proximal_strength,
+        )
+        optimizer = self._adopted(optimizer)
+        super().compile(  # type: ignore[misc]
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=False,
+        )
+        self._remember_metrics(metrics, weighted_metrics)
+        keras_private.set_attribute(self, "federated_settings", settings)
+        keras_private.set_attribute(self, "local_training", None)
+
+    def get_compile_config(self) -> Any:
+        """What `compile` was called with, the clients' part included."""
+        config = super().get_compile_config()  # type: ignore[misc]
+        if config is None or self.federated_settings is None:
+            return config
+        config.pop("auto_scale_loss", None)
+        return {**config, **self.federated_settings.get_config()}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles the model as it was compiled when it was saved."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:  # type: ignore[attr-defined]
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+
+    @property
+    def client_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The clients' optimizer, None before `compile`."""
+        settings = self.federated_settings
+        return None if settings is None else settings.client_optimizer
+
+    def fit(
+        self,
+        clients: ClientData,
+        cohort_size: int = 100,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_data: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        *,
+        sampling: str = "poisson",
+    ) -> Any:
+        """Trains for some rounds, each a step: every client takes part with the same probability.
+
+        Args:
+            clients: the population; its size is taken to be public.
+            cohort_size: expected number of clients in a round, by which the noised sum is divided.
+            epochs: number of epochs.
+            verbose: as for Keras.
+            callbacks: as for Keras.
+            validation_data: arrays as for Keras, or `ClientData`, whose examples are then taken
+                together.
+            initial_epoch: as for Keras.
+            steps_per_epoch: rounds in an epoch; None takes as many as make up the population,
+                `ceil(len(clients) / cohort_size)`.
+            validation_steps: as for Keras.
+            validation_batch_size: as for Keras.
+            validation_freq: as for Keras.
+            sampling: `"poisson"`.
+
+        Returns:
+            Keras's `History`.
+
+        Raises:
+            TypeError: where `clients` is no `ClientData`.
+            ValueError: where an argument is out of range, or the model has a part that breaks
+                the guarantee; nothing was trained then.
+        """
+        self._require_compiled()
+        cohorts = self._cohorts(clients, cohort_size, steps_per_epoch, sampling)
+        if isinstance(validation_data, ClientData):
+            validation_data = validation_data.all_examples()
+        x, y = clients.first_examples()
+        data = TrainingData(
+            Sampling.POISSON,
+            cohorts.cohort_size,
+            len(clients),
+            Batch(x, y),
+            {"shuffle": False},
+            steps_per_epoch=cohorts.num_batches,
+            poisson=cohorts,
+            is_sampled_by_fit=True,
+        )
+        self._prepare_rounds(data)
+        pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=False)
+        try:
+            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+            self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
+            with backend.keep_variables(self._all_variables()):
+                return super().fit(  # type: ignore[misc]
+                    backend.prefetched(cohorts, cohorts.example, cohorts.num_open_axes),
+                    epochs=epochs,
+                    verbose=verbose,
+                    callbacks=ordered,
+                    validation_data=validation_data,
+                    shuffle=False,
+                    initial_epoch=initial_epoch,
+                    validation_steps=validation_steps,
+                    validation_batch_size=validation_batch_size,
+                    validation_freq=validation_freq,
+                )
+        finally:
+            fit_callbacks.release(callbacks)
+            self._record_diagnostics(False)
+            self.optimizer.end_run()  # type: ignore[attr-defined]
+
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Keras's `evaluate`; `ClientData` are taken for the examples of all clients together."""
+        if isinstance(x, ClientData):
+            x, y = x.all_examples()
+        return super().evaluate(x, y, **kwargs)  # type: ignore[misc]
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: a batch of examples does not say whose they are."""
+        raise NotImplementedError(
+            "A federated model trains on clients, not on batches of examples: call `fit` with "
+            "`ClientData`. To protect single examples, use `keras_adaclip.PrivateModel`."
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """One round, in the form that the backend's trainer expects."""
+        if self.local_training is None:
+            raise ValueError(
+                "`train_step` was called on a model that `fit` did not prepare, so neither "
+                "sampling nor ledger is set up. Call `fit`."
+            )
+        return backend.train_step(self, federated_step, *args)
+
+    train_step.is_private = True  # type: ignore[attr-defined]
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
+        return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
+
+    def _cohorts(
+        self, clients: Any, cohort_size: Any, steps_per_epoch: Any, sampling: str
+    ) -> CohortBatches:
+        """The rounds of a `fit`, its arguments checked."""
+        if not isinstance(clients, ClientData):
+            raise TypeError(
+                "A federated model trains on `keras_adaclip.federated.ClientData`, which says "
+                "whose each example is: `ClientData.from_arrays(x, y, client_ids)`. "
+                f"Received: clients of type {type(clients).__name__}"
+            )
+        if sampling != "poisson":
+            raise ValueError(
+                f"Argument `sampling` must be 'poisson'. Received: sampling={sampling!r}"
+            )
+        cohort_size = check_integer(cohort_size, "cohort_size", minimum=1)
+        if cohort_size > len(clients):
+            raise ValueError(
+                f"Argument `cohort_size` must not exceed the number of clients, {len(clients):,}. "
+                f"Received: cohort_size={cohort_size}"
+            )
+        if steps_per_epoch is not None:
+            steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
+        settings = self.federated_settings
+        assert settings is not None
+        return CohortBatches(
+            clients,
+            cohort_size,
+            steps_per_epoch or math.ceil(len(clients) / cohort_size),
+            settings.local_batches,
+            self._sampling_seed(),
+        )
+
+    def _prepare_rounds(self, data: TrainingData) -> None:
+        """Builds and examines the model, sets up local training, then opens the ledger."""
+        rows = data.rows
+        keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
+        refuse_unsound_rounds(self)
+        settings = self.federated_settings
+        assert settings is not None
+        layout = cohort_layout(self, data.expected_batch_size, data.poisson.sampling_probability)
+        data.poisson.num_padded_clients = layout.num_padded_clients
+        if self.local_training is None:
+            optimizer = functional_optimizer(settings.client_optimizer)
+            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            training = LocalTraining(
+                self, optimizer, settings.proximal_strength, layout.is_vectorized
+            )
+            keras_private.set_attribute(self, "local_training", training)
+            self.train_function = None
+        self._use_client_learning_rate()
+        if layout.chunk_size != self.private_chunk_size:
+            self.private_chunk_size = layout.chunk_size
+            self.train_function = None
+        self._include_spending_on_shared_weights()
+        self._open_ledger(data)
+
+    def _use_client_learning_rate(self) -> None:
+        """Takes over a learning rate that was changed since the last `fit`."""
+        assert self.local_training is not None
+        used = self.local_training.optimizer
+        rate = keras_private.settable_learning_rate(self.client_optimizer)
+        if rate is not None and rate != keras_private.settable_learning_rate(used):
+            used.learning_rate = rate
+            # A compiled step has read it.
+            self.train_function = None

@@ -1,0 +1,91 @@
+"""How the clients of a round lie before the compiler: side by side, or one after another.
+
+Small models spend their time on overhead, and clients that train side by side share it. The
+convolutions of clients with different weights have no fast kernel on a CPU, and recurrent layers
+loop on their own: there one client trains after another, as fast as the arithmetic allows.
+"""
+
+import math
+from dataclasses import dataclass
+
+import keras
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+
+_ONE_AFTER_ANOTHER = (
+    keras.layers.RNN,
+    *(
+        getattr(keras.layers, f"{kind}{rank}D{end}")
+        for kind, ranks, end in (
+            ("Conv", (1, 2, 3), ""),
+            ("DepthwiseConv", (1, 2), ""),
+            ("SeparableConv", (1, 2), ""),
+            ("Conv", (1, 2, 3), "Transpose"),
+        )
+        for rank in ranks
+    ),
+)
+# Numbers that the clients of a chunk hold as weights, gradients and optimizers' states: 256 MiB.
+_MOST_NUMBERS = 1 << 26
+_LEAST_CHUNK, _LARGEST_CHUNK = 8, 128
+_DEVIATIONS = 6.0
+
+
+@dataclass(frozen=True)
+class CohortLayout:
+    """The shape of a round.
+
+    Args:
+        chunk_size: clients that are processed at a time.
+        is_vectorized: whether they train side by side.
+        num_padded_clients: of which number every batch holds a multiple; None leaves cohorts as
+            they are drawn.
+    """
+
+    chunk_size: int
+    is_vectorized: bool
+    num_padded_clients: int | None
+
+
+def cohort_layout(
+    model: keras.Model, cohort_size: int, sampling_probability: float
+) -> CohortLayout:
+    """The layout that is the least work for the backend.
+
+    Args:
+        model: a compiled and built federated model.
+        cohort_size: expected number of clients in a round.
+        sampling_probability: of each client.
+
+    Raises:
+        ValueError: where the optimizer's `microbatch_size` is `"auto"`.
+    """
+    chunk_size = model.optimizer.microbatch_size
+    if chunk_size == "auto":
+        raise ValueError(
+            "`microbatch_size='auto'` counts examples; of clients, give a number to `DPOptimizer` "
+            "or leave it out."
+        )
+    is_vectorized = chunk_size != 1 and _can_be_side_by_side(model)
+    if not is_vectorized:
+        chunk_size = 1
+    elif chunk_size is None:
+        quarter = max(cohort_size // 4, 1)
+        most = _MOST_NUMBERS // (4 * max(model.count_params(), 1))
+        wanted = min(1 << (quarter - 1).bit_length(), _LARGEST_CHUNK, most)
+        chunk_size = max(wanted, min(_LEAST_CHUNK, max(most, 1)))
+        is_vectorized = chunk_size > 1
+    if not backend.needs_fixed_shapes(model):
+        return CohortLayout(chunk_size, is_vectorized, None)
+    deviation = math.sqrt(cohort_size * (1.0 - sampling_probability))
+    largest = math.ceil(cohort_size + _DEVIATIONS * deviation)
+    return CohortLayout(chunk_size, is_vectorized, math.ceil(largest / chunk_size) * chunk_size)
+
+
+def _can_be_side_by_side(model: keras.Model) -> bool:
+    layers = keras_private.flatten_layers(model)
+    if backend.computes_on_cpu() and any(isinstance(layer, _ONE_AFTER_ANOTHER) for layer in layers):
+        return False
+    # Keras seeds a generator of PyTorch with a number, which clients side by side do not have.
+    return not (backend.loops_in_python() and keras_private.seed_generator_states(model))

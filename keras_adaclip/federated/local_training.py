@@ -1,0 +1,225 @@
+"""What one client contributes: the server's weights less those that it trains to.
+
+    w <- server's weights
+    for each local batch:  w <- client optimizer(w, gradient of the mean loss + mu (w - server's))
+    contribution = server's weights - w
+
+Each client begins with the server's weights and a fresh optimizer, and meets no other client. Minus
+the mean contribution is the mean of the changes, so the server's optimizer takes the contribution
+for a gradient (Reddi et al. 2021, "Adaptive federated optimization"). With `mu > 0` it is FedProx
+(Li et al. 2020, "Federated optimization in heterogeneous networks").
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.client_batch import ClientBatch, LocalBatch
+from keras_adaclip.gradients import call_model
+
+Tensor = Any
+# Draws of random numbers in one local step stay below this, so that no two steps share any.
+_DRAWS_OF_A_STEP = 4096
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How each client trains.
+
+    Args:
+        model: a compiled and built model.
+        optimizer: the clients' optimizer, a `functional_optimizer` that was built.
+        proximal_strength: mu of FedProx, 0 for none.
+        is_vectorized: whether the clients of a chunk train side by side; otherwise a chunk holds
+            one client.
+    """
+
+    model: keras.Model
+    optimizer: Any
+    proximal_strength: float
+    is_vectorized: bool
+
+    def contributions(
+        self,
+        clients: ClientBatch,
+        seed: Tensor | None,
+        observe: Callable[["LocalStep"], None],
+    ) -> list[Tensor]:
+        """Trains the clients of a chunk.
+
+        Args:
+            clients: their data.
+            seed: two integers for the layers' random numbers, which are this round's and this
+                chunk's alone; None for a model that draws none.
+            observe: is shown every local step, and may assign metrics.
+
+        Returns:
+            The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
+            each trainable variable.
+        """
+        num_clients = clients.num_clients
+        server = [variable.value for variable in self.model.trainable_variables]
+        fresh = [variable.value for variable in self.optimizer.variables]
+        seeds = self._seeds_of_clients(seed, num_clients)
+
+        def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
+            batch = clients.local_batch(number)
+            carry, observed = self._step(carry, server, batch, seeds, number)
+            observe(observed)
+            return carry
+
+        carry = [_repeated(value, num_clients) for value in [*server, *fresh]]
+        changing = [*self.model.non_trainable_variables, *self.model.metrics_variables]
+        trained = backend.loop_over_chunks(
+            one_step, carry, clients.most_steps, changing, self.model.trainable_variables
+        )
+        return [
+            ops.cast(before, "float32") - ops.cast(after, "float32")
+            for before, after in zip(server, trained[: len(server)], strict=True)
+        ]
+
+    def _step(
+        self,
+        carry: list[Tensor],
+        server: list[Tensor],
+        batch: "LocalBatch",
+        seeds: list[Tensor],
+        number: Tensor,
+    ) -> tuple[list[Tensor], "LocalStep"]:
+        """One local step of every client of the chunk.
+
+        Args:
+            carry: the clients' weights, then the variables of their optimizers.
+            server: the server's weights.
+            batch: a batch of each client.
+            seeds: for each seed generator, a state of each client.
+            number: the number of the step.
+        """
+        model, optimizer = self.model, self.optimizer
+        trainable = model.trainable_variables
+        generators = keras_private.seed_generator_states(model)
+        kept = [
+            (variable, variable.value)
+            for variable in [*model.non_trainable_variables, *model.metrics_variables]
+        ]
+        of_predictions: list[Any] = []
+
+        def of_client(values: list[Tensor]) -> list[Tensor]:
+            values = list(values)
+            weights, values = values[: len(trainable)], values[len(trainable) :]
+            state, values = values[: len(optimizer.variables)], values[len(optimizer.variables) :]
+            states, values = values[: len(generators)], values[len(generators) :]
+            x, y, present = batch.packed(values)
+            drawn = list(zip(generators, states, strict=True))
+
+            def loss_at(weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+                scope = [*kept, *drawn, *zip(trainable, weights, strict=True)]
+                with keras.StatelessScope(scope):
+                    y_pred = call_model(model, x, training=True)
+                    y_pred = keras.tree.map_structure(
+                        lambda value: _with_rows_masked(value, present), y_pred
+                    )
+                    loss = model.compute_loss(x=x, y=y, y_pred=y_pred, training=True)
+                flat = keras.tree.flatten(y_pred)
+                masks = [keras_private.mask_of(value) for value in flat]
+                of_predictions[:] = [y_pred]
+                loss = ops.cast(ops.sum(loss), "float32")
+                return loss, [loss, *flat, *masks]
+
+            gradients, shown = backend.gradients_at(loss_at, weights)
+            if self.proximal_strength > 0.0:
+                gradients = [
+                    gradient + self.proximal_strength * ops.cast(weight - start, gradient.dtype)
+                    for gradient, weight, start in zip(gradients, weights, server, strict=True)
+                ]
+            scope = [
+                *zip(trainable, weights, strict=True),
+                *zip(optimizer.variables, state, strict=True),
+            ]
+            with keras.StatelessScope(scope) as updated:
+                optimizer.apply(gradients, trainable)
+                after = [
+                    updated.get_current_value(variable)
+                    for variable in [*trainable, *optimizer.variables]
+                ]
+            # A client that has no further batch stays as it is.
+            is_active = ops.any(present)
+            before = [*weights, *state]
+            return [
+                *(ops.where(is_active, new, old) for new, old in zip(after, before, strict=True)),
+                *shown,
+            ]
+
+        moved = [self._moved(state, number) for state in seeds]
+        found = self._for_each([*carry, *moved, *batch.leaves], of_client)
+        carry, (losses, *shown) = found[: len(carry)], found[len(carry) :]
+        (y_pred,) = of_predictions
+        half = len(shown) // 2
+        return carry, LocalStep(
+            batch, losses, keras.tree.pack_sequence_as(y_pred, shown[:half]), shown[half:]
+        )
+
+    def _for_each(
+        self, values: list[Tensor], function: Callable[[list[Tensor]], list[Tensor]]
+    ) -> list[Tensor]:
+        """Applies a function to each client of the chunk."""
+        if self.is_vectorized:
+            return backend.map_units(function, values)
+        alone = [ops.reshape(value, ops.shape(value)[1:]) for value in values]
+        return [ops.expand_dims(value, 0) for value in function(alone)]
+
+    def _seeds_of_clients(self, seed: Tensor | None, num_clients: int) -> list[Tensor]:
+        """For each seed generator, a state of each client."""
+        if seed is None:
+            return []
+        numbers = ops.arange(num_clients, dtype="int32")
+        seeds = []
+        for number, _ in enumerate(keras_private.seed_generator_states(self.model)):
+            of_generator = seed + ops.stack(
+                [ops.full((), 104_729 * number, "int32"), ops.zeros((), "int32")]
+            )
+            of_clients = ops.stack([15_485_863 * numbers, ops.zeros_like(numbers)], axis=1)
+            seeds.append(of_generator[None] + of_clients)
+        return seeds
+
+    def _moved(self, state: Tensor, number: Tensor) -> Tensor:
+        """The states as they are at a local step."""
+        step = ops.stack([ops.zeros((), "int32"), _DRAWS_OF_A_STEP * ops.cast(number, "int32")])
+        (generator, *_) = keras_private.seed_generator_states(self.model)
+        return ops.cast(ops.abs(state + step[None]), generator.dtype)
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """What one local step of a chunk of clients showed. Not private.
+
+    Args:
+        batch: the batches.
+        losses: float32 of shape `(num_clients,)`, the mean loss of each batch.
+        y_pred: predictions of shape `(num_clients, batch_size, ...)`.
+        masks: Keras's masks of the predictions, padding left out.
+    """
+
+    batch: LocalBatch
+    losses: Tensor
+    y_pred: Any
+    masks: list[Tensor]
+
+
+def _with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
+    """Predictions whose mask leaves out the rows that hold no example."""
+    mask = keras_private.mask_of(value)
+    if mask is not None:
+        trailing = (1,) * (len(mask.shape) - 1)
+        present = ops.logical_and(mask, ops.reshape(present, (-1, *trailing)))
+    return keras_private.attach_mask(value, present)
+
+
+def _repeated(value: Tensor, times: int) -> Tensor:
+    """The value `times` times, along a new first axis."""
+    return ops.broadcast_to(ops.expand_dims(value, 0), (times, *value.shape))

@@ -1,0 +1,79 @@
+"""What `FederatedModel.compile` is told besides Keras's arguments, checked."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from keras_adaclip.accounting import check_integer, check_real
+from keras_adaclip.federated.cohort_batches import LocalBatches
+from keras_adaclip.optimizers import DPOptimizer
+
+
+@dataclass(frozen=True)
+class FederatedSettings:
+    """How clients train; the arguments are those of `FederatedModel.compile`.
+
+    Raises:
+        TypeError: where an argument is of the wrong type.
+        ValueError: where an argument is out of range.
+    """
+
+    client_optimizer: Any
+    local_epochs: int = 1
+    client_batch_size: int | None = 20
+    client_examples_limit: int | None = None
+    proximal_strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "client_optimizer": _checked_client_optimizer(self.client_optimizer),
+            "local_epochs": check_integer(self.local_epochs, "local_epochs", minimum=1),
+            "proximal_strength": check_real(self.proximal_strength, "proximal_strength"),
+        }
+        for name in ("client_batch_size", "client_examples_limit"):
+            value = getattr(self, name)
+            checked[name] = None if value is None else check_integer(value, name, minimum=1)
+        if checked["proximal_strength"] < 0.0:
+            raise ValueError(
+                "Argument `proximal_strength` must not be negative. "
+                f"Received: proximal_strength={self.proximal_strength}"
+            )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def local_batches(self) -> LocalBatches:
+        """How each client goes through its examples."""
+        return LocalBatches(self.local_epochs, self.client_batch_size, self.client_examples_limit)
+
+    def get_config(self) -> dict[str, Any]:
+        """Every argument under its own name, as plain values."""
+        return {
+            "client_optimizer": keras.saving.serialize_keras_object(self.client_optimizer),
+            "local_epochs": self.local_epochs,
+            "client_batch_size": self.client_batch_size,
+            "client_examples_limit": self.client_examples_limit,
+            "proximal_strength": self.proximal_strength,
+        }
+
+
+def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
+    if isinstance(optimizer, dict):
+        optimizer = keras.optimizers.deserialize(optimizer)
+    optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, DPOptimizer):
+        raise ValueError(
+            "Argument `client_optimizer` must be a plain Keras optimizer: a client's training is "
+            "clipped and noised as a whole, by the `DPOptimizer` of `optimizer`."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Argument `client_optimizer` must not scale its loss. Give the optimizer inside of it."
+        )
+    if getattr(optimizer, "gradient_accumulation_steps", None) is not None:
+        raise ValueError(
+            "Argument `client_optimizer` must not accumulate gradients, which a client's training "
+            "might end without applying. Use a larger `client_batch_size`."
+        )
+    return optimizer

@@ -1,0 +1,107 @@
+"""One round: sample, contribute, clip, noise, apply, account, with clients as the units.
+
+All but the contribution is the code of the example-level step.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.client_batch import ClientBatch, units_from_data
+from keras_adaclip.federated.local_training import LocalStep
+from keras_adaclip.gradients import (
+    Batch,
+    BatchGradients,
+    ClippedSum,
+    Materialized,
+    clipped_contributions,
+)
+from keras_adaclip.models.chunks import sum_over_chunks
+
+Tensor = Any
+
+
+def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
+    """Trains `model` for one round.
+
+    Args:
+        model: a federated model that `fit` has prepared.
+        data: a batch of `CohortBatches`.
+
+    Returns:
+        The metrics so far, by name.
+    """
+    units = units_from_data(data)
+    optimizer, training = model.optimizer, model.local_training
+    clipping = optimizer.current_clipping
+    draws = bool(keras_private.seed_generator_states(model))
+    # Read here: inside the loop over chunks JAX knows the model's variables only.
+    seed = optimizer.augmentation_seed if draws else None
+
+    def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        clients = ClientBatch.from_units(chunk)
+        of_chunk = None
+        if seed is not None:
+            moved = 32_452_843 * ops.cast(index, "int32")
+            of_chunk = seed + ops.stack([moved, ops.zeros((), "int32")])
+        deltas = training.contributions(clients, of_chunk, lambda step: _observe(model, step))
+        contributions = BatchGradients(
+            model.trainable_variables,
+            [Materialized(delta) for delta in deltas],
+            clients.num_clients,
+        )
+        if clipping.coordinates is not None:
+            contributions = contributions.in_coordinates(clipping.coordinates)
+        sums, norms, finite, _ = clipped_contributions(contributions, chunk.present, clipping)
+        _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
+        return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
+
+    total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
+    optimizer.apply(total, model.trainable_variables)
+    return dict(model.get_metrics_result())
+
+
+def _observe(model: keras.Model, step: LocalStep) -> None:
+    """Updates loss and metrics with a local step; none of this is private."""
+    present, losses = step.batch.present, step.losses
+    finite = ops.isfinite(losses)
+    counts = ops.sum(ops.cast(present, "float32"), axis=1)
+    keras_private.loss_tracker(model).update_state(
+        ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
+    )
+    counted = ops.logical_and(present, finite[:, None])
+
+    def in_one(value: Tensor) -> Tensor:
+        return ops.reshape(value, (-1, *value.shape[2:]))
+
+    def prediction(value: Tensor, mask: Tensor) -> Tensor:
+        trailing = (1,) * (len(value.shape) - 1)
+        sound = ops.where(ops.reshape(finite, (-1, *trailing)), value, ops.zeros_like(value))
+        # A mask of rows alone is `counted` already.
+        return keras_private.attach_mask(
+            in_one(sound), None if len(mask.shape) == 2 else in_one(mask)
+        )
+
+    flat = [
+        prediction(value, mask)
+        for value, mask in zip(keras.tree.flatten(step.y_pred), step.masks, strict=True)
+    ]
+    y = None if step.batch.y is None else keras.tree.map_structure(in_one, step.batch.y)
+    keras_private.update_masked_metrics(
+        model, y, keras.tree.pack_sequence_as(step.y_pred, flat), None, in_one(counted)
+    )
+
+
+def _observe_norms(
+    model: keras.Model, chunk: Batch, norms: Tensor, finite: Tensor, clip_norms: Tensor
+) -> None:
+    """Raw norms and the true share of clipped clients, where the user asked for them."""
+    metrics = model.private_diagnostics
+    if metrics is None:
+        return
+    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
+    present = ops.cast(chunk.present, "float32")
+    metrics["gradient_norm"].update_state(ops.sqrt(ops.sum(ops.square(norms), axis=1)), present)
+    metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), present)

@@ -1,0 +1,59 @@
+"""Clipped sums over the chunks of a batch of units, inside of the compiled step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.gradients import Batch, ClippedSum
+
+Tensor = Any
+
+
+def sum_over_chunks(
+    model: keras.Model,
+    batch: Batch,
+    size: int,
+    is_ragged: bool,
+    sum_of_chunk: Callable[[Tensor, Batch], ClippedSum],
+) -> ClippedSum:
+    """Adds up the clipped sums of a batch's chunks; chunks of padding alone are left out.
+
+    Args:
+        model: a private model.
+        batch: the units; padding stands at the end.
+        size: number of units in a chunk.
+        is_ragged: whether the last chunk may be smaller; otherwise it is padded.
+        sum_of_chunk: takes the number of a chunk and the chunk; may assign the model's
+            non-trainable variables and those of its metrics.
+
+    Returns:
+        The sum, without the part that does not touch the data.
+    """
+    clipping = model.optimizer.current_clipping
+    if is_ragged:
+        num_units = batch.num_rows
+    else:
+        batch = batch.padded_to_multiple(size)
+        # Padding stands at the end, so the chunks that hold a unit are the first ones.
+        num_units = ops.sum(ops.cast(batch.present, "int32"))
+    num_chunks = (num_units + size - 1) // size
+
+    def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        left = num_units - index * size
+        of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
+        part = sum_of_chunk(index, batch.rows(index * size, of_chunk if is_ragged else size))
+        parts = [part.statistics, *part.gradients]
+        return [total + part for total, part in zip(carry, parts, strict=True)]
+
+    carry = [
+        ops.zeros((clipping.num_statistics,), "float32"),
+        *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
+    ]
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+    statistics, *gradients = backend.loop_over_chunks(
+        add_chunk, carry, num_chunks, changing, model.trainable_variables
+    )
+    return ClippedSum(gradients, statistics)

@@ -1,0 +1,26 @@
+"""Poisson sampling of units: each step draws every unit independently with one probability.
+
+draws      which units a step draws
+checking   what the data and numbers given to a sampler must be
+"""
+
+from keras_adaclip.sampling.checking import (
+    as_array,
+    checked_batch_size,
+    checked_seed,
+    common_length,
+)
+from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
+from keras_adaclip.sampling.fixed_shape_batches import FixedShapeBatches
+from keras_adaclip.sampling.poisson_dataset import PoissonDataset
+
+__all__ = [
+    "as_array",
+    "checked_batch_size",
+    "checked_seed",
+    "common_length",
+    "generator_of_draw",
+    "poisson_draw",
+    "FixedShapeBatches",
+    "PoissonDataset",
+]

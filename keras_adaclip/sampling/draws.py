@@ -1,0 +1,28 @@
+"""Which units a step draws.
+
+A Poisson draw is a set of units whose size follows Binomial(num_units, q), the units then chosen
+without replacement: the same law as one coin for each unit. An empty draw is a step too. The
+amplification by sampling that the accountant counts on holds for this law and not for shuffling
+(Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
+"""
+
+import numpy as np
+
+_SAMPLING_STREAM = 2
+
+
+def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
+    """The random numbers of one draw: from the operating system, or from a seed and its number."""
+    if seed is None:
+        return np.random.default_rng()
+    # A spawn key: an appended number would be lost where it is 0.
+    key = (_SAMPLING_STREAM, number)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def poisson_draw(
+    generator: np.random.Generator, num_units: int, sampling_probability: float
+) -> np.ndarray:
+    """Numbers of the drawn units, ascending, none twice; empty with some probability."""
+    size = generator.binomial(num_units, sampling_probability)
+    return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))

@@ -1,0 +1,74 @@
+"""A round by plain Keras: one client after another, each with its own copy of the model."""
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def arrays(values):
+    return [ops.convert_to_numpy(value) for value in values]
+
+
+def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.0):
+    """The weights of one client of a batch of `CohortBatches` after its local steps.
+
+    Args:
+        model: a plain Keras model with a loss, of the same architecture.
+        client_optimizer: a Keras optimizer, which is copied.
+        weights: the server's weights as arrays.
+        client: `(x, y, order, num_steps)` of one client.
+        proximal_strength: mu of FedProx.
+    """
+    x, y, order, num_steps = client
+    loss = model.loss
+    model.compile(
+        optimizer=type(client_optimizer).from_config(client_optimizer.get_config()), loss=loss
+    )
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    if num_steps > 0:
+        model.optimizer.build(model.trainable_variables)
+    for step in range(num_steps):
+        rows = order[step][order[step] >= 0]
+        before = arrays(model.trainable_variables)
+        model.train_on_batch(x[rows], y[rows])
+        if proximal_strength > 0.0:
+            # Plain SGD alone: what the term adds to the gradient adds to the step.
+            rate = float(client_optimizer.learning_rate)
+            for variable, old, start in zip(
+                model.trainable_variables, before, weights, strict=True
+            ):
+                variable.assign(variable - rate * proximal_strength * (old - start))
+    return arrays(model.trainable_variables)
+
+
+def contributions(model, client_optimizer, weights, batch, **options):
+    """What each client of a batch contributes: the server's weights less its own."""
+    found = []
+    for number in np.flatnonzero(batch["mask"]):
+        client = tuple(batch[name][number] for name in ("x", "y", "order", "num_steps"))
+        trained = trained_by(model, client_optimizer, weights, client, **options)
+        found.append([before - after for before, after in zip(weights, trained, strict=True)])
+    return found
+
+
+def norm(contribution):
+    return float(np.sqrt(sum(np.sum(np.square(part.astype(np.float64))) for part in contribution)))
+
+
+def clipped_mean(found, clip_norm, cohort_size):
+    """The clipped contributions over the expected number of clients."""
+    total = [np.zeros_like(part) for part in found[0]]
+    for contribution in found:
+        factor = min(1.0, clip_norm / max(norm(contribution), 1e-30))
+        total = [part + factor * own for part, own in zip(total, contribution, strict=True)]
+    return [part / cohort_size for part in total]
+
+
+def applied(server_optimizer, weights, gradients):
+    """The weights after the server's optimizer has taken one step from its beginning."""
+    optimizer = type(server_optimizer).from_config(server_optimizer.get_config())
+    variables = [keras.Variable(value) for value in weights]
+    optimizer.build(variables)
+    optimizer.apply([ops.convert_to_tensor(gradient) for gradient in gradients], variables)
+    return arrays(variables)

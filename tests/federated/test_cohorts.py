@@ -1,0 +1,91 @@
+"""Rounds as they are drawn and laid out."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from keras_adaclip.federated import ClientData
+from keras_adaclip.federated.cohort_batches import CohortBatches, LocalBatches
+
+SIZES = (3, 0, 8, 25)
+
+
+def clients_of(sizes):
+    ids = np.repeat(np.arange(len(sizes)), sizes)
+    # The first number tells the client, the second the example.
+    x = np.stack([ids, np.arange(len(ids))], axis=1).astype("float32")
+    return ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
+
+
+def cohorts_of(sizes, cohort_size=2, local=LocalBatches(1, 4), seed=0, num_batches=5):  # noqa: B008
+    return CohortBatches(clients_of(sizes), cohort_size, num_batches, local, seed)
+
+
+def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
+    cohorts = cohorts_of(SIZES, local=LocalBatches(epochs=2, batch_size=4))
+    batch = cohorts.take(np.arange(4), np.random.default_rng(0))
+    assert batch["num_steps"].tolist() == [2, 0, 4, 14]
+    for client, size in enumerate(SIZES):
+        steps = -(-size // 4)
+        orders = []
+        for epoch in range(2):
+            rows = batch["order"][client, epoch * steps : (epoch + 1) * steps].ravel()
+            orders.append(rows[rows >= 0].tolist())
+            assert sorted(orders[-1]) == list(range(size))
+        # In another order each time (equal once in 40,000 for the eight).
+        assert size < 8 or orders[0] != orders[1]
+        assert np.all(batch["order"][client, 2 * steps :] == -1)
+        assert np.all(batch["x"][client, :size, 0] == client)
+        assert np.all(batch["x"][client, size:] == 0)
+
+
+def test_a_limit_takes_other_examples_each_round():
+    cohorts = cohorts_of((30,), 1, LocalBatches(1, 5, examples_limit=10))
+    seen = [set(cohorts[0]["x"][0, :10, 1].tolist()) for _ in range(3)]
+    assert [len(each) for each in seen] == [10, 10, 10]
+    assert seen[0] != seen[1]
+    assert cohorts[0]["num_steps"].tolist() == [2]
+
+
+def test_each_client_takes_part_independently_with_the_same_probability():
+    num_clients, rounds = 40, 3000
+    cohorts = cohorts_of((1,) * num_clients, cohort_size=6, seed=7)
+    drawn = np.zeros((rounds, num_clients), bool)
+    for number in range(rounds):
+        batch = cohorts[0]
+        present = batch["x"][batch["mask"]][:, 0, 0].astype(int)
+        assert len(set(present.tolist())) == len(present)
+        drawn[number, present] = True
+    # Every client: two-sided at 1e-6 in all. Cohort sizes: the binomial law.
+    rates = drawn.sum(axis=0)
+    lowest, highest = stats.binom.ppf([1e-8, 1 - 1e-8], rounds, 6 / 40)
+    assert lowest <= rates.min()
+    assert rates.max() <= highest
+    sizes = np.bincount(drawn.sum(axis=1), minlength=41)[2:12]
+    expected = rounds * stats.binom.pmf(np.arange(2, 12), 40, 6 / 40)
+    statistic = np.sum((sizes - expected) ** 2 / expected)
+    assert statistic < stats.chi2.ppf(1 - 1e-6, 9)
+
+
+def test_an_empty_draw_is_one_client_of_padding():
+    batch = cohorts_of(SIZES).take(np.array([], int), np.random.default_rng(0))
+    assert batch["mask"].tolist() == [False]
+    assert batch["num_steps"].tolist() == [0]
+
+
+def test_seeds():
+    assert np.array_equal(cohorts_of(SIZES)[0]["order"], cohorts_of(SIZES)[0]["order"])
+    many = (2,) * 200
+    one, other = (cohorts_of(many, 100, seed=None)[0]["x"] for _ in range(2))
+    assert one.shape != other.shape or not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("padded", [None, 6])
+def test_shapes_are_few(padded):
+    generator = np.random.default_rng(0)
+    cohorts = cohorts_of(generator.integers(1, 60, 50).tolist(), cohort_size=4, num_batches=1)
+    cohorts.num_padded_clients = padded
+    shapes = {cohorts[0]["order"].shape for _ in range(300)}
+    assert len({shape[1:] for shape in shapes}) <= 8
+    if padded:
+        assert {shape[0] % padded for shape in shapes} == {0}

@@ -1,0 +1,199 @@
+"""What rounds cost, and that one client cannot do more than its bounded share."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential
+from keras_adaclip.federated.cohort_batches import CohortBatches
+
+NUM_CLIENTS, SIZE = 12, 5
+LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+
+def arrays(seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(NUM_CLIENTS * SIZE, 4)).astype("float32")
+    y = generator.integers(0, 3, len(x))
+    return x, y, np.repeat(np.arange(NUM_CLIENTS), SIZE)
+
+
+def compiled(clipping=0.3, noise_multiplier=0.0, seed=1, stack=None, chunk=None, **options):
+    keras.utils.set_random_seed(0)
+    if stack is None:
+        stack = [keras.Input((4,)), layers.Dense(4, activation="tanh"), layers.Dense(3)]
+    model = FederatedSequential(stack)
+    model.compile(
+        optimizer=ka.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0),
+            clipping=clipping,
+            noise_multiplier=noise_multiplier,
+            microbatch_size=chunk,
+            seed=seed,
+        ),
+        client_optimizer=keras.optimizers.SGD(0.5),
+        client_batch_size=2,
+        **{**LOSS, **options},
+    )
+    return model
+
+
+def weights(model):
+    return np.concatenate(
+        [ops.convert_to_numpy(each).ravel() for each in model.trainable_variables]
+    )
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("change", ["other", "huge", "nan", "infinite"])
+def test_all_data_of_one_client_move_its_own_bounded_contribution(change, chunk):
+    found = []
+    for changed in (False, True):
+        x, y, ids = arrays()
+        if changed:
+            of_client = ids == 3
+            x[of_client] = {
+                "other": arrays(5)[0][of_client],
+                "huge": 1e6,
+                "nan": np.nan,
+                "infinite": np.inf,
+            }[change]
+        model = compiled(chunk=chunk)
+        before = weights(model)
+        # Everyone takes part, so that the two differ by this client alone.
+        model.fit(ClientData.from_arrays(x, y, ids), NUM_CLIENTS, epochs=1, verbose=0)
+        assert np.all(np.isfinite(weights(model)))
+        found.append(weights(model) - before)
+    moved = NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
+    # Replaced: twice the norm. A client that is not finite adds nothing: once.
+    bound = 0.3 * (1.0 if change in ("nan", "infinite") else 2.0)
+    assert 1e-3 < moved <= bound * (1 + 1e-4)
+
+
+def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
+    def empty(cohorts, index):
+        return cohorts.take(np.array([], int), np.random.default_rng(0))
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", empty)
+    model = compiled(noise_multiplier=2.0)
+    before = weights(model)
+    model.fit(ClientData.from_arrays(*arrays()), 6, epochs=1, steps_per_epoch=1, verbose=0)
+    moved = weights(model) - before
+    # 2 * 0.3 / 6 a coordinate, 35 of them: within five standard errors.
+    assert np.std(moved) == pytest.approx(0.1, rel=5 / np.sqrt(2 * len(moved)))
+    assert model.privacy_ledger.steps == 1
+
+
+def test_the_noise_is_drawn_once_a_round_and_divided_by_the_expected_cohort():
+    """Clients without a gradient leave nothing but noise."""
+    model = compiled(
+        noise_multiplier=1.5,
+        clipping=0.7,
+        chunk=2,
+        stack=[keras.Input((4,)), layers.Dense(3, use_bias=False), layers.Lambda(lambda x: 0 * x)],
+        loss="mse",
+    )
+    x, _, ids = arrays()
+    clients = ClientData.from_arrays(x, np.zeros((len(x), 3)), ids)
+    moves = []
+    for _ in range(30):
+        before = weights(model)
+        model.fit(clients, 4, epochs=1, steps_per_epoch=4, verbose=0)
+        moves.append(weights(model) - before)
+    # Four independent rounds with 1.5 * 0.7 / 4 each; 360 numbers.
+    expected = 2 * 1.5 * 0.7 / 4
+    assert np.std(moves) == pytest.approx(expected, rel=5 / np.sqrt(2 * 360))
+
+
+def test_epsilon_is_that_of_poisson_sampled_clients():
+    model = compiled(noise_multiplier=3.0)
+    callback = ka.callbacks.PrivacyCallback(delta=1e-3)
+    history = model.fit(
+        ClientData.from_arrays(*arrays()), 4, epochs=2, verbose=0, callbacks=[callback]
+    ).history
+    expected = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=6, delta=1e-3)
+    assert history["epsilon"][-1] == pytest.approx(expected, rel=1e-6)
+    assert model.privacy_spent(1e-3).epsilon == history["epsilon"][-1]
+    report = model.privacy_report(1e-3, group_sizes=())
+    assert report.unit == "client"
+    (mechanism,) = report.mechanisms
+    assert (mechanism.num_examples, mechanism.expected_batch_size) == (NUM_CLIENTS, 4)
+
+
+def test_training_stops_before_the_budget():
+    model = compiled(noise_multiplier=3.0)
+    target = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=5, delta=1e-3)
+    callback = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=target * 1.0001)
+    model.fit(ClientData.from_arrays(*arrays()), 4, epochs=9, verbose=0, callbacks=[callback])
+    assert model.privacy_ledger.steps == 5
+
+
+def test_a_saved_model_goes_on(tmp_path):
+    clients = ClientData.from_arrays(*arrays())
+    clipping = ka.clipping.QuantileClipping(0.5, initial_clip_norm=0.2, count_noise_stddev=4.0)
+    model = compiled(noise_multiplier=3.0, clipping=clipping, local_epochs=2, proximal_strength=0.1)
+    model.fit(clients, 4, epochs=1, verbose=0)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert loaded.federated_settings.get_config() == model.federated_settings.get_config()
+    assert loaded.optimizer.clip_norm == model.optimizer.clip_norm
+    np.testing.assert_array_equal(weights(loaded), weights(model))
+    loaded.fit(clients, 4, epochs=1, verbose=0)
+    expected = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=6, delta=1e-3)
+    assert loaded.privacy_spent(1e-3).epsilon == pytest.approx(expected, rel=1e-6)
+
+
+def test_compiling_again_carries_the_ledger_over():
+    clients = ClientData.from_arrays(*arrays())
+    model = compiled(noise_multiplier=3.0)
+    model.fit(clients, 4, epochs=1, verbose=0)
+    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=3.0), **LOSS)
+    assert model.privacy_ledger.steps == 3
+    model.fit(clients, 4, epochs=1, verbose=0)
+    assert model.privacy_ledger.steps == 6
+
+
+def test_a_functional_and_a_subclassed_model():
+    inputs = keras.Input((4,))
+    functional = FederatedModel(inputs, layers.Dense(3)(inputs))
+    shared = ka.federate(keras.Sequential([keras.Input((4,)), layers.Dense(3)]))
+
+    class Own(FederatedModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    for model in (functional, shared, Own()):
+        assert isinstance(model, FederatedModel)
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
+            client_optimizer="sgd",
+            **LOSS,
+        )
+        model.fit(ClientData.from_arrays(*arrays()), 4, epochs=1, verbose=0)
+        assert model.privacy_ledger.steps == 3
+
+
+def test_dropout_differs_between_clients_steps_and_rounds():
+    """Inputs of ones through dropout into a sum: the bias-free weights show the masks."""
+    stack = [keras.Input((16,)), layers.Dropout(0.5), layers.Dense(1, use_bias=False)]
+    model = compiled(clipping=1e6, stack=stack, loss="mean_absolute_error")
+    x, ids = np.ones((24, 16), "float32"), np.repeat(np.arange(12), 2)
+    clients = ClientData.from_arrays(x, np.full((24, 1), 1e6), ids)
+    moves = []
+    for _ in range(2):
+        before = weights(model)
+        model.fit(clients, 12, epochs=1, steps_per_epoch=1, verbose=0)
+        moves.append(weights(model) - before)
+    # A coordinate is moved by each of 24 rows, kept with probability 1/2: binomial, if masks are
+    # independent; with one mask for all it would be all or nothing.
+    counts = np.concatenate(moves) / np.max(moves[0] + moves[1]) * 2
+    assert len(np.unique(np.round(np.concatenate(moves), 3))) > 4
+    assert not np.allclose(moves[0], moves[1])
+    assert counts.min() > 0.1
