@@ -62,7 +62,7 @@ def composed_epsilon(
     Args:
         events: Pairs of an event of sensitivity 1 and its count.
         delta: Delta, between 0 and 1.
-        accountant: `"pld"` or `"rdp"`. Fixed-size batches need `"rdp"`.
+        accountant: `"pld"` or `"rdp"`. PLD has no bound for fixed-size batches: RDP's is taken.
         coarseness: How much coarser PLD's grid is made than it need be: an upper bound still, and
             quicker to search with.
 
@@ -73,9 +73,14 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    if accountant == "rdp":
+    if accountant == "rdp" or has_fixed_size(events):
         return _rdp_epsilon(events, delta, _ALL_ORDERS)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
+
+
+def has_fixed_size(events: CountedEvents) -> bool:
+    """Whether batches of a fixed size are among the events."""
+    return any(isinstance(event, SampledWithoutReplacementDpEvent) for event, _ in events)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:

@@ -58,8 +58,10 @@ def max_steps_within(
     target = _validation.check_target_epsilon(target_epsilon)
     accountant = _validation.check_accountant(accountant)
     countable = INT32_MAX - next_row.steps
-    event = events.row_event(next_row)
-    past = events.counted_events((*rows_so_far, next_row))
+    rows = (*rows_so_far, next_row)
+    relation = events.neighboring_relation(rows, running=next_row)
+    event = events.row_event(next_row, relation)
+    past = events.counted_events(rows, relation)
     others = tuple((other, count) for other, count in past if other != event)
     so_far = sum(count for other, count in past if other == event)
 

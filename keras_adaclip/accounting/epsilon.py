@@ -26,6 +26,7 @@ from keras_adaclip.accounting.rows import LedgerRow, Sampling
 _RELATIONS_IN_WORDS = {
     events.ADD_OR_REMOVE_ONE: "one unit is added or removed",
     events.ZERO_OUT: "one unit is zeroed out, leaving a hole in its batch",
+    events.REPLACE_ONE: "one unit is replaced by another",
 }
 
 
@@ -198,7 +199,7 @@ class PrivacySpent:
         steps: Steps that ran.
         sampling: How units were drawn: labels of `Sampling`, joined by " + "; "none" before the
             first step.
-        neighboring_relation: `"add_or_remove_one"`, or `"zero_out"`.
+        neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         accountant: The accountant that did the work, `"pld"` or `"rdp"`.
 
     Example:
@@ -234,14 +235,15 @@ class PrivacySpent:
             ValueError: If an argument is out of range.
         """
         rows = tuple(rows)
+        relation = events.neighboring_relation(rows)
         ran = sorted({row.sampling for row in rows if row.steps > 0})
         return cls(
             epsilon=ledger_epsilon(rows, delta, accountant),
             delta=float(delta),
             steps=sum(row.steps for row in rows),
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
-            neighboring_relation=events.neighboring_relation(rows),
-            accountant=accountant,
+            neighboring_relation=relation,
+            accountant="rdp" if relation == events.REPLACE_ONE else accountant,
         )
 
     def __str__(self) -> str:

@@ -18,7 +18,9 @@ Guarantees:
     for Gaussians, PLD doubles the sensitivity for replace-one, older versions know less of them.
 
     Fixed-size batches have no smaller neighbours: one unit *replaces* another, and moves the sum
-    by up to 2 C. Hence z / 2, for `dp_accounting` takes the noise relative to that change.
+    by up to 2 C. Hence z / 2, for `dp_accounting` takes the noise relative to that change. Where
+    something else ran as well, all is stated under zero-out: a hole that is drawn in the place of a
+    unit moves the sum of a fixed-size batch by at most C, so that one full release dominates it.
 
 References:
     Abadi et al. 2016, "Deep learning with differential privacy"; Ponomareva et al. 2023, "How to
@@ -42,6 +44,7 @@ from keras_adaclip.accounting.rows import LedgerRow, Sampling
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
+REPLACE_ONE = "replace_one"
 
 CountedEvents = tuple[tuple[DpEvent, int], ...]
 
@@ -70,26 +73,31 @@ def fixed_size_event(noise_multiplier: float, num_examples: int, batch_size: int
     return SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
 
 
-def row_event(row: LedgerRow) -> DpEvent:
-    """The event of one release of a row."""
+def row_event(row: LedgerRow, relation: str) -> DpEvent:
+    """The event of one release of a row, among rows that are stated under a relation."""
     if row.sampling is Sampling.POISSON:
         return poisson_event(row.noise_multiplier, row.sampling_probability)
+    if row.sampling is Sampling.FIXED and relation == REPLACE_ONE:
+        return fixed_size_event(row.noise_multiplier, row.num_examples, row.expected_batch_size)
     return full_event(row.noise_multiplier)
 
 
-def counted_events(rows: Iterable[LedgerRow]) -> CountedEvents:
+def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
     """The differing events of some rows with their counts, the most recent one last.
 
     Args:
         rows: Ledger rows; those without a release add nothing.
+        relation: The relation that the events are to hold under; None means that of the rows.
 
     Returns:
         Pairs of an event and how often it happened.
     """
+    rows = tuple(rows)
+    relation = neighboring_relation(rows) if relation is None else relation
     counts: dict[DpEvent, int] = {}
     for row in rows:
         if row.releases > 0:
-            event = row_event(row)
+            event = row_event(row, relation)
             # Taken out and put back, so that the running row's event comes last: what is composed
             # before it stays the same from one epoch to the next, and is cached.
             counts[event] = counts.pop(event, 0) + row.releases
@@ -110,14 +118,20 @@ def dp_event(rows: Iterable[LedgerRow]) -> DpEvent:
     )
 
 
-def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
+def neighboring_relation(rows: Iterable[LedgerRow], running: LedgerRow | None = None) -> str:
     """The relation under which the epsilon of some rows is stated.
 
     Args:
         rows: Ledger rows.
+        running: A row that is about to run, whether or not it has run before.
 
     Returns:
-        `"add_or_remove_one"` if all that ran was sampled by Poisson's law, else `"zero_out"`.
+        `"add_or_remove_one"` if all that ran was sampled by Poisson's law, `"replace_one"` if all
+        batches were of a fixed size, else `"zero_out"`.
     """
     ran = {row.sampling for row in rows if row.steps > 0}
+    if running is not None:
+        ran.add(running.sampling)
+    if ran == {Sampling.FIXED}:
+        return REPLACE_ONE
     return ADD_OR_REMOVE_ONE if ran <= {Sampling.POISSON} else ZERO_OUT

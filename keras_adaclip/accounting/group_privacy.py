@@ -21,7 +21,11 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import stats
 
 from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.accountants import composed_epsilon, self_composed
+from keras_adaclip.accounting.accountants import (
+    composed_epsilon,
+    has_fixed_size,
+    self_composed,
+)
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.rows import LedgerRow
 
@@ -74,7 +78,8 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
     bounds = [by_group_property(events, delta, group_size)]
-    if _KNOWS_MIXTURES and len(events) <= _MOST_MIXTURES:
+    is_known = _KNOWS_MIXTURES and not has_fixed_size(events)
+    if is_known and len(events) <= _MOST_MIXTURES:
         bounds.append(by_mixtures(events, delta, group_size))
         if bounds[1] > _WORTH_REFINING * bounds[0]:
             bounds.append(by_mixtures(events, delta, group_size, _FINE_INTERVAL))

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.epsilon import ledger_epsilon, relation_in_words, rounded_up
-from keras_adaclip.accounting.events import neighboring_relation
+from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
 from keras_adaclip.accounting.reported_mechanism import ReportedMechanism
@@ -43,9 +43,10 @@ class PrivacyReport:
     Args:
         delta: delta of every epsilon here.
         unit: whose privacy it is, `"example"` or `"client"`.
-        neighboring_relation: `"add_or_remove_one"` or `"zero_out"`.
+        neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         mechanisms: what ran.
-        epsilon_pld: epsilon by privacy loss distributions, the one to quote.
+        epsilon_pld: epsilon by privacy loss distributions, the one to quote; by Rényi divergences
+            where all batches were of a fixed size, of which the former know nothing.
         epsilon_rdp: epsilon by Rényi divergences, a looser bound.
         epsilon_without_amplification: epsilon had the batches been shuffled passes.
         group_epsilons: for a number of units of one person, epsilon for the person.
@@ -128,11 +129,12 @@ class PrivacyReport:
         delta = _validation.check_delta(delta)
         rows = tuple(row for row in rows if row.steps > 0)
         epsilon = ledger_epsilon(rows, delta, "pld")
-        shuffled = tuple(_without_amplification(row) for row in rows)
+        relation = neighboring_relation(rows)
+        shuffled = tuple(_without_amplification(row, relation) for row in rows)
         return cls(
             delta=delta,
             unit=unit,
-            neighboring_relation=neighboring_relation(rows),
+            neighboring_relation=relation,
             mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
             epsilon_pld=epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
@@ -208,8 +210,9 @@ class PrivacyReport:
         return [("with the selection", rounded_up(self.epsilon_with_selection))]
 
     def _rows(self) -> list[tuple[str, str]]:
+        accountant = "RDP" if self.neighboring_relation == REPLACE_ONE else "PLD"
         rows = [
-            ("epsilon", f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} (PLD)"),
+            ("epsilon", f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})"),
             *self._row_of_selection(),
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", rounded_up(self.epsilon_without_amplification)),
@@ -240,15 +243,17 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
         )
 
 
-def _without_amplification(row: LedgerRow) -> LedgerRow:
+def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
     """The row, had it gone through the data in shuffled passes."""
-    if row.sampling is not Sampling.POISSON:
+    if row.sampling not in (Sampling.POISSON, Sampling.FIXED):
         return row
+    # Replacing a unit moves a sum twice as far as zeroing it out, for which a pass is accounted.
+    share = 0.5 if relation == REPLACE_ONE else 1.0
     passes = LedgerRow.open(
         Sampling.SHUFFLE,
         row.expected_batch_size,
         row.num_examples,
-        noise_multiplier=row.noise_multiplier,
+        noise_multiplier=share * row.noise_multiplier,
     )
     return passes.advance(row.steps)
 

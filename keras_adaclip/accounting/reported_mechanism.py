@@ -14,7 +14,7 @@ class ReportedMechanism:
         sampling: label of the `Sampling`.
         expected_batch_size: expected number of units in a step.
         num_examples: number of units in the data, 0 where unknown.
-        sampling_probability: of each unit at each step; None without Poisson sampling.
+        sampling_probability: of each unit at each step; None where sampling amplifies nothing.
         noise_multiplier: standard deviation of the noise over the clipping norm, in all.
         steps: steps that ran.
         releases: releases that they count as.
@@ -31,12 +31,12 @@ class ReportedMechanism:
     @classmethod
     def of(cls, row: LedgerRow) -> Self:
         """The row, as a report shows it."""
-        is_poisson = row.sampling is Sampling.POISSON
+        is_amplified = row.sampling in (Sampling.POISSON, Sampling.FIXED)
         return cls(
             row.sampling.label,
             row.expected_batch_size,
             row.num_examples,
-            row.sampling_probability if is_poisson else None,
+            row.sampling_probability if is_amplified else None,
             row.noise_multiplier,
             row.steps,
             row.releases,

@@ -32,12 +32,14 @@ class Sampling(enum.IntEnum):
     `SHUFFLE`: batches of a shuffled pass over the data; a pass is one release.
     `STREAM`: batches of unknown making, each unit at most once in each; a step is one release.
     `PASS`: batches of unknown making, each unit at most once a pass, which is one release.
+    `FIXED`: exactly so many units, drawn without replacement at each step, which is one release.
     """
 
     POISSON = 1
     SHUFFLE = 2
     STREAM = 3
     PASS = 4
+    FIXED = 5
 
     @property
     def label(self) -> str:
@@ -62,6 +64,7 @@ _DESCRIPTIONS = {
         "batches of which the user says that no unit comes twice in a pass: one full release a "
         "pass, no amplification"
     ),
+    Sampling.FIXED: "fixed-size sampling: as many units at each step, drawn without replacement",
 }
 
 
@@ -118,17 +121,18 @@ class LedgerRow:
         self._check_consistency()
 
     def _check_consistency(self) -> None:
-        if self.num_examples == 0 and self.sampling in (Sampling.POISSON, Sampling.SHUFFLE):
+        if self.num_examples == 0 and self.sampling in _OF_KNOWN_SIZE:
             raise ValueError(
                 f"Argument `num_examples` must be known for sampling={self.sampling.label!r}. "
                 "Received: num_examples=0"
             )
-        if self.sampling is Sampling.POISSON and self.expected_batch_size > self.num_examples:
+        is_amplified = self.sampling in (Sampling.POISSON, Sampling.FIXED)
+        if is_amplified and self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must not exceed `num_examples`. Received: "
                 f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
             )
-        if self.sampling in (Sampling.POISSON, Sampling.STREAM) and self.steps_per_release != 1:
+        if not self.sampling.is_counted_in_passes and self.steps_per_release != 1:
             raise ValueError(
                 f"Argument `steps_per_release` must be 1 for sampling={self.sampling.label!r}. "
                 f"Received: steps_per_release={self.steps_per_release}"
@@ -287,6 +291,7 @@ _MINIMA = {
     "steps_in_release": 1,
 }
 _INTEGER_FIELDS = ("sampling", *_MINIMA)
+_OF_KNOWN_SIZE = (Sampling.POISSON, Sampling.SHUFFLE, Sampling.FIXED)
 
 
 def _steps_per_release(sampling: Sampling, expected_batch_size: int, num_examples: int) -> int:

@@ -31,14 +31,13 @@ from types import MappingProxyType
 from dp_accounting import (
     ComposedDpEvent,
     NeighboringRelation,
-    SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.accountants import composed_epsilon
+from keras_adaclip.accounting.accountants import composed_epsilon, has_fixed_size
 from keras_adaclip.accounting.epsilon import checked_plan
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.rows import LedgerRow
@@ -111,7 +110,7 @@ class RandomSelection:
         alone = composed_epsilon(events, delta, "rdp")
         if not events or math.isinf(alone):
             return alone
-        if any(isinstance(event, SampledWithoutReplacementDpEvent) for event, _ in events):
+        if has_fixed_size(events):
             relation = NeighboringRelation.REPLACE_ONE
         else:
             relation = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -1,4 +1,11 @@
-"""Cohorts: each round draws clients, and their data are laid out for the compiled step."""
+"""Cohorts: each round draws clients, and their data are laid out for the compiled step.
+
+How clients are drawn is what the accountant counts on:
+
+    poisson   each client with the same probability, on its own, at every round
+    fixed     as many clients at every round, drawn without replacement
+    shuffle   an epoch goes through all clients once, in a new order
+"""
 
 import itertools
 import math
@@ -8,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.sampling import generator_of_draw, poisson_draw
 
@@ -54,7 +62,7 @@ class LocalBatches:
 
 
 class CohortBatches(keras.utils.PyDataset):
-    """Poisson-sampled cohorts, each a batch for `federated_step`.
+    """Cohorts, each a batch for `federated_step`.
 
     Batch `k` is a dict: `"x"` and `"y"`, the clients' examples, of shape `(num_clients, num_rows,
     ...)`; `"order"` and `"num_steps"` as in `ClientBatch`; `"mask"`, false for padding.
@@ -62,9 +70,9 @@ class CohortBatches(keras.utils.PyDataset):
 
     Args:
         clients: the population.
-        cohort_size: expected number of clients in a round; each takes part with probability
-            `cohort_size / len(clients)`.
+        cohort_size: (expected) number of clients in a round.
         num_batches: rounds in an epoch.
+        sampling: `POISSON`, `FIXED` or `SHUFFLE`.
         local: how each client goes through its examples.
         seed: None draws from the operating system; an integer makes the draws repeatable, and who
             knows it knows who took part.
@@ -75,17 +83,20 @@ class CohortBatches(keras.utils.PyDataset):
         clients: ClientData,
         cohort_size: int,
         num_batches: int,
+        sampling: Sampling,
         local: LocalBatches,
         seed: int | None,
     ) -> None:
         super().__init__()
         self.clients = clients
         self.cohort_size = cohort_size
+        self.sampling = sampling
         self.local = local
         self.seed = seed
         self.num_padded_clients: int | None = None
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
+        self._order = np.arange(0)
 
     @property
     def num_batches(self) -> int:
@@ -97,7 +108,7 @@ class CohortBatches(keras.utils.PyDataset):
 
     @property
     def sampling_probability(self) -> float:
-        """The probability with which a round draws each client."""
+        """The probability with which a round draws each client (of an order: on average)."""
         return self.cohort_size / len(self.clients)
 
     @property
@@ -114,8 +125,18 @@ class CohortBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         generator = generator_of_draw(self.seed, next(self._draw_numbers))
-        positions = poisson_draw(generator, len(self.clients), self.sampling_probability)
-        return self.take(positions, generator)
+        return self.take(self._draw(generator, index), generator)
+
+    def _draw(self, generator: np.random.Generator, index: int) -> np.ndarray:
+        """Numbers of the clients that take part in round `index` of an epoch."""
+        num_clients = len(self.clients)
+        if self.sampling is Sampling.POISSON:
+            return poisson_draw(generator, num_clients, self.sampling_probability)
+        if self.sampling is Sampling.FIXED:
+            return np.sort(generator.choice(num_clients, self.cohort_size, replace=False))
+        if index == 0:
+            self._order = generator.permutation(num_clients)
+        return self._order[index * self.cohort_size : (index + 1) * self.cohort_size]
 
     def take(self, positions: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
         """The batch of the clients with some numbers.

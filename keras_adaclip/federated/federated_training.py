@@ -26,6 +26,8 @@ from keras_adaclip.models import fit_callbacks
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.training_data import TrainingData
 
+_SAMPLING_NAMES = ("poisson", "fixed", "shuffle")
+
 
 class FederatedTraining(Preparation):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
@@ -142,7 +144,7 @@ class FederatedTraining(Preparation):
         *,
         sampling: str = "poisson",
     ) -> Any:
-        """Trains for some rounds, each a step: every client takes part with the same probability.
+        """Trains for some rounds, each of them a step.
 
         Args:
             clients: the population; its size is taken to be public.
@@ -158,7 +160,11 @@ class FederatedTraining(Preparation):
             validation_steps: as for Keras.
             validation_batch_size: as for Keras.
             validation_freq: as for Keras.
-            sampling: `"poisson"`.
+            sampling: `"poisson"`: every client takes part with the same probability, for adding or
+                removing one client; `"fixed"`: as many clients at each round, drawn without
+                replacement, for replacing one by another, which moves the sum twice as far;
+                `"shuffle"`: an epoch goes through the clients once, at most, and is one full
+                release without amplification.
 
         Returns:
             Keras's `History`.
@@ -174,7 +180,7 @@ class FederatedTraining(Preparation):
             validation_data = validation_data.all_examples()
         x, y = clients.first_examples()
         data = TrainingData(
-            Sampling.POISSON,
+            cohorts.sampling,
             cohorts.cohort_size,
             len(clients),
             Batch(x, y),
@@ -184,7 +190,8 @@ class FederatedTraining(Preparation):
             is_sampled_by_fit=True,
         )
         self._prepare_rounds(data)
-        pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=False)
+        is_pass = cohorts.sampling is Sampling.SHUFFLE
+        pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
@@ -245,9 +252,10 @@ class FederatedTraining(Preparation):
                 "whose each example is: `ClientData.from_arrays(x, y, client_ids)`. "
                 f"Received: clients of type {type(clients).__name__}"
             )
-        if sampling != "poisson":
+        if sampling not in _SAMPLING_NAMES:
             raise ValueError(
-                f"Argument `sampling` must be 'poisson'. Received: sampling={sampling!r}"
+                f"Argument `sampling` must be one of {_SAMPLING_NAMES}. "
+                f"Received: sampling={sampling!r}"
             )
         cohort_size = check_integer(cohort_size, "cohort_size", minimum=1)
         if cohort_size > len(clients):
@@ -257,12 +265,19 @@ class FederatedTraining(Preparation):
             )
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
+        rounds = math.ceil(len(clients) / cohort_size)
+        if sampling == "shuffle" and (steps_per_epoch or 1) > rounds:
+            raise ValueError(
+                f"With `sampling='shuffle'` an epoch has at most {rounds:,} rounds, which go "
+                f"through the clients once. Received: steps_per_epoch={steps_per_epoch}"
+            )
         settings = self.federated_settings
         assert settings is not None
         return CohortBatches(
             clients,
             cohort_size,
-            steps_per_epoch or math.ceil(len(clients) / cohort_size),
+            steps_per_epoch or rounds,
+            Sampling[sampling.upper()],
             settings.local_batches,
             self._sampling_seed(),
         )
@@ -274,7 +289,7 @@ class FederatedTraining(Preparation):
         refuse_unsound_rounds(self)
         settings = self.federated_settings
         assert settings is not None
-        layout = cohort_layout(self, data.expected_batch_size, data.poisson.sampling_probability)
+        layout = cohort_layout(self, data.poisson)
         data.poisson.num_padded_clients = layout.num_padded_clients
         if self.local_training is None:
             optimizer = functional_optimizer(settings.client_optimizer)

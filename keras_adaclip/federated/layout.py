@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import keras
 
 from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.cohort_batches import CohortBatches
 
 _ONE_AFTER_ANOTHER = (
     keras.layers.RNN,
@@ -48,15 +50,12 @@ class CohortLayout:
     num_padded_clients: int | None
 
 
-def cohort_layout(
-    model: keras.Model, cohort_size: int, sampling_probability: float
-) -> CohortLayout:
+def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
     """The layout that is the least work for the backend.
 
     Args:
         model: a compiled and built federated model.
-        cohort_size: expected number of clients in a round.
-        sampling_probability: of each client.
+        cohorts: the rounds.
 
     Raises:
         ValueError: where the optimizer's `microbatch_size` is `"auto"`.
@@ -71,15 +70,17 @@ def cohort_layout(
     if not is_vectorized:
         chunk_size = 1
     elif chunk_size is None:
-        quarter = max(cohort_size // 4, 1)
+        quarter = max(cohorts.cohort_size // 4, 1)
         most = _MOST_NUMBERS // (4 * max(model.count_params(), 1))
         wanted = min(1 << (quarter - 1).bit_length(), _LARGEST_CHUNK, most)
         chunk_size = max(wanted, min(_LEAST_CHUNK, max(most, 1)))
         is_vectorized = chunk_size > 1
     if not backend.needs_fixed_shapes(model):
         return CohortLayout(chunk_size, is_vectorized, None)
-    deviation = math.sqrt(cohort_size * (1.0 - sampling_probability))
-    largest = math.ceil(cohort_size + _DEVIATIONS * deviation)
+    largest = cohorts.cohort_size
+    if cohorts.sampling is Sampling.POISSON:
+        deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
+        largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
     return CohortLayout(chunk_size, is_vectorized, math.ceil(largest / chunk_size) * chunk_size)
 
 

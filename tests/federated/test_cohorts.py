@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohort_batches import CohortBatches, LocalBatches
 
@@ -17,8 +18,13 @@ def clients_of(sizes):
     return ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
 
 
-def cohorts_of(sizes, cohort_size=2, local=LocalBatches(1, 4), seed=0, num_batches=5):  # noqa: B008
-    return CohortBatches(clients_of(sizes), cohort_size, num_batches, local, seed)
+OF_FOUR = LocalBatches(epochs=1, batch_size=4)
+
+
+def cohorts_of(
+    sizes, cohort_size=2, local=OF_FOUR, seed=0, num_batches=5, sampling=Sampling.POISSON
+):
+    return CohortBatches(clients_of(sizes), cohort_size, num_batches, sampling, local, seed)
 
 
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
@@ -89,3 +95,26 @@ def test_shapes_are_few(padded):
     assert len({shape[1:] for shape in shapes}) <= 8
     if padded:
         assert {shape[0] % padded for shape in shapes} == {0}
+
+
+def clients_in(batch):
+    return batch["x"][batch["mask"]][:, 0, 0].astype(int).tolist()
+
+
+def test_cohorts_of_a_fixed_size():
+    cohorts = cohorts_of((1,) * 20, cohort_size=5, sampling=Sampling.FIXED)
+    draws = [clients_in(cohorts[0]) for _ in range(400)]
+    assert {len(set(draw)) for draw in draws} == {5}
+    counts = np.bincount(np.concatenate(draws), minlength=20)
+    lowest, highest = stats.binom.ppf([1e-8, 1 - 1e-8], 400, 1 / 4)
+    assert lowest <= counts.min()
+    assert counts.max() <= highest
+
+
+def test_a_shuffled_epoch_goes_through_all_clients_once():
+    cohorts = cohorts_of((1,) * 11, cohort_size=4, num_batches=3, sampling=Sampling.SHUFFLE)
+    epochs = [[clients_in(cohorts[index]) for index in range(3)] for _ in range(2)]
+    for epoch in epochs:
+        assert [len(draw) for draw in epoch] == [4, 4, 3]
+        assert sorted(client for draw in epoch for client in draw) == list(range(11))
+    assert epochs[0] != epochs[1]

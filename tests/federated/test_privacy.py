@@ -122,6 +122,33 @@ def test_epsilon_is_that_of_poisson_sampled_clients():
     assert (mechanism.num_examples, mechanism.expected_batch_size) == (NUM_CLIENTS, 4)
 
 
+def test_a_fixed_cohort_is_accounted_for_replacing_a_client():
+    model = compiled(noise_multiplier=3.0)
+    clients = ClientData.from_arrays(*arrays())
+    callback = ka.callbacks.PrivacyCallback(delta=1e-3)
+    history = model.fit(
+        clients, 4, epochs=2, verbose=0, callbacks=[callback], sampling="fixed"
+    ).history
+    plan = {"steps": 6, "delta": 1e-3, "sampling": "fixed"}
+    expected = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, **plan)
+    spent = model.privacy_spent(1e-3)
+    assert history["epsilon"][-1] == spent.epsilon == pytest.approx(expected, rel=1e-6)
+    assert (spent.neighboring_relation, spent.accountant) == ("replace_one", "rdp")
+    assert "one unit is replaced by another" in str(spent)
+
+
+def test_a_shuffled_epoch_is_one_release():
+    model = compiled(noise_multiplier=3.0)
+    clients = ClientData.from_arrays(*arrays())
+    model.fit(clients, 5, epochs=2, verbose=0, sampling="shuffle")
+    assert model.privacy_ledger.steps == 6
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    assert row.releases == 2
+    with pytest.raises(ValueError, match="at most 3 rounds"):
+        model.fit(clients, 5, epochs=1, steps_per_epoch=4, verbose=0, sampling="shuffle")
+    assert model.privacy_ledger.steps == 6
+
+
 def test_training_stops_before_the_budget():
     model = compiled(noise_multiplier=3.0)
     target = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=5, delta=1e-3)

@@ -1,0 +1,92 @@
+"""Ledger rows of batches of a fixed size: what is stated of them, alone and among others."""
+
+import pytest
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    PrivacyReport,
+    PrivacySpent,
+    Sampling,
+    compute_epsilon,
+    group_epsilon,
+    ledger_epsilon,
+    max_steps_within,
+)
+from keras_adaclip.accounting.merging import merge_upward
+
+DELTA = 1e-5
+
+
+def row(sampling=Sampling.FIXED, batch=256, noise=1.0, steps=100):
+    return LedgerRow.open(sampling, batch, 60_000, noise_multiplier=noise).advance(steps)
+
+
+def test_the_reference_value():
+    assert ledger_epsilon([row(steps=3515)], DELTA) == pytest.approx(17.11, abs=0.005)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_ledger_says_what_its_plan_said(accountant):
+    planned = compute_epsilon(1.0, 60_000, 256, steps=100, delta=DELTA, sampling="fixed")
+    spent = PrivacySpent.from_ledger([row()], DELTA, accountant)
+    assert spent.epsilon == planned
+    assert (spent.accountant, spent.neighboring_relation) == ("rdp", "replace_one")
+
+
+def test_among_others_each_step_is_a_full_release_under_zero_out():
+    poisson = row(Sampling.POISSON)
+    as_stream = row(Sampling.STREAM)
+    mixed = ledger_epsilon([row(), poisson], DELTA)
+    assert mixed == ledger_epsilon([as_stream, poisson], DELTA)
+    spent = PrivacySpent.from_ledger([row(), poisson], DELTA)
+    assert (spent.accountant, spent.neighboring_relation) == ("pld", "zero_out")
+    # A row that has not run changes nothing.
+    idle = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=1.0)
+    assert ledger_epsilon([row(), idle], DELTA) == ledger_epsilon([row()], DELTA)
+
+
+def test_merging_never_lowers_epsilon():
+    pairs = [(row(), row(batch=512, noise=2.0)), (row(), row(Sampling.POISSON))]
+    for first, second in pairs:
+        merged = merge_upward(first, second)
+        assert ledger_epsilon([merged], DELTA) >= ledger_epsilon([first, second], DELTA)
+    assert merge_upward(*pairs[0]).sampling is Sampling.FIXED
+    assert merge_upward(*pairs[1]).sampling is Sampling.STREAM
+
+
+def test_a_budget_is_solved_for_with_the_relation_of_the_row_to_come():
+    target = ledger_epsilon([row(noise=4.0, steps=50)], DELTA)
+    running = row(noise=4.0, steps=0)
+    assert max_steps_within([], running, DELTA, target * 1.0001) == 50
+    # After Poisson-sampled steps a step of a fixed size costs a full release.
+    past = [row(Sampling.POISSON, noise=4.0, steps=10)]
+    allowed = max_steps_within(past, running, DELTA, 3.0)
+    assert ledger_epsilon([*past, running.advance(allowed)], DELTA) <= 3.0
+    assert ledger_epsilon([*past, running.advance(allowed + 1)], DELTA) > 3.0
+
+
+def test_reports_and_groups():
+    report = PrivacyReport.from_ledger([row(noise=4.0)], DELTA, group_sizes=(2,))
+    assert report.epsilon_pld == report.epsilon_rdp
+    assert "(RDP)" in report.to_text()
+    assert "one unit is replaced by another" in report.to_text()
+    assert report.epsilon_without_amplification > report.epsilon_pld
+    # Replacing one unit in a full pass with noise 4 is a Gaussian of noise 2.
+    one_pass = compute_epsilon(2.0, 60_000, 60_000, steps=1, delta=DELTA, sampling="stream")
+    assert report.epsilon_without_amplification == pytest.approx(one_pass, rel=1e-6)
+    assert group_epsilon([row(noise=4.0)], DELTA, 2) >= 2 * report.epsilon_pld
+    assert report.mechanisms[0].sampling_probability == 256 / 60_000
+
+
+def test_the_batch_is_a_part_of_the_data():
+    with pytest.raises(ValueError, match="must not exceed `num_examples`"):
+        LedgerRow.open(Sampling.FIXED, 11, 10, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="must be known"):
+        LedgerRow.open(Sampling.FIXED, 11, 0, noise_multiplier=1.0)
+
+
+def test_arrays_hold_it():
+    ledger = Ledger((row(),))
+    rows, noise = ledger.to_arrays(4)
+    assert Ledger.from_arrays(rows, noise).rows[0] == ledger.rows[0]
