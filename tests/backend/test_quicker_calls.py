@@ -69,6 +69,48 @@ def test_group_normalization_gives_the_same(arguments, groups, shape):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not is_torch, reason="others have none")
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda **rest: layers.Dense(3, **rest), (4, 5)),
+        (lambda **rest: layers.Dense(3, use_bias=False, **rest), (2, 3, 4)),
+        (lambda **rest: layers.EinsumDense("abc,cde->abde", (4, 3, 2), **rest), (2, 4, 5)),
+        (
+            lambda **rest: layers.EinsumDense("abc,cde->abde", (4, 3, 2), bias_axes="de", **rest),
+            (2, 4, 5),
+        ),
+        (
+            lambda **rest: layers.EinsumDense("abc,cde->abde", (4, 3, 2), bias_axes="e", **rest),
+            (2, 4, 5),
+        ),
+        (
+            lambda **rest: layers.EinsumDense("abcd,cde->abe", (4, 3), bias_axes="e", **rest),
+            (2, 4, 5, 2),
+        ),
+    ],
+)
+def test_products_give_the_same(make, shape, activation):
+    layer = make(activation=activation)
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    layer.build(shape)
+    if layer.bias is not None:
+        layer.bias.assign(np.random.default_rng(2).normal(size=layer.bias.shape))
+    for found, expected in outcomes(layer, x):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "equation", ["abc,cd->adb", "abc,dc->abd", "acb,cd->abd", "abc,bc->abc", "abc,bcd->abd"]
+)
+def test_an_einsum_that_is_no_plain_product_is_left(equation):
+    letters = dict(zip("abcd", (2, 3, 4, 5), strict=True))
+    terms = equation.replace("->", ",").split(",")
+    layer = layers.EinsumDense(equation, tuple(letters[letter] for letter in terms[2][1:]))
+    assert backend.quicker_call(layer) is None
+
+
 def outcomes(layer, x):
     """Outputs and gradients by the inputs: of what stands in for the layer, and of the layer."""
     import torch
@@ -111,7 +153,8 @@ def convolution_with_its_own_operation():
         convolution_with_its_own_operation(),
         adapted_convolution(),
         layers.GroupNormalization(2, dtype="mixed_bfloat16"),
-        layers.Dense(2),
+        layers.Dense(2, dtype="mixed_bfloat16"),
+        layers.Embedding(3, 2),
     ],
     ids=lambda layer: type(layer).__name__,
 )
@@ -138,7 +181,7 @@ def test_a_call_that_the_user_has_replaced_stays():
     model = built(model, x, y)
     plan = plan_for(model, x, y)
     assert plan.is_layerwise
-    assert not plan.quicker_calls
+    assert not {convolution, pooling} & set(plan.quicker_calls)
     runner(model, plan)(x, y)
     assert [layer.call for layer in (convolution, pooling)] == replaced
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(x)), expected)
@@ -159,7 +202,7 @@ def test_a_step_calls_it_and_leaves_the_layer_as_it_was(pool, monkeypatch):
     model = built(model, x, y)
     plan = plan_for(model, x, y)
     assert plan.is_layerwise
-    quicker = model.layers[:3] if is_torch else []
+    quicker = [*model.layers[:3], model.layers[4]] if is_torch else []
     assert list(plan.quicker_calls) == quicker
     called = []
     for layer in quicker:
