@@ -14,6 +14,7 @@ _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend
 active_distribution = _module.active_distribution
 after = _module.after
 computes_on_cpu = _module.computes_on_cpu
+convolution_kernel_gradients = _module.convolution_kernel_gradients
 differentiate_at_taps = _module.differentiate_at_taps
 evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
@@ -44,6 +45,7 @@ __all__ = [
     "active_distribution",
     "after",
     "computes_on_cpu",
+    "convolution_kernel_gradients",
     "differentiate_at_taps",
     "evaluate",
     "evaluate_each",

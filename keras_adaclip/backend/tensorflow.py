@@ -147,6 +147,32 @@ def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None
     return None
 
 
+def convolution_kernel_gradients(
+    inputs: Tensor,
+    cotangents: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+    pairs: Sequence[tuple[Any, Any]],
+    groups: int,
+) -> Tensor | None:
+    """The gradients of a convolution's kernel by example; None where products are as good.
+
+    Args:
+        inputs: tensor of shape `(batch_size, *spatial, channels)`.
+        cotangents: tensor of shape `(batch_size, *spatial, filters)`.
+        kernel_size: elements of the kernel, one number for each spatial dimension.
+        strides: steps between two windows.
+        dilation_rate: steps between two elements of the kernel.
+        pairs: rows of zeros before and after each spatial dimension of the inputs.
+        groups: groups of channels and filters.
+
+    Returns:
+        Float32 of shape `(batch_size, filters, channels // groups, *kernel_size)`.
+    """
+    return None
+
+
 def outside_random_state() -> bytes:
     """The state of random generators besides Keras's own: it changes when something draws."""
     return b""

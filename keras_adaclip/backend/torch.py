@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from keras import ops
 
-from keras_adaclip.backend import host_memory
+from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions
 
 Tensor = Any
+
+convolution_kernel_gradients = torch_convolutions.convolution_kernel_gradients
+quicker_call = torch_calls.quicker_call
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -93,32 +96,6 @@ def map_examples(
 def after(value: Tensor, other: Tensor) -> Tensor:
     """`value`: PyTorch computes in the order of the program."""
     return value
-
-
-# Neither pads. PyTorch is several times faster at channels that lie last than at those that lie
-# first, where Keras copies them to before it pools.
-_POOLS = {
-    keras.layers.MaxPooling2D: torch.nn.functional.max_pool2d,
-    keras.layers.AveragePooling2D: torch.nn.functional.avg_pool2d,
-}
-
-
-def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
-    """On a CPU, pooling of images whose channels lie last, where they lie."""
-    pool = _POOLS.get(type(layer))
-    # A `call` of the instance is the user's.
-    if pool is None or "call" in vars(layer):
-        return None
-    if (layer.data_format, layer.padding) != ("channels_last", "valid"):
-        return None
-    if layer.compute_dtype != "float32" or not computes_on_cpu():
-        return None
-
-    def call(inputs: Tensor) -> Tensor:
-        pooled = pool(inputs.permute(0, 3, 1, 2), layer.pool_size, layer.strides)
-        return pooled.permute(0, 2, 3, 1)
-
-    return call
 
 
 def take_rows(rows: Tensor, places: Any) -> Tensor:

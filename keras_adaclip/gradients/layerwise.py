@@ -74,6 +74,7 @@ def per_example_gradients(
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in recorders[-1].calls(tensors, cotangents):
         call.batched = plan.batched.get(call.layer)
+        call.quicker_call = plan.quicker_calls.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
             if part is None:

@@ -21,8 +21,7 @@ class GradientPlan:
             goes layer by layer.
         batched: for the layers of the general rule, the numbers of the arguments that have a
             batch axis.
-        quicker_calls: for layers without trainable weights, what does the same as their `call`
-            in less time.
+        quicker_calls: for some layers, what does the same as their `call` in less time.
         is_vectorized: whether the whole model is differentiated for all examples at once instead
             of one after another.
         numbers_per_example: how many float32 numbers are written for the norms and sums of one

@@ -96,7 +96,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
         rules,
         variables,
         batched=seen.batched,
-        quicker_calls=_quicker_calls(model, rules),
+        quicker_calls=_quicker_calls(model),
         outputs_per_example=seen.outputs_per_example,
     )
     return plan, seen.is_random
@@ -148,14 +148,10 @@ def _assign_rules(
 
 
 def _quicker_calls(
-    model: keras.Model, rules: dict[keras.layers.Layer, LayerRule]
+    model: keras.Model,
 ) -> dict[keras.layers.Layer, Callable[..., Any]]:
-    """What stands in for calls of layers that no rule taps."""
-    calls = {
-        layer: backend.quicker_call(layer)
-        for layer in keras_private.flatten_layers(model)
-        if layer not in rules
-    }
+    """What stands in for the calls of layers."""
+    calls = {layer: backend.quicker_call(layer) for layer in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}
 
 
@@ -234,9 +230,14 @@ class _RandomnessRecorder(TapRecorder):
         self._random_state = random_state
         self.random: set[keras.layers.Layer] = set()
 
-    def tapped_call(self, layer: keras.layers.Layer, rule: LayerRule) -> Callable[..., Any]:
+    def tapped_call(
+        self,
+        layer: keras.layers.Layer,
+        rule: LayerRule,
+        quicker_call: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
         """A replacement of `layer.call` that records, taps and watches."""
-        tapped_call = super().tapped_call(layer, rule)
+        tapped_call = super().tapped_call(layer, rule, quicker_call)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before = self._random_state()

@@ -29,9 +29,20 @@ class TapRecorder:
         self._tensors: list[list[Tensor]] = []
         self.num_taps = 0
 
-    def tapped_call(self, layer: keras.layers.Layer, rule: LayerRule) -> Callable[..., Any]:
-        """A replacement of `layer.call` that records and taps."""
-        original = layer.call
+    def tapped_call(
+        self,
+        layer: keras.layers.Layer,
+        rule: LayerRule,
+        quicker_call: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
+        """A replacement of `layer.call` that records and taps.
+
+        Args:
+            layer: the layer.
+            rule: the layer's rule.
+            quicker_call: what is called in the place of `layer.call`.
+        """
+        original = quicker_call or layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
             numbers: list[int] = []
@@ -97,8 +108,10 @@ def tapped(
     Args:
         rules: the layers to tap and the rule of each.
         recorder: where the calls are recorded.
-        quicker_calls: other layers, and what is called in the place of their `call`.
+        quicker_calls: what is called in the place of some layers' own `call`.
     """
-    calls = {layer: recorder.tapped_call(layer, rule) for layer, rule in rules.items()}
-    with keras_private.replaced_calls({**calls, **(quicker_calls or {})}):
+    calls = dict(quicker_calls or {})
+    for layer, rule in rules.items():
+        calls[layer] = recorder.tapped_call(layer, rule, calls.get(layer))
+    with keras_private.replaced_calls(calls):
         yield

@@ -30,6 +30,7 @@ def forms(second=1.0):
     ids = ops.convert_to_tensor(np.array([[1, 1, 4, 0], [2, 3, 2, 2], [0, -1, 4, 4]]))
     return {
         "written out": Materialized(array_of_rows(2, 5)),
+        "written out in another order": Materialized(array_of_rows(2, 5, 3), (2, 0, 1)),
         "one position": OuterProduct(array_of_rows(1, 4), array_of_rows(1, 2, seed=1), (4, 2)),
         "few positions": OuterProduct(array_of_rows(2, 8), array_of_rows(2, 9, seed=1), (8, 9)),
         "many positions": OuterProduct(array_of_rows(7, 2), array_of_rows(7, 3, seed=1), (2, 3)),

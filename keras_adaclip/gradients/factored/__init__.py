@@ -3,7 +3,7 @@
 from keras_adaclip.gradients.factored.combining import combined, shifted_and_scaled
 from keras_adaclip.gradients.factored.grouped import GroupedOuterProduct
 from keras_adaclip.gradients.factored.lookup import Lookup, LookupAndProduct
-from keras_adaclip.gradients.factored.outer_product import OuterProduct
+from keras_adaclip.gradients.factored.outer_product import OuterProduct, gram_is_cheaper
 from keras_adaclip.gradients.factored.per_example_gradient import Materialized, PerExampleGradient
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "OuterProduct",
     "PerExampleGradient",
     "combined",
+    "gram_is_cheaper",
     "shifted_and_scaled",
 ]

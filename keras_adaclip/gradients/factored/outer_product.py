@@ -22,6 +22,26 @@ Tensor = Any
 _PASSES, _MOST_WRITTEN = 60, 2
 
 
+def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
+    """Whether a norm costs less from Gram matrices than from the gradients written out.
+
+    With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations; the
+    gradients themselves take none, since they are made for the weighted sum in any case, but they
+    have to be written and read, and held until then.
+
+    Args:
+        positions: T, None where it is not known.
+        inputs: d.
+        outputs: p.
+    """
+    if positions is None:
+        return False
+    written = inputs * outputs
+    if written > _MOST_WRITTEN * positions * (inputs + outputs):
+        return True
+    return positions**2 * (inputs + outputs + _PASSES) < _PASSES * written
+
+
 class OuterProduct(PerExampleGradient):
     """`sum_t outer(inputs[i, t], cotangents[i, t])`, the gradient of a matrix product's weights.
 
@@ -42,23 +62,8 @@ class OuterProduct(PerExampleGradient):
 
     @property
     def uses_gram(self) -> bool:
-        """Whether the norm is taken from Gram matrices instead of the gradients written out.
-
-        With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations;
-        the gradients themselves take none, since they are made for the weighted sum in any case,
-        but they have to be written and read, and held until then.
-        """
-        positions, inputs, outputs = (
-            self.inputs.shape[1],
-            self.inputs.shape[2],
-            self.cotangents.shape[2],
-        )
-        if positions is None:
-            return False
-        written = inputs * outputs
-        if written > _MOST_WRITTEN * positions * (inputs + outputs):
-            return True
-        return positions**2 * (inputs + outputs + _PASSES) < _PASSES * written
+        """Whether the norm is taken from Gram matrices instead of the gradients written out."""
+        return gram_is_cheaper(self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2])
 
     @property
     def form(self) -> str:

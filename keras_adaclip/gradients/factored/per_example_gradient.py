@@ -7,6 +7,7 @@ the same gradients.
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
@@ -74,11 +75,15 @@ class Materialized(PerExampleGradient):
     """Gradients written out.
 
     Args:
-        values: tensor of shape `(batch_size, *variable.shape)`.
+        values: tensor of shape `(batch_size, *variable.shape)`, or with the variable's axes in
+            another order.
+        order: the numbers of these axes in the order that the variable has them; None stands for
+            the order they have.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, order: Sequence[int] | None = None) -> None:
         self.values = ops.cast(values, "float32")
+        self._order = None if order is None else tuple(order)
 
     @property
     def form(self) -> str:
@@ -99,16 +104,20 @@ class Materialized(PerExampleGradient):
         shape = tuple(self.values.shape[1:])
         flat = ops.reshape(self.values, (-1, math.prod(shape)))
         flat = backend.zero_where_not(finite, flat)
-        return ops.reshape(ops.matmul(factors[None, :], flat), shape)
+        total = ops.reshape(ops.matmul(factors[None, :], flat), shape)
+        return total if self._order is None else ops.transpose(total, self._order)
 
     def materialize(self) -> Tensor:
         """The values themselves."""
-        return self.values
+        if self._order is None:
+            return self.values
+        return ops.transpose(self.values, (0, *(1 + axis for axis in self._order)))
 
     def merged(self, num_copies: int) -> "Materialized":
         """Summed values."""
         shape = tuple(self.values.shape[1:])
-        return Materialized(ops.sum(ops.reshape(self.values, (-1, num_copies, *shape)), axis=1))
+        total = ops.sum(ops.reshape(self.values, (-1, num_copies, *shape)), axis=1)
+        return Materialized(total, self._order)
 
 
 def positions_joined(value: Tensor, num_copies: int) -> Tensor:

@@ -1,14 +1,18 @@
 """`Conv1D`, `Conv2D`, `Conv3D`: a matrix product between patches of the input and the kernel."""
 
+import math
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.gradients.factored import (
     GroupedOuterProduct,
+    Materialized,
     OuterProduct,
     PerExampleGradient,
+    gram_is_cheaper,
 )
 from keras_adaclip.gradients.rules.convolutional import ConvolutionalRule, by_position
 from keras_adaclip.gradients.rules.patches import Windows
@@ -34,9 +38,31 @@ class ConvolutionRule(ConvolutionalRule):
         cotangents: Tensor,
         kernel: keras.Variable,
     ) -> PerExampleGradient:
-        """An outer product, for each group of filters."""
+        """An outer product, for each group of filters; written out at once where that is known."""
+        if not _gram_is_cheaper(layer, inputs, cotangents):
+            windows = Windows.of(layer)
+            gradients = backend.convolution_kernel_gradients(
+                inputs,
+                cotangents,
+                windows.kernel_size,
+                windows.strides,
+                windows.dilation_rate,
+                windows.pairs(ops.shape(inputs)[1:-1], ops.shape(cotangents)[1:-1]),
+                layer.groups,
+            )
+            if gradients is not None:
+                # As `(filters, channels, *kernel_size)`; the kernel has its axes the other way.
+                order = (*range(2, len(kernel.shape)), 1, 0)
+                return Materialized(gradients, order)
         patches = Windows.of(layer).patches(inputs, ops.shape(cotangents)[1:-1])
         return _kernel_gradient(patches, by_position(cotangents), layer.groups, kernel.shape)
+
+
+def _gram_is_cheaper(layer: keras.layers.Layer, inputs: Tensor, cotangents: Tensor) -> bool:
+    sizes = cotangents.shape[1:-1]
+    positions = None if any(size is None for size in sizes) else math.prod(sizes)
+    of_group = inputs.shape[-1] // layer.groups, cotangents.shape[-1] // layer.groups
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * of_group[0], of_group[1])
 
 
 def _kernel_gradient(

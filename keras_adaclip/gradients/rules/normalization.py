@@ -63,7 +63,8 @@ def _normalized(
         if variable is not None
     ]
     with keras.StatelessScope(neutral):
-        return ops.cast(layer(*call.args, **call.kwargs), "float32")
+        normalize = call.quicker_call or layer
+        return ops.cast(normalize(*call.args, **call.kwargs), "float32")
 
 
 def _sum_to_axes(value: Tensor, layer: keras.layers.Layer, shape: Any) -> Tensor:

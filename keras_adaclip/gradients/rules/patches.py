@@ -67,6 +67,18 @@ class Windows:
         rows, places = self._rows(inputs, num_windows)
         return backend.take_rows(rows, places)
 
+    def pairs(self, sizes: Sequence[Size], num_windows: Sequence[Size]) -> list[tuple[Size, Size]]:
+        """Rows of zeros before and after each spatial axis.
+
+        Args:
+            sizes: those of the inputs, one for each spatial dimension.
+            num_windows: the number of windows along each spatial dimension.
+        """
+        return [
+            self._pair(axis, size, windows)
+            for axis, (size, windows) in enumerate(zip(sizes, num_windows, strict=True))
+        ]
+
     def _rows(self, inputs: Tensor, num_windows: Sequence[Size]) -> tuple[Tensor, Any]:
         """The padded input as rows of channels, and which of them each window's elements meet.
 
@@ -75,10 +87,7 @@ class Windows:
             `(prod(num_windows), kernel_elements)`.
         """
         sizes = ops.shape(inputs)[1:-1]
-        pairs = [
-            self._pair(axis, size, windows)
-            for axis, (size, windows) in enumerate(zip(sizes, num_windows, strict=True))
-        ]
+        pairs = self.pairs(sizes, num_windows)
         sizes = [before + size + after for size, (before, after) in zip(sizes, pairs, strict=True)]
         rows = ops.reshape(_padded(inputs, pairs), (-1, math.prod(sizes), inputs.shape[-1]))
         # Sizes that are numbers give places that are constants of the step.
