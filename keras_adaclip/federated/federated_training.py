@@ -21,7 +21,7 @@ from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.preflight import refuse_unsound_rounds
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
-from keras_adaclip.gradients import Batch
+from keras_adaclip.gradients import Batch, quicker_calls_of
 from keras_adaclip.models import fit_callbacks
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.training_data import TrainingData
@@ -295,7 +295,11 @@ class FederatedTraining(Preparation):
             optimizer = functional_optimizer(settings.client_optimizer)
             optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
             training = LocalTraining(
-                self, optimizer, settings.proximal_strength, layout.is_vectorized
+                self,
+                optimizer,
+                settings.proximal_strength,
+                layout.is_vectorized,
+                {} if layout.is_vectorized else quicker_calls_of(self),
             )
             keras_private.set_attribute(self, "local_training", training)
             self.train_function = None

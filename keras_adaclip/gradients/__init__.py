@@ -21,7 +21,7 @@ from keras_adaclip.gradients.factored import (
 from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
-from keras_adaclip.gradients.planning import make_plan, unproven_plan
+from keras_adaclip.gradients.planning import make_plan, quicker_calls_of, unproven_plan
 from keras_adaclip.gradients.rows import finite_rows, repeated
 from keras_adaclip.gradients.rules import LayerRule, TappedCall, register
 from keras_adaclip.gradients.ways import LayerWay, layer_ways
@@ -49,6 +49,7 @@ __all__ = [
     "finite_rows",
     "layer_ways",
     "make_plan",
+    "quicker_calls_of",
     "register",
     "regularization_loss",
     "repeated",

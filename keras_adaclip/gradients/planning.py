@@ -96,7 +96,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
         rules,
         variables,
         batched=seen.batched,
-        quicker_calls=_quicker_calls(model),
+        quicker_calls=quicker_calls_of(model),
         outputs_per_example=seen.outputs_per_example,
     )
     return plan, seen.is_random
@@ -147,7 +147,7 @@ def _assign_rules(
     return rules, variables
 
 
-def _quicker_calls(
+def quicker_calls_of(
     model: keras.Model,
 ) -> dict[keras.layers.Layer, Callable[..., Any]]:
     """What stands in for the calls of layers."""

@@ -1,17 +1,15 @@
 """The code of `docs/sharp_edges.md` runs from top to bottom and prints what the page says."""
 
-import contextlib
-import io
 import re
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from tests.docs import pages
 
-PATH = Path(__file__).parents[2] / "docs" / "sharp_edges.md"
+PATH = pages.DOCS / "sharp_edges.md"
 PAGE = PATH.read_text(encoding="utf-8")
 
 # Each of these has its right code below it, before the next heading.
@@ -35,12 +33,6 @@ ITEMS = (
 )
 
 
-def python_blocks(page):
-    """Pairs of the line that a block of Python begins on, from 1, and its text."""
-    blocks = re.finditer(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    return [(page.count("\n", 0, found.start(1)) + 1, found[1]) for found in blocks]
-
-
 def sections(page):
     """The text below each heading, up to the next one of any level."""
     # A comment in Python begins as a heading does.
@@ -48,11 +40,6 @@ def sections(page):
     without_comments = code.sub(lambda found: re.sub("^#", " ", found[0], flags=re.M), page)
     parts = re.split(r"^#+ (.+)\n", without_comments, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def printed_by_claim(block):
-    """What a block says that it prints: the comments that begin with an arrow."""
-    return re.findall(r"  # -> (.+)$", block, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -90,19 +77,14 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("item", ITEMS)
 def test_each_item_has_its_code(item):
-    assert python_blocks(sections(PAGE)[item]), f"{item!r} on {PATH.name} has no block of Python"
+    assert pages.python_blocks(sections(PAGE)[item]), (
+        f"{item!r} on {PATH.name} has no block of Python"
+    )
 
 
 @pytest.mark.usefixtures("_precision_as_before")
 def test_the_code_runs_and_prints_what_the_page_says(folder):
-    names = {"__name__": "sharp_edges"}
-    for line, block in python_blocks(PAGE):
-        # Blank lines before it, so that a traceback tells the line of the page.
-        code = compile("\n" * (line - 1) + block, str(PATH), "exec")
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            exec(code, names)
-        assert output.getvalue().splitlines() == printed_by_claim(block), f"line {line} of the page"
+    names = pages.run(PATH)
     assert_what_the_page_promises(names)
 
 
