@@ -13,5 +13,13 @@ from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.federate import federate
 from keras_adaclip.federated.federated_model import FederatedModel
 from keras_adaclip.federated.federated_sequential import FederatedSequential
+from keras_adaclip.federated.weighting import ByExamples
 
-__all__ = ["ClientData", "FederatedModel", "FederatedSequential", "federate", "partition"]
+__all__ = [
+    "ByExamples",
+    "ClientData",
+    "FederatedModel",
+    "FederatedSequential",
+    "federate",
+    "partition",
+]

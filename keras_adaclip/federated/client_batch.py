@@ -52,18 +52,20 @@ class ClientBatch:
         order: int32 of shape `(num_clients, num_steps, batch_size)`, the rows of each local batch,
             -1 where there is none.
         num_steps: int32 of shape `(num_clients,)`, the local steps of each client.
+        weight: float32 of shape `(num_clients,)`, from 0 to 1, how much each client counts.
     """
 
     x: Any
     y: Any
     order: Tensor
     num_steps: Tensor
+    weight: Tensor
 
     @classmethod
     def from_units(cls, units: Batch) -> "ClientBatch":
         """From a batch of units, as `units_from_data` makes it."""
-        x, order, num_steps = units.x
-        return cls(x, units.y, order, num_steps)
+        x, order, num_steps, weight = units.x
+        return cls(x, units.y, order, num_steps, weight)
 
     @property
     def num_clients(self) -> Any:
@@ -102,5 +104,5 @@ def units_from_data(data: dict[str, Any]) -> Batch:
     Args:
         data: a batch of `CohortBatches`.
     """
-    units = (data["x"], data["order"], data["num_steps"])
+    units = (data["x"], data["order"], data["num_steps"], data["weight"])
     return Batch(units, data.get("y"), None, ops.cast(data["mask"], "bool"))

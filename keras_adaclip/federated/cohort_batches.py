@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_data import ClientData
+from keras_adaclip.federated.weighting import ByExamples
 from keras_adaclip.sampling import generator_of_draw, poisson_draw
 
 
@@ -65,7 +66,7 @@ class CohortBatches(keras.utils.PyDataset):
     """Cohorts, each a batch for `federated_step`.
 
     Batch `k` is a dict: `"x"` and `"y"`, the clients' examples, of shape `(num_clients, num_rows,
-    ...)`; `"order"` and `"num_steps"` as in `ClientBatch`; `"mask"`, false for padding.
+    ...)`; `"order"`, `"num_steps"` and `"weight"` as in `ClientBatch`; `"mask"`, false for padding.
     Numbers of rows and steps are rounded up to one of a few, so that a compiler sees few shapes.
 
     Args:
@@ -76,6 +77,7 @@ class CohortBatches(keras.utils.PyDataset):
         local: how each client goes through its examples.
         seed: None draws from the operating system; an integer makes the draws repeatable, and who
             knows it knows who took part.
+        weighting: how much each client counts; None for all alike.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CohortBatches(keras.utils.PyDataset):
         sampling: Sampling,
         local: LocalBatches,
         seed: int | None,
+        weighting: ByExamples | None = None,
     ) -> None:
         super().__init__()
         self.clients = clients
@@ -93,6 +96,7 @@ class CohortBatches(keras.utils.PyDataset):
         self.sampling = sampling
         self.local = local
         self.seed = seed
+        self.weighting = weighting
         self.num_padded_clients: int | None = None
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
@@ -115,7 +119,7 @@ class CohortBatches(keras.utils.PyDataset):
     def num_open_axes(self) -> dict[str, int]:
         """For each part of a batch, how many of the first axes differ in length."""
         of_order = 3 if self.local.batch_size is None else 2
-        return {"x": 2, "y": 2, "order": of_order, "num_steps": 1, "mask": 1}
+        return {"x": 2, "y": 2, "order": of_order, "num_steps": 1, "mask": 1, "weight": 1}
 
     @property
     def example(self) -> dict[str, Any]:
@@ -176,6 +180,10 @@ class CohortBatches(keras.utils.PyDataset):
         batch["order"] = order
         batch["num_steps"] = np.zeros(num_clients, np.int32)
         batch["num_steps"][: len(steps)] = [len(of_client) for of_client in steps]
+        batch["weight"] = np.ones(num_clients, np.float32)
+        if self.weighting is not None:
+            sizes = [len(keras.tree.flatten(x)[0]) for x, _ in examples]
+            batch["weight"][: len(sizes)] = [self.weighting.weight(size) for size in sizes]
         batch["mask"] = np.arange(num_clients) < len(positions)
         return batch
 

@@ -48,7 +48,9 @@ class FederatedTraining(Preparation):
         local_epochs: int = 1,
         client_batch_size: int | None = 20,
         client_examples_limit: int | None = None,
+        client_weighting: Any = "uniform",
         proximal_strength: float = 0.0,
+        cohort_noise_size: int | None = None,
         loss: Any = None,
         loss_weights: Any = None,
         metrics: Any = None,
@@ -72,7 +74,13 @@ class FederatedTraining(Preparation):
                 which with one epoch and `SGD` is FedSGD.
             client_examples_limit: at most so many examples of a client take part in a round; None
                 takes all.
+            client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)`: by a client's
+                examples, up to a bound.
             proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
+            cohort_noise_size: simulates cohorts of so many clients with the smaller ones of `fit`:
+                the noise multiplier is made smaller by the ratio of the two, so that the noise in
+                the mean is that of the large cohort. What the ledger counts is what ran, with the
+                smaller noise: for the epsilon of the large cohort ask `accounting.compute_epsilon`.
             loss: as for Keras.
             loss_weights: as for Keras.
             metrics: as for Keras; during `fit` they are those of the clients' local steps.
@@ -90,7 +98,9 @@ class FederatedTraining(Preparation):
             local_epochs,
             client_batch_size,
             client_examples_limit,
+            client_weighting,
             proximal_strength,
+            cohort_noise_size,
         )
         optimizer = self._adopted(optimizer)
         super().compile(  # type: ignore[misc]
@@ -188,6 +198,7 @@ class FederatedTraining(Preparation):
             steps_per_epoch=cohorts.num_batches,
             poisson=cohorts,
             is_sampled_by_fit=True,
+            noise_scale=self._noise_scale(cohorts.cohort_size),
         )
         self._prepare_rounds(data)
         is_pass = cohorts.sampling is Sampling.SHUFFLE
@@ -266,13 +277,19 @@ class FederatedTraining(Preparation):
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
         rounds = math.ceil(len(clients) / cohort_size)
+        settings = self.federated_settings
+        assert settings is not None
+        simulated = settings.cohort_noise_size
+        if simulated is not None and simulated < cohort_size:
+            raise ValueError(
+                "Argument `cohort_noise_size` of `compile` simulates a larger cohort than that of "
+                f"`fit`. Received: cohort_noise_size={simulated}, cohort_size={cohort_size}"
+            )
         if sampling == "shuffle" and (steps_per_epoch or 1) > rounds:
             raise ValueError(
                 f"With `sampling='shuffle'` an epoch has at most {rounds:,} rounds, which go "
                 f"through the clients once. Received: steps_per_epoch={steps_per_epoch}"
             )
-        settings = self.federated_settings
-        assert settings is not None
         return CohortBatches(
             clients,
             cohort_size,
@@ -280,7 +297,23 @@ class FederatedTraining(Preparation):
             Sampling[sampling.upper()],
             settings.local_batches,
             self._sampling_seed(),
+            settings.client_weighting,
         )
+
+    def _remark_on_noise(self) -> str:
+        settings = self.federated_settings
+        if settings is None or settings.cohort_noise_size is None:
+            return ""
+        return (
+            f"; a simulation of cohorts of {settings.cohort_noise_size:,}: smaller ones ran with "
+            "that much less noise, and epsilon is that of what ran"
+        )
+
+    def _noise_scale(self, cohort_size: int) -> float:
+        """The share of the noise multiplier that gives a larger cohort's noise in the mean."""
+        assert self.federated_settings is not None
+        simulated = self.federated_settings.cohort_noise_size
+        return 1.0 if simulated is None else cohort_size / simulated
 
     def _prepare_rounds(self, data: TrainingData) -> None:
         """Builds and examines the model, sets up local training, then opens the ledger."""

@@ -7,6 +7,7 @@ import keras
 
 from keras_adaclip.accounting import check_integer, check_real
 from keras_adaclip.federated.cohort_batches import LocalBatches
+from keras_adaclip.federated.weighting import checked_weighting
 from keras_adaclip.optimizers import DPOptimizer
 
 
@@ -23,15 +24,18 @@ class FederatedSettings:
     local_epochs: int = 1
     client_batch_size: int | None = 20
     client_examples_limit: int | None = None
+    client_weighting: Any = "uniform"
     proximal_strength: float = 0.0
+    cohort_noise_size: int | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
             "client_optimizer": _checked_client_optimizer(self.client_optimizer),
             "local_epochs": check_integer(self.local_epochs, "local_epochs", minimum=1),
+            "client_weighting": checked_weighting(self.client_weighting),
             "proximal_strength": check_real(self.proximal_strength, "proximal_strength"),
         }
-        for name in ("client_batch_size", "client_examples_limit"):
+        for name in ("client_batch_size", "client_examples_limit", "cohort_noise_size"):
             value = getattr(self, name)
             checked[name] = None if value is None else check_integer(value, name, minimum=1)
         if checked["proximal_strength"] < 0.0:
@@ -54,7 +58,9 @@ class FederatedSettings:
             "local_epochs": self.local_epochs,
             "client_batch_size": self.client_batch_size,
             "client_examples_limit": self.client_examples_limit,
+            "client_weighting": keras.saving.serialize_keras_object(self.client_weighting),
             "proximal_strength": self.proximal_strength,
+            "cohort_noise_size": self.cohort_noise_size,
         }
 
 

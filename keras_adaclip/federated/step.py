@@ -3,6 +3,7 @@
 All but the contribution is the code of the example-level step.
 """
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -35,6 +36,7 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     """
     units = units_from_data(data)
     optimizer, training = model.optimizer, model.local_training
+    weighting = model.federated_settings.client_weighting
     clipping = optimizer.current_clipping
     draws = bool(keras_private.seed_generator_states(model))
     # Read here: inside the loop over chunks JAX knows the model's variables only.
@@ -54,11 +56,18 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         )
         if clipping.coordinates is not None:
             contributions = contributions.in_coordinates(clipping.coordinates)
-        sums, norms, finite, _ = clipped_contributions(contributions, chunk.present, clipping)
+        sums, norms, finite, _ = clipped_contributions(
+            contributions,
+            chunk.present,
+            clipping,
+            weights=None if weighting is None else clients.weight,
+        )
         _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
     total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
+    if weighting is not None:
+        total = dataclasses.replace(total, scale=weighting.scale)
     optimizer.apply(total, model.trainable_variables)
     return dict(model.get_metrics_result())
 

@@ -34,11 +34,13 @@ class ClippedSum:
         statistics: the sums of the strategy's statistics, float32 of shape `(num_statistics,)`.
         public_gradients: gradients that do not touch the data (weight regularization), to be
             added to the noised mean; None where there are none.
+        scale: a public number that the noised mean is multiplied by.
     """
 
     gradients: list[Tensor]
     statistics: Tensor
     public_gradients: list[Tensor] | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def clipped_contributions(
     present: Tensor,
     clipping: CurrentClipping,
     is_sound: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Clips what each unit contributes, and adds it up.
 
@@ -117,6 +120,8 @@ def clipped_contributions(
         clipping: the clipping strategy with the thresholds of this step.
         is_sound: bool of shape `(batch_size,)`, false for units that are to add nothing, as if
             they were not finite; None where all may.
+        weights: float32 of shape `(batch_size,)`, what each clipped contribution is multiplied by;
+            more than one counts as one. None for one.
 
     Returns:
         The sums, one a variable; norms and factors of shape `(batch_size, num_groups)`; whether
@@ -127,6 +132,9 @@ def clipped_contributions(
         squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
     norms, finite = _norms(squared_norms, present)
     factors = clipping.factors(norms, finite)
+    if weights is not None:
+        # Whatever was given, no contribution exceeds its bound.
+        factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
     sums = contributions.weighted_sums(factors, finite, clipping.groups)
     return sums, norms, finite, factors
 

@@ -77,6 +77,7 @@ class PrivacySpending:
         """
         ledger = self.privacy_ledger
         described = _described(getattr(self, "optimizer", None), ledger)
+        described["clipping"] += self._remark_on_noise()
         versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
         return PrivacyReport.from_ledger(
             ledger,
@@ -87,6 +88,10 @@ class PrivacySpending:
             versions=versions,
             **described,
         )
+
+    def _remark_on_noise(self) -> str:
+        """What else a report is to say of the noise."""
+        return ""
 
     def _include_spending_on_shared_weights(self) -> None:
         """Takes over what other private models have spent on weights that this one shares.

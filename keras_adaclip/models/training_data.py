@@ -34,6 +34,8 @@ class TrainingData:
         poisson: the Poisson-sampled data set, where that is the sampling: of examples, or of
             clients.
         is_sampled_by_fit: whether `fit` made that data set, from arrays.
+        noise_scale: what the optimizer's noise multiplier is multiplied by, before it is accounted
+            and drawn.
     """
 
     sampling: Sampling
@@ -45,6 +47,7 @@ class TrainingData:
     steps_per_epoch: int | None = None
     poisson: Any = None
     is_sampled_by_fit: bool = False
+    noise_scale: float = 1.0
 
     @property
     def epoch_ends_executions(self) -> bool:

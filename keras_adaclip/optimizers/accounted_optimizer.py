@@ -27,6 +27,7 @@ class RunSettings:
     num_examples: int
     steps_per_release: int | None = None
     steps_per_epoch: int | None = None
+    noise_scale: float = 1.0
 
 
 class AccountedOptimizer(WrappingOptimizer):
@@ -98,6 +99,7 @@ class AccountedOptimizer(WrappingOptimizer):
         num_examples: int,
         steps_per_release: int | None = None,
         steps_per_epoch: int | None = None,
+        noise_scale: float = 1.0,
     ) -> LedgerRow:
         """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
 
@@ -107,6 +109,8 @@ class AccountedOptimizer(WrappingOptimizer):
             num_examples: number of units in the data set, 0 where unknown.
             steps_per_release: steps in a pass, where passes are released.
             steps_per_epoch: steps in an epoch, for schedules; None where unknown.
+            noise_scale: what the noise multiplier is multiplied by for this run; the row counts the
+                product, which is what is drawn.
 
         Returns:
             The row as it stands before the first step.
@@ -117,7 +121,12 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         checked_inner_optimizer(self.inner_optimizer)
         self._run_settings = RunSettings(
-            sampling, expected_batch_size, num_examples, steps_per_release, steps_per_epoch
+            sampling,
+            expected_batch_size,
+            num_examples,
+            steps_per_release,
+            steps_per_epoch,
+            noise_scale,
         )
         row = self._row_now()
         split = self._noise_split(row)
@@ -196,7 +205,7 @@ class AccountedOptimizer(WrappingOptimizer):
         value = self.noise_multiplier
         if isinstance(value, Schedule):
             value = checked_noise_multiplier(value.value_at(step, steps_per_epoch))
-        return float(np.float32(value))
+        return float(np.float32(value * self._run_settings.noise_scale))
 
     def _row_now(self) -> LedgerRow:
         """The row of an epoch that begins now, in the run that was configured last."""

@@ -176,6 +176,8 @@ class DPOptimizer(AccountedOptimizer):
         if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)
         gradients = self.clipping.gradients(clipping.state, means)
+        if grads.scale != 1.0:
+            gradients = [grads.scale * gradient for gradient in gradients]
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]

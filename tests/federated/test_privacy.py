@@ -149,6 +149,89 @@ def test_a_shuffled_epoch_is_one_release():
     assert model.privacy_ledger.steps == 6
 
 
+def test_the_noise_of_a_large_cohort_in_a_small_one():
+    model = compiled(noise_multiplier=3.0, cohort_noise_size=40)
+    model.fit(ClientData.from_arrays(*arrays()), 4, epochs=1, verbose=0)
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    # In the mean: 3 / 40 as well as 0.3 / 4. What ran is what is counted.
+    assert row.noise_multiplier == pytest.approx(0.3, rel=1e-6)
+    assert model.optimizer.noise_multiplier == 3.0
+    assert "a simulation of cohorts of 40" in model.privacy_report(1e-3, group_sizes=()).clipping
+    with pytest.raises(ValueError, match="simulates a larger cohort"):
+        compiled(cohort_noise_size=3).fit(ClientData.from_arrays(*arrays()), 4, verbose=0)
+
+
+def test_no_weight_lets_a_client_contribute_more(monkeypatch):
+    """Weights beyond one, as no weighting makes them, count as one."""
+    take = CohortBatches.take
+
+    def heavy(cohorts, positions, generator):
+        return {**(batch := take(cohorts, positions, generator)), "weight": 50 * batch["weight"]}
+
+    monkeypatch.setattr(CohortBatches, "take", heavy)
+    model = compiled(client_weighting=ka.federated.ByExamples(limit=5, mean=5.0))
+    before = weights(model)
+    model.fit(ClientData.from_arrays(*arrays()), NUM_CLIENTS, epochs=1, verbose=0)
+    assert np.linalg.norm(weights(model) - before) <= 0.3 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"client_weighting": "examples"}, ValueError, "need a bound"),
+        ({"client_weighting": "size"}, ValueError, "must be 'uniform'"),
+        ({"local_epochs": 0}, ValueError, "local_epochs"),
+        ({"client_batch_size": 2.5}, TypeError, "client_batch_size"),
+        ({"proximal_strength": -1.0}, ValueError, "proximal_strength"),
+        ({"client_optimizer": "none"}, ValueError, "none"),
+        (
+            {"client_optimizer": ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)},
+            ValueError,
+            "plain Keras optimizer",
+        ),
+        ({"optimizer": "sgd"}, ValueError, "DPOptimizer"),
+    ],
+)
+def test_wrong_arguments_of_compile(arguments, error, message):
+    model = FederatedSequential([keras.Input((4,)), layers.Dense(3)])
+    given = {"optimizer": ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), **arguments}
+    with pytest.raises(error, match=message):
+        model.compile(**given, **LOSS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"cohort_size": NUM_CLIENTS + 1}, ValueError, "must not exceed the number of clients"),
+        ({"cohort_size": 0}, ValueError, "cohort_size"),
+        ({"steps_per_epoch": 0}, ValueError, "steps_per_epoch"),
+        ({"sampling": "all"}, ValueError, "'poisson', 'fixed', 'shuffle'"),
+    ],
+)
+def test_wrong_arguments_of_fit(arguments, error, message):
+    model = compiled(noise_multiplier=1.0)
+    before = weights(model)
+    with pytest.raises(error, match=message):
+        model.fit(ClientData.from_arrays(*arrays()), **{"cohort_size": 4, **arguments}, verbose=0)
+    np.testing.assert_array_equal(weights(model), before)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_examples_without_clients_are_refused():
+    x, y, _ = arrays()
+    with pytest.raises(TypeError, match="whose each example is"):
+        compiled().fit(x, y, verbose=0)
+    with pytest.raises(NotImplementedError, match="not on batches of examples"):
+        compiled().train_on_batch(x, y)
+
+
+def test_layers_that_keep_averages_of_the_data_are_refused():
+    stack = [keras.Input((4,)), layers.BatchNormalization(), layers.Dense(3)]
+    model = compiled(stack=stack)
+    with pytest.raises(ValueError, match=r"batch_normalization.*GroupNormalization"):
+        model.fit(ClientData.from_arrays(*arrays()), 4, verbose=0)
+
+
 def test_training_stops_before_the_budget():
     model = compiled(noise_multiplier=3.0)
     target = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=5, delta=1e-3)

@@ -198,6 +198,27 @@ def test_clipping_by_layer(recorded):
     assert_close(oracle.arrays(model.trainable_variables), expected)
 
 
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_clients_weighted_by_their_examples(chunk, recorded):
+    weighting = ka.federated.ByExamples(limit=6, mean=4.0)
+    server, client = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.3)
+    model, before = one_round(
+        mlp, population(), server, chunk=chunk, clipping=CLIP["mlp"], client_weighting=weighting
+    )
+    batch = recorded[0]
+    found = oracle.contributions(plain(mlp), client, before, batch)
+    sizes = [np.sum(order[:4] >= 0) for order in batch["order"][batch["mask"]]]
+    assert min(sizes) < 6 < max(sizes)
+    total = [np.zeros_like(part) for part in found[0]]
+    for contribution, size in zip(found, sizes, strict=True):
+        factor = min(size, 6) * min(1.0, CLIP["mlp"] / max(oracle.norm(contribution), 1e-30))
+        total = [part + factor * own for part, own in zip(total, contribution, strict=True)]
+    # Over the expected number of examples that count: cohorts of 4, 4 examples a client.
+    gradients = [part / (COHORT * 4.0) for part in total]
+    expected = oracle.applied(server, before, gradients)
+    assert_close(oracle.arrays(model.trainable_variables), expected)
+
+
 def test_rounds_go_on_from_each_other(recorded):
     keras.utils.set_random_seed(0)
     model = FederatedSequential(mlp())
