@@ -4,29 +4,26 @@ A mixin without a Keras base, shared by `FederatedModel`, its functional form an
 one.
 """
 
-import math
 from typing import Any
 
 import keras
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Sampling, check_integer
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.functional_optimizer import functional_optimizer
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.client_data import ClientData
-from keras_adaclip.federated.cohort_batches import CohortBatches
 from keras_adaclip.federated.layout import cohort_layout
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.preflight import refuse_unsound_rounds
+from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
-from keras_adaclip.gradients import Batch, quicker_calls_of
+from keras_adaclip.gradients import quicker_calls_of
 from keras_adaclip.models import fit_callbacks
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.training_data import TrainingData
-
-_SAMPLING_NAMES = ("poisson", "fixed", "shuffle")
 
 
 class FederatedTraining(Preparation):
@@ -185,23 +182,15 @@ class FederatedTraining(Preparation):
                 the guarantee; nothing was trained then.
         """
         self._require_compiled()
-        cohorts = self._cohorts(clients, cohort_size, steps_per_epoch, sampling)
+        settings = self.federated_settings
+        assert settings is not None
+        data = training_data_of(
+            clients, settings, cohort_size, steps_per_epoch, sampling, self._sampling_seed()
+        )
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        x, y = clients.first_examples()
-        data = TrainingData(
-            cohorts.sampling,
-            cohorts.cohort_size,
-            len(clients),
-            Batch(x, y),
-            {"shuffle": False},
-            steps_per_epoch=cohorts.num_batches,
-            poisson=cohorts,
-            is_sampled_by_fit=True,
-            noise_scale=self._noise_scale(cohorts.cohort_size),
-        )
         self._prepare_rounds(data)
-        is_pass = cohorts.sampling is Sampling.SHUFFLE
+        cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
@@ -253,53 +242,6 @@ class FederatedTraining(Preparation):
         """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
         return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
 
-    def _cohorts(
-        self, clients: Any, cohort_size: Any, steps_per_epoch: Any, sampling: str
-    ) -> CohortBatches:
-        """The rounds of a `fit`, its arguments checked."""
-        if not isinstance(clients, ClientData):
-            raise TypeError(
-                "A federated model trains on `keras_adaclip.federated.ClientData`, which says "
-                "whose each example is: `ClientData.from_arrays(x, y, client_ids)`. "
-                f"Received: clients of type {type(clients).__name__}"
-            )
-        if sampling not in _SAMPLING_NAMES:
-            raise ValueError(
-                f"Argument `sampling` must be one of {_SAMPLING_NAMES}. "
-                f"Received: sampling={sampling!r}"
-            )
-        cohort_size = check_integer(cohort_size, "cohort_size", minimum=1)
-        if cohort_size > len(clients):
-            raise ValueError(
-                f"Argument `cohort_size` must not exceed the number of clients, {len(clients):,}. "
-                f"Received: cohort_size={cohort_size}"
-            )
-        if steps_per_epoch is not None:
-            steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
-        rounds = math.ceil(len(clients) / cohort_size)
-        settings = self.federated_settings
-        assert settings is not None
-        simulated = settings.cohort_noise_size
-        if simulated is not None and simulated < cohort_size:
-            raise ValueError(
-                "Argument `cohort_noise_size` of `compile` simulates a larger cohort than that of "
-                f"`fit`. Received: cohort_noise_size={simulated}, cohort_size={cohort_size}"
-            )
-        if sampling == "shuffle" and (steps_per_epoch or 1) > rounds:
-            raise ValueError(
-                f"With `sampling='shuffle'` an epoch has at most {rounds:,} rounds, which go "
-                f"through the clients once. Received: steps_per_epoch={steps_per_epoch}"
-            )
-        return CohortBatches(
-            clients,
-            cohort_size,
-            steps_per_epoch or rounds,
-            Sampling[sampling.upper()],
-            settings.local_batches,
-            self._sampling_seed(),
-            settings.client_weighting,
-        )
-
     def _remark_on_noise(self) -> str:
         settings = self.federated_settings
         if settings is None or settings.cohort_noise_size is None:
@@ -308,12 +250,6 @@ class FederatedTraining(Preparation):
             f"; a simulation of cohorts of {settings.cohort_noise_size:,}: smaller ones ran with "
             "that much less noise, and epsilon is that of what ran"
         )
-
-    def _noise_scale(self, cohort_size: int) -> float:
-        """The share of the noise multiplier that gives a larger cohort's noise in the mean."""
-        assert self.federated_settings is not None
-        simulated = self.federated_settings.cohort_noise_size
-        return 1.0 if simulated is None else cohort_size / simulated
 
     def _prepare_rounds(self, data: TrainingData) -> None:
         """Builds and examines the model, sets up local training, then opens the ledger."""
