@@ -36,7 +36,8 @@ PEERS_VENV := .venv-peers
 # Tests that no backend has a part in, or that one is enough for: they run once, the others once a backend.
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting \
                            tests/audit/test_canaries.py tests/audit/test_lower_bound.py \
-                           tests/docs)
+                           tests/docs tests/federated/test_clients.py tests/federated/test_partition.py \
+                           tests/federated/test_cohorts.py)
 PER_BACKEND_IGNORES := $(addprefix --ignore=,$(BACKEND_FREE) tests/golden)
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal

@@ -91,18 +91,20 @@ def _add_report(commands: Any) -> None:
         help="the model is the best of a number of runs drawn at random, so many on average",
     )
     parser.add_argument(
-        "--distribution",
-        default="geometric",
-        help="of that number: geometric, logarithmic, poisson",
+        "--distribution", help="of that number: geometric (the default), logarithmic or poisson"
     )
     parser.set_defaults(run=_report, parser=parser)
 
 
 def _report(
-    path: str, delta: float, output_format: str, mean_trials: float | None, distribution: str
+    path: str, delta: float, output_format: str, mean_trials: float | None, distribution: str | None
 ) -> str:
     unknown = "not read: the file's code is not run"
-    selection = None if mean_trials is None else RandomSelection(mean_trials, distribution)
+    if mean_trials is None and distribution is not None:
+        raise ValueError("--distribution is that of a number of runs: give --mean-trials as well")
+    selection = None
+    if mean_trials is not None:
+        selection = RandomSelection(mean_trials, distribution or "geometric")
     report = PrivacyReport.from_ledger(
         read_ledger(path), delta, clipping=unknown, seeds=unknown, selection=selection
     )

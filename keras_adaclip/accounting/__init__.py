@@ -31,6 +31,7 @@ from keras_adaclip.accounting.group_privacy import group_epsilon
 from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import PrivacyReport, check_report_path
+from keras_adaclip.accounting.rows import Unit
 from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
@@ -60,4 +61,5 @@ __all__ = [
     "PrivacySpent",
     "RandomSelection",
     "Sampling",
+    "Unit",
 ]

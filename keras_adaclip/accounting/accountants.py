@@ -140,6 +140,11 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
         if len(orders) == 1:
             return np.array([math.inf])
         divergence = np.concatenate([_release_rdp(event, (order,)) for order in orders])
+    if isinstance(event, SampledWithoutReplacementDpEvent):
+        # The bound for sampling without replacement is loose for large batches. Without any
+        # amplification, whichever unit is replaced, this one holds.
+        noise = event.event.noise_multiplier
+        divergence = np.minimum(divergence, np.array(orders) / (2.0 * noise**2))
     if not isinstance(event, GaussianDpEvent):
         divergence = np.maximum(divergence, 0.0) + _RDP_ROUNDING
     divergence.flags.writeable = False

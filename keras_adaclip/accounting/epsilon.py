@@ -201,6 +201,7 @@ class PrivacySpent:
             first step.
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         accountant: The accountant that did the work, `"pld"` or `"rdp"`.
+        unit: Whose privacy it is, `"example"` or `"client"`.
 
     Example:
 
@@ -217,6 +218,7 @@ class PrivacySpent:
     sampling: str
     neighboring_relation: str
     accountant: str
+    unit: str = "example"
 
     @classmethod
     def from_ledger(cls, rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> Self:
@@ -244,6 +246,7 @@ class PrivacySpent:
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
             neighboring_relation=relation,
             accountant="rdp" if relation == events.REPLACE_ONE else accountant,
+            unit=next((row.unit.label for row in rows if row.steps > 0), "example"),
         )
 
     def __str__(self) -> str:
@@ -265,6 +268,7 @@ class PrivacySpent:
         return (
             f"{guarantee}, by the {self.accountant.upper()} accountant. "
             f"Neighbouring data sets: {relation}. Sampling: {kinds}."
+            + ("" if self.unit == "example" else f" A unit is one {self.unit}.")
         )
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.merging import add_rows, compact
-from keras_adaclip.accounting.rows import NUM_INTEGERS, LedgerRow, Mechanism, Sampling
+from keras_adaclip.accounting.rows import NUM_INTEGERS, LedgerRow, Mechanism, Sampling, Unit
 
 __all__ = ["Ledger", "LedgerRow", "Sampling"]
 
@@ -33,9 +33,12 @@ class Ledger:
 
     Raises:
         TypeError: If something else than a `LedgerRow` is among them.
+        ValueError: If steps about examples and steps about clients are.
 
     Guarantees:
-        No method returns a ledger with a smaller epsilon than the ledger it was called on.
+        No method returns a ledger with a smaller epsilon than the ledger it was called on, under
+        the same neighbouring relation. (Batches of a fixed size are stated for replacing a unit;
+        with other steps among them, all is stated for zeroing one out, which is less.)
 
     Example:
 
@@ -57,6 +60,12 @@ class Ledger:
                 raise TypeError(
                     f"Argument `rows` must hold `LedgerRow`s. Received: a {type(row).__name__}"
                 )
+        if len({row.unit for row in rows if row.steps > 0}) > 1:
+            raise ValueError(
+                "A ledger cannot hold steps about single examples and steps about whole clients: "
+                "they do not add up to an epsilon for either. Train a model in one way only, or "
+                "begin with weights that have not been trained on these data."
+            )
         kept = tuple(row for row in rows[:-1] if row.steps > 0) + rows[-1:]
         object.__setattr__(self, "rows", kept)
 
@@ -65,6 +74,11 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whose privacy the steps are about; None where there are none."""
+        return next((row.unit for row in self.rows if row.steps > 0), None)
 
     @property
     def current(self) -> LedgerRow | None:

@@ -52,6 +52,8 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
     """
     if first.mechanism == second.mechanism:
         return add_rows(first, second).begin_segment()
+    if first.unit is not second.unit:
+        raise ValueError("Rows about examples and rows about clients cannot be merged.")
     denser = first if _exact_probability(first) >= _exact_probability(second) else second
     if first.sampling is second.sampling:
         sampling = first.sampling
@@ -67,6 +69,7 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         releases=first.releases + second.releases,
         steps_in_release=steps_per_release,
         noise_multiplier=min(first.noise_multiplier, second.noise_multiplier),
+        unit=first.unit,
     )
 
 

@@ -112,7 +112,8 @@ class PrivacyReport:
         Args:
             rows: A `Ledger`, or rows of one.
             delta: Delta, between 0 and 1.
-            unit: Whose privacy it is, `"example"` or `"client"`.
+            unit: Whose privacy it is where no step has run, which would tell: `"example"` or
+                `"client"`.
             group_sizes: For how many units of one person epsilon is given; each takes seconds.
             clipping: How contributions are bounded, in words.
             seeds: Whether noise and sampling can be repeated, in words.
@@ -133,7 +134,7 @@ class PrivacyReport:
         shuffled = tuple(_without_amplification(row, relation) for row in rows)
         return cls(
             delta=delta,
-            unit=unit,
+            unit=rows[0].unit.label if rows else unit,
             neighboring_relation=relation,
             mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
             epsilon_pld=epsilon,
@@ -211,18 +212,23 @@ class PrivacyReport:
 
     def _rows(self) -> list[tuple[str, str]]:
         accountant = "RDP" if self.neighboring_relation == REPLACE_ONE else "PLD"
+        # What is not about the selection is about one of its runs.
+        of_one = "" if self.epsilon_with_selection is None else ", one run"
         rows = [
-            ("epsilon", f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})"),
+            (
+                f"epsilon{of_one}",
+                f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})",
+            ),
             *self._row_of_selection(),
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", rounded_up(self.epsilon_without_amplification)),
         ]
         rows += [
-            (f"person with {size} {self.unit}s", rounded_up(epsilon))
+            (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
             for size, epsilon in self.group_epsilons.items()
         ]
         rows += [
-            ("mu of Gaussian DP", rounded_up(self.gaussian_mu)),
+            (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
             ("unit", self.unit),
             ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
             ("steps", f"{self.steps:,}"),

@@ -22,7 +22,19 @@ from keras_adaclip.accounting._validation import INT32_MAX
 
 NUM_INTEGERS = 7
 
-Mechanism = tuple[int, int, int, int, float]
+Mechanism = tuple[int, int, int, int, int, float]
+
+
+class Unit(enum.IntEnum):
+    """Whose privacy a row is about. Rows of both kinds do not add up to an epsilon for either."""
+
+    EXAMPLE = 0
+    CLIENT = 1
+
+    @property
+    def label(self) -> str:
+        """The name in lower case."""
+        return self.name.lower()
 
 
 class Sampling(enum.IntEnum):
@@ -83,6 +95,7 @@ class LedgerRow:
             none is open, so that the next step opens one.
         noise_multiplier: Standard deviation of the noise over the sensitivity of the sum. Rounded
             to the nearest float32, as training itself does.
+        unit: Whose contribution the sensitivity bounds.
 
     Raises:
         TypeError: If a count is not an integer.
@@ -106,10 +119,12 @@ class LedgerRow:
     releases: int
     steps_in_release: int
     noise_multiplier: float
+    unit: Unit = Unit.EXAMPLE
 
     def __post_init__(self) -> None:
         checked: dict[str, int | float] = {
             "sampling": Sampling(self.sampling),
+            "unit": Unit(self.unit),
             "noise_multiplier": float(
                 np.float32(_validation.check_noise_multiplier(self.noise_multiplier))
             ),
@@ -158,6 +173,7 @@ class LedgerRow:
         noise_multiplier: float,
         *,
         steps_per_release: int | None = None,
+        unit: Unit = Unit.EXAMPLE,
     ) -> Self:
         """A row in which nothing has run yet.
 
@@ -166,6 +182,7 @@ class LedgerRow:
             expected_batch_size: Expected number of units a step.
             num_examples: Number of units in the data; 0 for unknown.
             noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+            unit: Whose contribution the sensitivity bounds.
             steps_per_release: Steps of one pass, for `PASS` only; by default a pass lasts until
                 the next segment. The other kinds know theirs.
 
@@ -189,6 +206,7 @@ class LedgerRow:
             releases=0,
             steps_in_release=steps_per_release,
             noise_multiplier=noise_multiplier,
+            unit=unit,
         )
 
     @property
@@ -202,6 +220,7 @@ class LedgerRow:
     def mechanism(self) -> Mechanism:
         """What ran, without how often: rows that agree in it add up exactly."""
         return (
+            int(self.unit),
             int(self.sampling),
             self.expected_batch_size,
             self.num_examples,
@@ -250,12 +269,21 @@ class LedgerRow:
     def as_stream(self) -> Self:
         """A fresh row with the same noise in which every step is one full release."""
         return type(self).open(
-            Sampling.STREAM, self.expected_batch_size, self.num_examples, self.noise_multiplier
+            Sampling.STREAM,
+            self.expected_batch_size,
+            self.num_examples,
+            self.noise_multiplier,
+            unit=self.unit,
         )
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The integers, in the order of the fields. Shape: `(7,)`."""
-        return np.array([getattr(self, name) for name in _INTEGER_FIELDS], dtype=np.int32)
+        """The integers, in the order of the fields. Shape: `(7,)`.
+
+        The first one tells the unit as well: 16 times it are added to the kind of sampling.
+        """
+        integers = np.array([getattr(self, name) for name in _INTEGER_FIELDS], dtype=np.int32)
+        integers[0] += _KINDS_OF_SAMPLING * self.unit
+        return integers
 
     @classmethod
     def from_integers(cls, integers: npt.ArrayLike, noise_multiplier: float) -> Self:
@@ -278,8 +306,13 @@ class LedgerRow:
                 f"integers of shape {array.shape} and type {array.dtype}"
             )
         values = dict(zip(_INTEGER_FIELDS, array.tolist(), strict=True))
-        sampling = Sampling(values.pop("sampling"))
-        return cls(sampling=sampling, noise_multiplier=float(noise_multiplier), **values)
+        unit, sampling = divmod(values.pop("sampling"), _KINDS_OF_SAMPLING)
+        return cls(
+            sampling=Sampling(sampling),
+            noise_multiplier=float(noise_multiplier),
+            unit=Unit(unit),
+            **values,
+        )
 
 
 _MINIMA = {
@@ -291,6 +324,7 @@ _MINIMA = {
     "steps_in_release": 1,
 }
 _INTEGER_FIELDS = ("sampling", *_MINIMA)
+_KINDS_OF_SAMPLING = 16
 _OF_KNOWN_SIZE = (Sampling.POISSON, Sampling.SHUFFLE, Sampling.FIXED)
 
 

@@ -22,20 +22,33 @@ def functional_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
     Returns:
         An optimizer of a subclass of its class, made from its config.
     """
-    kind = type(optimizer)
-    restored = {name: getattr(BaseOptimizer, name) for name in _overridden_by_backend(kind)}
-    functional = type(kind.__name__, (kind,), restored)
-    made: Any = functional
-    return made.from_config(optimizer.get_config())
+    # PyTorch's optimizers are subclasses of Keras's own, with the same config.
+    kind = next(cls for cls in type(optimizer).__mro__ if not _is_of_backend(cls))
+    # Behind the optimizer's own methods, which may call these, and before the backend's.
+    functional: Any = type(kind.__name__, (kind, _OnKerasVariables), {})
+    return functional.from_config(optimizer.get_config())
 
 
-def _overridden_by_backend(kind: type) -> list[str]:
-    """The methods of `BaseOptimizer` that are those of a class for one backend in `kind`."""
-    names = []
-    for name, member in vars(BaseOptimizer).items():
-        if not callable(member) or (name.startswith("__") and name.endswith("__")):
-            continue
-        owner = next(cls for cls in kind.__mro__ if name in vars(cls))
-        if owner.__module__.startswith(_OF_BACKENDS):
-            names.append(name)
-    return names
+def _is_of_backend(cls: type) -> bool:
+    return cls.__module__.startswith(_OF_BACKENDS)
+
+
+def _overridden_by_backend() -> dict[str, Any]:
+    """The methods of `BaseOptimizer` that the backend's class overrides, as they were."""
+    overridden = {
+        name
+        for cls in keras.optimizers.Optimizer.__mro__
+        if _is_of_backend(cls)
+        for name in vars(cls)
+        if not (name.startswith("__") and name.endswith("__"))
+    }
+    return {
+        name: member
+        for name, member in vars(BaseOptimizer).items()
+        if name in overridden and callable(member)
+    }
+
+
+_OnKerasVariables = type(
+    "_OnKerasVariables", (keras.optimizers.Optimizer,), _overridden_by_backend()
+)

@@ -59,12 +59,6 @@ def replaced_calls(calls: Mapping[keras.layers.Layer, Callable[..., Any]]) -> It
                 object.__delattr__(layer, "call")
 
 
-def settable_learning_rate(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """The learning rate of an optimizer; None where a schedule sets it."""
-    rate = optimizer._learning_rate
-    return float(rate) if isinstance(rate, keras.Variable) else None
-
-
 def is_empty(variable: keras.Variable) -> bool:
     """Whether Keras's JAX trainer has taken the value out of `variable`."""
     return variable._value is None

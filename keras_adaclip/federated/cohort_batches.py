@@ -101,6 +101,7 @@ class CohortBatches(keras.utils.PyDataset):
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._order = np.arange(0)
+        self._like = dict(zip(("x", "y"), clients.first_examples(1), strict=True))
 
     @property
     def num_batches(self) -> int:
@@ -151,7 +152,7 @@ class CohortBatches(keras.utils.PyDataset):
         """
         examples, steps = [], []
         for position in positions:
-            x, y = self.clients.examples_at(position)
+            x, y = self._checked_examples(position)
             num_examples = len(keras.tree.flatten(x)[0])
             rows, of_client = self.local.orders(generator, num_examples)
             is_whole = len(rows) == num_examples
@@ -167,15 +168,14 @@ class CohortBatches(keras.utils.PyDataset):
             for step, rows in enumerate(of_client):
                 order[client, step, : len(rows)] = rows
         parts = {"x": [x for x, _ in examples], "y": [y for _, y in examples]}
-        like = dict(zip(("x", "y"), self.clients.first_examples(1), strict=True))
         batch: dict[str, Any] = {
             name: keras.tree.map_structure(
                 lambda first, *arrays: _padded(first, arrays, num_clients, num_rows),
-                like[name],
+                self._like[name],
                 *of_clients,
             )
             for name, of_clients in parts.items()
-            if like[name] is not None
+            if self._like[name] is not None
         }
         batch["order"] = order
         batch["num_steps"] = np.zeros(num_clients, np.int32)
@@ -186,6 +186,33 @@ class CohortBatches(keras.utils.PyDataset):
             batch["weight"][: len(sizes)] = [self.weighting.weight(size) for size in sizes]
         batch["mask"] = np.arange(num_clients) < len(positions)
         return batch
+
+    def _checked_examples(self, position: int) -> tuple[Any, Any]:
+        """A client's examples.
+
+        Raises:
+            ValueError: where they are not like those of the first client.
+        """
+        x, y = self.clients.examples_at(position)
+        lengths, problems = set(), []
+        for name, part in (("x", x), ("y", y)):
+            if self._like[name] is None:
+                continue
+            keras.tree.assert_same_structure(self._like[name], part)
+            pairs = zip(keras.tree.flatten(self._like[name]), keras.tree.flatten(part), strict=True)
+            for first, array in pairs:
+                lengths.add(len(array))
+                if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+                    problems.append(
+                        f"{name} of shape {array.shape} and dtype {array.dtype}, where the first "
+                        f"client's examples have shape {first.shape[1:]}, dtype {first.dtype}"
+                    )
+        if len(lengths) > 1:
+            problems.append(f"arrays of different lengths, {sorted(lengths)}")
+        if problems:
+            client_id = self.clients.client_ids[position]
+            raise ValueError(f"Client {client_id!r} has {'; '.join(problems)}.")
+        return x, y
 
     def _padded_num_clients(self, drawn: int) -> int:
         """The number of clients to pad to: one number for nearly every draw."""

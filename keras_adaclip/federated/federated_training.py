@@ -37,6 +37,7 @@ class FederatedTraining(Preparation):
     privacy_unit = "client"
     federated_settings: FederatedSettings | None = None
     local_training: LocalTraining | None = None
+    _known_of_clients: Any = None
 
     def compile(
         self,
@@ -64,8 +65,8 @@ class FederatedTraining(Preparation):
             optimizer: a `DPOptimizer` around the server's optimizer, which takes minus the mean
                 change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
                 FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients.
-            client_optimizer: any Keras optimizer; each client begins with a fresh one. A learning
-                rate that is changed later counts from the next `fit` on.
+            client_optimizer: any Keras optimizer; each client begins with a fresh one. What is
+                changed of it later (its learning rate) counts from the next `fit` on.
             local_epochs: passes of each client over its own examples.
             client_batch_size: examples in a local batch; None takes all of a client's at once,
                 which with one epoch and `SGD` is FedSGD.
@@ -213,11 +214,11 @@ class FederatedTraining(Preparation):
             self._record_diagnostics(False)
             self.optimizer.end_run()  # type: ignore[attr-defined]
 
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras's `evaluate`; `ClientData` are taken for the examples of all clients together."""
         if isinstance(x, ClientData):
             x, y = x.all_examples()
-        return super().evaluate(x, y, **kwargs)  # type: ignore[misc]
+        return super().evaluate(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses: a batch of examples does not say whose they are."""
@@ -255,36 +256,32 @@ class FederatedTraining(Preparation):
         """Builds and examines the model, sets up local training, then opens the ledger."""
         rows = data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        refuse_unsound_rounds(self)
-        settings = self.federated_settings
-        assert settings is not None
+        refuse_unsound_rounds(self, rows)
         layout = cohort_layout(self, data.poisson)
         data.poisson.num_padded_clients = layout.num_padded_clients
-        if self.local_training is None:
-            optimizer = functional_optimizer(settings.client_optimizer)
-            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-            training = LocalTraining(
-                self,
-                optimizer,
-                settings.proximal_strength,
-                layout.is_vectorized,
-                {} if layout.is_vectorized else quicker_calls_of(self),
-            )
-            keras_private.set_attribute(self, "local_training", training)
-            self.train_function = None
-        self._use_client_learning_rate()
+        self._use_local_training(layout.is_vectorized)
         if layout.chunk_size != self.private_chunk_size:
             self.private_chunk_size = layout.chunk_size
             self.train_function = None
         self._include_spending_on_shared_weights()
         self._open_ledger(data)
 
-    def _use_client_learning_rate(self) -> None:
-        """Takes over a learning rate that was changed since the last `fit`."""
-        assert self.local_training is not None
-        used = self.local_training.optimizer
-        rate = keras_private.settable_learning_rate(self.client_optimizer)
-        if rate is not None and rate != keras_private.settable_learning_rate(used):
-            used.learning_rate = rate
-            # A compiled step has read it.
-            self.train_function = None
+    def _use_local_training(self, is_vectorized: bool) -> None:
+        """Sets up the clients' training, anew where something of it was changed since."""
+        settings = self.federated_settings
+        assert settings is not None
+        known = (is_vectorized, settings.get_config())
+        if self.local_training is not None and self._known_of_clients == known:
+            return
+        optimizer = functional_optimizer(settings.client_optimizer)
+        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        training = LocalTraining(
+            self,
+            optimizer,
+            settings.proximal_strength,
+            is_vectorized,
+            {} if is_vectorized else quicker_calls_of(self),
+        )
+        keras_private.set_attribute(self, "local_training", training)
+        keras_private.set_attribute(self, "_known_of_clients", known)
+        self.train_function = None

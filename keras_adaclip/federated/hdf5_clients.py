@@ -81,6 +81,7 @@ class Hdf5Clients(ClientData):
         )
         if self._preprocess is not None:
             x, y = self._preprocess(x, y)
+        x, y = (keras.tree.lists_to_tuples(part) for part in (x, y))
         return x, y
 
     def _feature(self, client_id: str, name: str) -> Any:

@@ -105,10 +105,16 @@ class LocalTraining:
         model, optimizer = self.model, self.optimizer
         trainable = model.trainable_variables
         generators = keras_private.seed_generator_states(model)
+        trackers = [
+            variable
+            for metric in keras_private.output_loss_trackers(model)
+            for variable in metric.variables
+        ]
         kept = [
             (variable, variable.value)
             for variable in [*model.non_trainable_variables, *model.metrics_variables]
         ]
+        kept += [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
         of_predictions: list[Any] = []
 
         def of_client(values: list[Tensor]) -> list[Tensor]:
@@ -122,17 +128,18 @@ class LocalTraining:
             def loss_at(weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
                 scope = [*kept, *drawn, *zip(trainable, weights, strict=True)]
                 quicker = keras_private.replaced_calls(self.quicker_calls)
-                with keras.StatelessScope(scope), quicker:
+                with keras.StatelessScope(scope) as inside, quicker:
                     y_pred = call_model(model, x, training=True)
                     y_pred = keras.tree.map_structure(
-                        lambda value: _with_rows_masked(value, present), y_pred
+                        lambda value: with_rows_masked(value, present), y_pred
                     )
                     loss = model.compute_loss(x=x, y=y, y_pred=y_pred, training=True)
+                    increments = [inside.get_current_value(variable) for variable in trackers]
                 flat = keras.tree.flatten(y_pred)
                 masks = [keras_private.mask_of(value) for value in flat]
                 of_predictions[:] = [y_pred]
                 loss = ops.cast(ops.sum(loss), "float32")
-                return loss, [loss, *flat, *masks]
+                return loss, [loss, *increments, *flat, *masks]
 
             gradients, shown = backend.gradients_at(loss_at, weights)
             if self.proximal_strength > 0.0:
@@ -161,10 +168,15 @@ class LocalTraining:
         moved = [self._moved(state, number) for state in seeds]
         found = self._for_each([*carry, *moved, *batch.leaves], of_client)
         carry, (losses, *shown) = found[: len(carry)], found[len(carry) :]
+        increments, shown = shown[: len(trackers)], shown[len(trackers) :]
         (y_pred,) = of_predictions
         half = len(shown) // 2
         return carry, LocalStep(
-            batch, losses, keras.tree.pack_sequence_as(y_pred, shown[:half]), shown[half:]
+            batch,
+            losses,
+            increments,
+            keras.tree.pack_sequence_as(y_pred, shown[:half]),
+            shown[half:],
         )
 
     def _for_each(
@@ -204,23 +216,33 @@ class LocalStep:
     Args:
         batch: the batches.
         losses: float32 of shape `(num_clients,)`, the mean loss of each batch.
+        increments: what each batch adds to the trackers of single outputs' losses.
         y_pred: predictions of shape `(num_clients, batch_size, ...)`.
         masks: Keras's masks of the predictions, padding left out.
     """
 
     batch: LocalBatch
     losses: Tensor
+    increments: list[Tensor]
     y_pred: Any
     masks: list[Tensor]
 
 
-def _with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
-    """Predictions whose mask leaves out the rows that hold no example."""
+def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
+    """Predictions whose mask leaves out the rows that hold no example.
+
+    The mask has the shape of what a loss gives for them: all axes but the last.
+
+    Args:
+        value: predictions of shape `(batch_size, ...)`.
+        present: bool of shape `(batch_size,)`.
+    """
     mask = keras_private.mask_of(value)
-    if mask is not None:
-        trailing = (1,) * (len(mask.shape) - 1)
-        present = ops.logical_and(mask, ops.reshape(present, (-1, *trailing)))
-    return keras_private.attach_mask(value, present)
+    if mask is None:
+        mask = ops.ones_like(value[..., 0] if len(value.shape) > 1 else value, dtype="bool")
+    trailing = (1,) * (len(mask.shape) - 1)
+    present = ops.reshape(present, (-1, *trailing))
+    return keras_private.attach_mask(value, ops.logical_and(mask, present))
 
 
 def _repeated(value: Tensor, times: int) -> Tensor:

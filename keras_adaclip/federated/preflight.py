@@ -1,13 +1,19 @@
 """What would break the guarantee of a federated model, found before training starts."""
 
+import math
+from typing import Any
+
 import keras
+from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.local_training import with_rows_masked
+from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.models.preflight import PrivacyIssue, compile_issues, metric_issues, refuse
 
 
-def refuse_unsound_rounds(model: keras.Model) -> None:
+def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> None:
     """Raises where training `model` over clients would not be private, or not what it seems.
 
     Examples of one client may meet each other: what must stay apart is clients, and each of them
@@ -15,6 +21,7 @@ def refuse_unsound_rounds(model: keras.Model) -> None:
 
     Args:
         model: a compiled and built federated model.
+        rows: a few examples to run the model on.
 
     Raises:
         ValueError: with every issue, one a line.
@@ -40,7 +47,7 @@ def refuse_unsound_rounds(model: keras.Model) -> None:
         model,
         [
             *_layer_issues(model),
-            *_loss_issues(model),
+            *_loss_issues(model, rows),
             *compile_issues(model),
             *metric_issues(model),
         ],
@@ -61,14 +68,59 @@ def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     ]
 
 
-def _loss_issues(model: keras.Model) -> list[PrivacyIssue]:
-    if type(model).compute_loss is keras.Model.compute_loss:
-        return []
-    return [
-        PrivacyIssue(
-            "compute_loss",
-            f"{type(model).__name__} overrides `compute_loss`, which would count the rows that "
-            "pad the last batch of a client.",
-            "Give the loss to `compile`.",
+def _loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
+    """Losses that layers add, and losses that count the rows of padding."""
+    rows = finite_rows(rows)
+    variables = [*model.variables, *model.metrics_variables]
+    has_added: list[bool] = []
+
+    def losses() -> list[Any]:
+        mapping = [(variable, variable.value) for variable in variables]
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            call_model(model, rows.x, training=True)
+            has_added.append(bool(scope.losses))
+        return [_loss_with_padding(model, rows, missing) for missing in (0, 2, 3)]
+
+    alone, *padded = (float(value) for value in backend.evaluate(losses, variables))
+    issues = []
+    if any(has_added):
+        issues.append(
+            PrivacyIssue(
+                model.name,
+                "A layer adds a loss of its own (`add_loss`, `activity_regularizer`), which the "
+                "clients' training would leave out.",
+                "Make it part of the loss given to `compile`; weight regularizers are fine.",
+            )
         )
-    ]
+    is_heeded = all(math.isclose(each, alone, rel_tol=1e-3, abs_tol=1e-5) for each in padded)
+    if math.isfinite(alone) and not is_heeded:
+        issues.append(
+            PrivacyIssue(
+                "loss",
+                "It counts the rows that pad the last batch of a client: it does not heed Keras's "
+                "mask of the predictions.",
+                "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one "
+                "value for each entry of all axes but the last.",
+            )
+        )
+    return issues
+
+
+def _loss_with_padding(model: keras.Model, rows: Batch, missing: int) -> Any:
+    """The loss of some rows beside `missing` rows of zeros that are masked."""
+
+    def padded(value: Any) -> Any:
+        filler = ops.zeros((missing, *value.shape[1:]), value.dtype)
+        return ops.concatenate([value, filler], axis=0)
+
+    x, y = (
+        None if part is None else keras.tree.map_structure(padded, part)
+        for part in (rows.x, rows.y)
+    )
+    num_rows = keras.tree.flatten(x)[0].shape[0]
+    present = ops.arange(num_rows) < num_rows - missing
+    y_pred = keras.tree.map_structure(
+        lambda value: with_rows_masked(value, present), call_model(model, x, training=False)
+    )
+    with keras_private.without_regularizers(model):
+        return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred, training=True))

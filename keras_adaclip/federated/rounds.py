@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from keras_adaclip.accounting import Sampling, check_integer
+from keras_adaclip.accounting import Sampling, Unit, check_integer
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.cohort_batches import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
@@ -78,6 +78,7 @@ def training_data_of(
         steps_per_epoch=cohorts.num_batches,
         poisson=cohorts,
         is_sampled_by_fit=True,
+        unit=Unit.CLIENT,
         noise_scale=_noise_scale(settings.cohort_noise_size, cohort_size),
     )
 

@@ -17,6 +17,7 @@ from keras_adaclip.gradients import (
     BatchGradients,
     ClippedSum,
     Materialized,
+    add_to_output_loss_trackers,
     clipped_contributions,
 )
 from keras_adaclip.models.chunks import sum_over_chunks
@@ -80,6 +81,10 @@ def _observe(model: keras.Model, step: LocalStep) -> None:
     keras_private.loss_tracker(model).update_state(
         ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
     )
+    # Keras weighs them by all rows, those of padding too.
+    share = counts / present.shape[1]
+    shares = [ops.where(finite, share * each, 0.0) for each in step.increments]
+    add_to_output_loss_trackers(model, shares, finite)
     counted = ops.logical_and(present, finite[:, None])
 
     def in_one(value: Tensor) -> Tensor:

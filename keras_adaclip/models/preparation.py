@@ -105,6 +105,7 @@ class Preparation(PrivacySpending):
             data.steps_per_release,
             data.steps_per_epoch,
             data.noise_scale,
+            data.unit,
         )
         if data.poisson is not None and data.is_sampled_by_fit:
             # A checkpoint that was loaded meanwhile has moved the number of steps.

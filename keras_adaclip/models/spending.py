@@ -100,10 +100,12 @@ class PrivacySpending:
         spent, so that some of it counts twice: never too little.
         """
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
-        for variable in self.trainable_variables:  # type: ignore[attr-defined]
+        # Frozen weights count as well: what was learnt under privacy is in them.
+        for variable in self.variables:  # type: ignore[attr-defined]
             trained_by = getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
             if trained_by is not None and trained_by is not optimizer:
                 optimizer.include_run(trained_by.run)
+        for variable in self.trainable_variables:  # type: ignore[attr-defined]
             keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
 
     def save_own_variables(self, store: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Sampling
+from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.gradients import Batch
 from keras_adaclip.models.arrays import first_rows, number_of_rows, weights_of_classes
 from keras_adaclip.models.streams import known_length, known_num_examples, peek
@@ -34,6 +34,7 @@ class TrainingData:
         poisson: the Poisson-sampled data set, where that is the sampling: of examples, or of
             clients.
         is_sampled_by_fit: whether `fit` made that data set, from arrays.
+        unit: whose contributions are clipped.
         noise_scale: what the optimizer's noise multiplier is multiplied by, before it is accounted
             and drawn.
     """
@@ -47,6 +48,7 @@ class TrainingData:
     steps_per_epoch: int | None = None
     poisson: Any = None
     is_sampled_by_fit: bool = False
+    unit: Unit = Unit.EXAMPLE
     noise_scale: float = 1.0
 
     @property

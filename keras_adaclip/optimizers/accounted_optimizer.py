@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, Unit
 from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
@@ -28,6 +28,7 @@ class RunSettings:
     steps_per_release: int | None = None
     steps_per_epoch: int | None = None
     noise_scale: float = 1.0
+    unit: Unit = Unit.EXAMPLE
 
 
 class AccountedOptimizer(WrappingOptimizer):
@@ -100,6 +101,7 @@ class AccountedOptimizer(WrappingOptimizer):
         steps_per_release: int | None = None,
         steps_per_epoch: int | None = None,
         noise_scale: float = 1.0,
+        unit: Unit = Unit.EXAMPLE,
     ) -> LedgerRow:
         """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
 
@@ -111,6 +113,7 @@ class AccountedOptimizer(WrappingOptimizer):
             steps_per_epoch: steps in an epoch, for schedules; None where unknown.
             noise_scale: what the noise multiplier is multiplied by for this run; the row counts the
                 product, which is what is drawn.
+            unit: whose contributions are clipped.
 
         Returns:
             The row as it stands before the first step.
@@ -127,8 +130,16 @@ class AccountedOptimizer(WrappingOptimizer):
             steps_per_release,
             steps_per_epoch,
             noise_scale,
+            unit,
         )
         row = self._row_now()
+        if self.ledger.unit not in (None, unit):
+            raise ValueError(
+                f"The optimizer has counted steps about single {self.ledger.unit.label}s, and this "
+                f"run is about {unit.label}s: they do not add up to an epsilon for either. Train a "
+                "model in one way only, or begin with weights that have not been trained on these "
+                "data, under a new optimizer."
+            )
         split = self._noise_split(row)
         self._begin_schedules(self._steps_taken, steps_per_epoch)
         # Nothing after this can fail and leave less noise than the open row says.
@@ -216,4 +227,5 @@ class AccountedOptimizer(WrappingOptimizer):
             settings.num_examples,
             noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
             steps_per_release=settings.steps_per_release,
+            unit=settings.unit,
         )

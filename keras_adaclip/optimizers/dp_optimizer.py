@@ -175,9 +175,8 @@ class DPOptimizer(AccountedOptimizer):
         statistics = grads.statistics
         if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)
-        gradients = self.clipping.gradients(clipping.state, means)
-        if grads.scale != 1.0:
-            gradients = [grads.scale * gradient for gradient in gradients]
+        scaled = means if grads.scale == 1.0 else [grads.scale * mean for mean in means]
+        gradients = self.clipping.gradients(clipping.state, scaled)
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]

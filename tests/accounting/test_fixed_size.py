@@ -46,8 +46,26 @@ def test_among_others_each_step_is_a_full_release_under_zero_out():
     assert ledger_epsilon([row(), idle], DELTA) == ledger_epsilon([row()], DELTA)
 
 
+@pytest.mark.parametrize("noise", [2.0, 10.0])
+def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
+    """The bound for sampling without replacement alone passes that of no sampling at all."""
+    found = [
+        ledger_epsilon(
+            [LedgerRow.open(Sampling.FIXED, size, 1000, noise_multiplier=noise).advance(100)], DELTA
+        )
+        for size in (1, 10, 100, 300, 500, 700, 900, 990, 1000)
+    ]
+    assert found == sorted(found)
+    full = LedgerRow.open(Sampling.STREAM, 1000, 1000, noise_multiplier=noise / 2).advance(100)
+    assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
+
+
 def test_merging_never_lowers_epsilon():
-    pairs = [(row(), row(batch=512, noise=2.0)), (row(), row(Sampling.POISSON))]
+    pairs = [
+        (row(), row(batch=512, noise=2.0)),
+        (row(), row(Sampling.POISSON)),
+        (row(batch=54_000), row(batch=60_000)),
+    ]
     for first, second in pairs:
         merged = merge_upward(first, second)
         assert ledger_epsilon([merged], DELTA) >= ledger_epsilon([first, second], DELTA)

@@ -1,5 +1,6 @@
 """Reports: every number follows from the ledger, in three formats."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from keras_adaclip.accounting import (
     PrivacyReport,
     RandomSelection,
     Sampling,
+    Unit,
     compute_epsilon,
     gaussian_mu,
     group_epsilon,
@@ -91,7 +93,7 @@ def test_each_field_is_documented():
 
 
 def test_text_and_markdown_say_the_same(tmp_path):
-    found = report(POISSON, unit="client")
+    found = report(dataclasses.replace(POISSON, unit=Unit.CLIENT))
     found.save(tmp_path / "report.md")
     found.save(str(tmp_path / "report.txt"))
     text = (tmp_path / "report.txt").read_text(encoding="utf-8")

@@ -43,8 +43,8 @@ def test_open_chooses_how_long_a_release_lasts(sampling, steps_per_release):
 
 def test_sampling_values_leave_zero_for_empty_rows():
     assert [int(kind) for kind in Sampling] == [1, 2, 3, 4, 5]
-    assert [kind.label for kind in Sampling] == ["poisson", "shuffle", "stream", "pass"]
-    assert len({kind.describe() for kind in Sampling}) == 4
+    assert [kind.label for kind in Sampling] == ["poisson", "shuffle", "stream", "pass", "fixed"]
+    assert len({kind.describe() for kind in Sampling}) == 5
 
 
 @given(

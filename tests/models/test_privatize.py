@@ -98,7 +98,7 @@ class Subclassed(keras.Model):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Subclassed, "derive it from `keras_adaclip.PrivateModel`"),
+        (Subclassed, "from `keras_adaclip.PrivateModel`"),
         (helpers.dense_model, "private already"),
         (lambda: keras.layers.Dense(1), "must be a Keras model"),
     ],
