@@ -82,4 +82,9 @@ def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
             "Argument `client_optimizer` must not accumulate gradients, which a client's training "
             "might end without applying. Use a larger `client_batch_size`."
         )
+    if getattr(optimizer, "use_ema", False):
+        raise ValueError(
+            "Argument `client_optimizer` must not keep a moving average of the weights, which would "
+            "begin anew with every round. Give `use_ema=True` to the server's optimizer."
+        )
     return optimizer

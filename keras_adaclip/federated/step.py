@@ -82,7 +82,7 @@ def _observe(model: keras.Model, step: LocalStep) -> None:
         ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
     )
     # Keras weighs them by all rows, those of padding too.
-    share = counts / present.shape[1]
+    share = counts / ops.cast(ops.shape(present)[1], "float32")
     shares = [ops.where(finite, share * each, 0.0) for each in step.increments]
     add_to_output_loss_trackers(model, shares, finite)
     counted = ops.logical_and(present, finite[:, None])

@@ -21,9 +21,6 @@ OPTIMIZERS = {
     "nadam": lambda: keras.optimizers.Nadam(0.1),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
     "lion": lambda: keras.optimizers.Lion(0.1),
-    "ema": lambda: keras.optimizers.SGD(
-        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
-    ),
 }
 
 

@@ -184,6 +184,12 @@ def test_no_weight_lets_a_client_contribute_more(monkeypatch):
         ({"client_batch_size": 2.5}, TypeError, "client_batch_size"),
         ({"proximal_strength": -1.0}, ValueError, "proximal_strength"),
         ({"client_optimizer": "none"}, ValueError, "none"),
+        ({"client_optimizer": keras.optimizers.SGD(use_ema=True)}, ValueError, "moving average"),
+        (
+            {"client_optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
+            ValueError,
+            "accumulate",
+        ),
         (
             {"client_optimizer": ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)},
             ValueError,
