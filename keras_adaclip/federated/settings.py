@@ -84,7 +84,7 @@ def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
         )
     if getattr(optimizer, "use_ema", False):
         raise ValueError(
-            "Argument `client_optimizer` must not keep a moving average of the weights, which would "
-            "begin anew with every round. Give `use_ema=True` to the server's optimizer."
+            "Argument `client_optimizer` must not keep a moving average of the weights, which "
+            "would begin anew with every round. Give `use_ema=True` to the server's optimizer."
         )
     return optimizer
