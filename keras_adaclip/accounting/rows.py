@@ -306,7 +306,13 @@ class LedgerRow:
                 f"integers of shape {array.shape} and type {array.dtype}"
             )
         values = dict(zip(_INTEGER_FIELDS, array.tolist(), strict=True))
-        unit, sampling = divmod(values.pop("sampling"), _KINDS_OF_SAMPLING)
+        kind = values.pop("sampling")
+        unit, sampling = divmod(kind, _KINDS_OF_SAMPLING)
+        if kind < 0 or unit not in set(Unit) or sampling not in set(Sampling):
+            raise ValueError(
+                "The first integer of a ledger row tells the kind of sampling and the unit. "
+                f"Received: {kind}"
+            )
         return cls(
             sampling=Sampling(sampling),
             noise_multiplier=float(noise_multiplier),

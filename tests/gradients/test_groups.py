@@ -149,6 +149,6 @@ def test_an_unknown_allocation_is_refused():
 
 def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
     squared = ops.convert_to_tensor(np.array([[1, np.nan], [4, 9], [np.inf, 1]], np.float32))
-    norms, finite = _norms(squared, Batch(ops.zeros((3, 1))))
+    norms, finite = _norms(squared, Batch(ops.zeros((3, 1))).present)
     np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])
     np.testing.assert_array_equal(ops.convert_to_numpy(finite), [False, True, False])
