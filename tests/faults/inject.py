@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.faults.table import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
-_COPIED = ("keras_adaclip", "tests", "conftest.py", "pyproject.toml")
+_COPIED = ("keras_adaclip", "tests", "docs", "conftest.py", "pyproject.toml")
 
 
 def broken(fault: Fault, root: Path) -> str:
