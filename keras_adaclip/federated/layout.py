@@ -14,20 +14,9 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.cohort_batches import CohortBatches
+from keras_adaclip.models.layout import CONVOLUTIONS
 
-_ONE_AFTER_ANOTHER = (
-    keras.layers.RNN,
-    *(
-        getattr(keras.layers, f"{kind}{rank}D{end}")
-        for kind, ranks, end in (
-            ("Conv", (1, 2, 3), ""),
-            ("DepthwiseConv", (1, 2), ""),
-            ("SeparableConv", (1, 2), ""),
-            ("Conv", (1, 2, 3), "Transpose"),
-        )
-        for rank in ranks
-    ),
-)
+_ONE_AFTER_ANOTHER = (keras.layers.RNN, *CONVOLUTIONS)
 # Numbers that the clients of a chunk hold as weights, gradients and optimizers' states: 256 MiB.
 _MOST_NUMBERS = 1 << 26
 _LEAST_CHUNK, _LARGEST_CHUNK = 8, 128

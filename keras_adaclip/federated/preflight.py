@@ -10,7 +10,14 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.gradients import Batch, call_model, finite_rows
-from keras_adaclip.models.preflight import PrivacyIssue, compile_issues, metric_issues, refuse
+from keras_adaclip.models.preflight import (
+    PrivacyIssue,
+    compile_issues,
+    metric_issues,
+    refuse,
+    refuse_other_weights,
+    refuse_unsupported,
+)
 
 
 def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> None:
@@ -26,23 +33,8 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> None:
     Raises:
         ValueError: with every issue, one a line.
     """
-    distribution = backend.active_distribution(model)
-    if distribution is not None:
-        raise ValueError(
-            "Private training runs on one device so far; over several the noise would have to be "
-            f"drawn once for all of them. Received: {distribution}"
-        )
-    unsupported = backend.unsupported_compilation(model)
-    if unsupported is not None:
-        raise ValueError(unsupported)
-    if not model.trainable_variables:
-        raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
-    if not model.optimizer.is_built_for(model.trainable_variables):
-        raise ValueError(
-            "The `DPOptimizer` was built for other trainable weights than the model has now (a "
-            "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
-            "with a new `DPOptimizer`; the privacy spent so far is carried over."
-        )
+    refuse_unsupported(model)
+    refuse_other_weights(model)
     refuse(
         model,
         [

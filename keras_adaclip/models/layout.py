@@ -31,7 +31,7 @@ _NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
-_CONVOLUTIONS = tuple(
+CONVOLUTIONS = tuple(
     getattr(keras.layers, f"{kind}{rank}D{end}")
     for kind, ranks, end in (
         ("Conv", (1, 2, 3), ""),
@@ -72,7 +72,7 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         chunk_size = usual_chunk_size(model, data.expected_batch_size)
     if dataset is None or not backend.needs_fixed_shapes(model):
         return BatchLayout((), chunk_size)
-    if chunk_size is None and model.steps_per_execution == 1 and _has(model, _CONVOLUTIONS):
+    if chunk_size is None and model.steps_per_execution == 1 and _has(model, CONVOLUTIONS):
         sizes = {_size(dataset, limit, _ROWS_AT_A_TIME) for limit in (_USUAL, _ALMOST_ALL)}
         return BatchLayout(tuple(sorted(sizes)))
     if chunk_size is None:
@@ -94,7 +94,7 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return None
     is_compiled = backend.needs_fixed_shapes(model)
-    if numbers == 0 or (is_compiled and _has(model, _CONVOLUTIONS)):
+    if numbers == 0 or (is_compiled and _has(model, CONVOLUTIONS)):
         return None
     if is_compiled and backend.computes_on_cpu():
         # XLA asks for memory anew in each step, for what the layers return too.

@@ -48,15 +48,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     Raises:
         ValueError: with every issue, one a line.
     """
-    distribution = backend.active_distribution(model)
-    if distribution is not None:
-        raise ValueError(
-            "Private training runs on one device so far; over several the noise would have to be "
-            f"drawn once for all of them. Received: {distribution}"
-        )
-    unsupported = backend.unsupported_compilation(model)
-    if unsupported is not None:
-        raise ValueError(unsupported)
+    refuse_unsupported(model)
     refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
 
 
@@ -73,14 +65,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
     Raises:
         ValueError: with every issue, one a line.
     """
-    if not model.trainable_variables:
-        raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
-    if not model.optimizer.is_built_for(model.trainable_variables):
-        raise ValueError(
-            "The `DPOptimizer` was built for other trainable weights than the model has now (a "
-            "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
-            "with a new `DPOptimizer`; the privacy spent so far is carried over."
-        )
+    refuse_other_weights(model)
     # Building may have made further layers.
     refuse(model, layer_issues(model))
     if rows is None:
@@ -89,6 +74,39 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
     found = [*finding.issues, *probe_loss(model, rows)]
     refuse(model, [PrivacyIssue(*parts) for parts in found])
     return finding.is_repeatable
+
+
+def refuse_unsupported(model: keras.Model) -> None:
+    """Raises where the way in which `model` is to run cannot be private.
+
+    Raises:
+        ValueError: over several devices, or where compiling would fix the noise.
+    """
+    distribution = backend.active_distribution(model)
+    if distribution is not None:
+        raise ValueError(
+            "Private training runs on one device so far; over several the noise would have to be "
+            f"drawn once for all of them. Received: {distribution}"
+        )
+    unsupported = backend.unsupported_compilation(model)
+    if unsupported is not None:
+        raise ValueError(unsupported)
+
+
+def refuse_other_weights(model: keras.Model) -> None:
+    """Raises where there is nothing to train, or the optimizer was built for something else.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    if not model.trainable_variables:
+        raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
+    if not model.optimizer.is_built_for(model.trainable_variables):
+        raise ValueError(
+            "The `DPOptimizer` was built for other trainable weights than the model has now (a "
+            "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
+            "with a new `DPOptimizer`; the privacy spent so far is carried over."
+        )
 
 
 def refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
