@@ -1,5 +1,6 @@
 """Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget asks for.
 
+    kinds     whose privacy a row is about, and how the units were drawn
     rows      integers and the float32 noise of a mechanism, and how often it ran
     ledger    the rows of a model; merging and joining them, upward in epsilon only
     events    what `dp_accounting` composes for a row, and the neighbouring relation it holds under
@@ -28,10 +29,10 @@ from keras_adaclip.accounting.calibration import calibrate_noise_multiplier
 from keras_adaclip.accounting.epsilon import PrivacySpent, compute_epsilon, ledger_epsilon
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
+from keras_adaclip.accounting.kinds import Unit
 from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import PrivacyReport, check_report_path
-from keras_adaclip.accounting.rows import Unit
 from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 

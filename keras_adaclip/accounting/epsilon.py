@@ -16,12 +16,13 @@ from dp_accounting import DpEvent
 from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.noise_schedules import (
     NoiseSchedule,
     is_noise_schedule,
     noise_by_epoch,
 )
-from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.rows import LedgerRow
 
 _RELATIONS_IN_WORDS = {
     events.ADD_OR_REMOVE_ONE: "one unit is added or removed",

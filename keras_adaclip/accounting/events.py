@@ -40,7 +40,8 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.rows import LedgerRow
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip.accounting import _validation
+from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.merging import add_rows, compact
-from keras_adaclip.accounting.rows import NUM_INTEGERS, LedgerRow, Mechanism, Sampling, Unit
+from keras_adaclip.accounting.rows import NUM_INTEGERS, LedgerRow, Mechanism
 
 __all__ = ["Ledger", "LedgerRow", "Sampling"]
 

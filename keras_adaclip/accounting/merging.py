@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip.accounting._validation import INT32_MAX
-from keras_adaclip.accounting.rows import LedgerRow, Mechanism, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.rows import LedgerRow, Mechanism
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -17,8 +17,9 @@ from keras_adaclip.accounting.epsilon import ledger_epsilon, relation_in_words, 
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
+from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.reported_mechanism import ReportedMechanism
-from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.rows import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection
 
 FORMAT, VERSION = "keras_adaclip.PrivacyReport", 1

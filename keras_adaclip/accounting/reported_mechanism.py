@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Self
 
-from keras_adaclip.accounting.rows import LedgerRow, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.rows import LedgerRow
 
 
 @dataclasses.dataclass(frozen=True)
