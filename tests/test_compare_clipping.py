@@ -45,6 +45,7 @@ MEASURED = {
     "accuracy_by_epoch": [0.6, 0.85],
     "threshold_by_epoch": [0.3, 0.3],
     "accuracy_of_average": 0.86,
+    "computed_on": "jax, GPU",
 }
 
 
@@ -255,7 +256,7 @@ def test_rows_come_back(tmp_path):
         file.append("paper", run, MEASURED)
     assert file.path.read_text().count("\n") == 3
     assert list(file.read()) == [run.key for run in runs]
-    assert file.read()[runs[1].key] == Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86)
+    assert file.read()[runs[1].key] == Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86, "jax, GPU")
     assert set(RESULTS) == set(MEASURED)
     assert file.path.read_text().splitlines()[0] == ",".join(COLUMNS)
 

@@ -32,6 +32,7 @@ class Result:
     accuracy_by_epoch: tuple[float, ...]
     threshold_by_epoch: tuple[float, ...]
     accuracy_of_average: float | None = None
+    computed_on: str = ""
 
 
 class ResultsFile:
@@ -106,6 +107,7 @@ def _result(row: dict[str, str]) -> Result:
         accuracy_by_epoch=tuple(json.loads(row["accuracy_by_epoch"])),
         threshold_by_epoch=tuple(json.loads(row["threshold_by_epoch"])),
         accuracy_of_average=float(average) if average else None,
+        computed_on=row.get("computed_on") or "",
     )
 
 

@@ -85,6 +85,7 @@ RESULTS = (
     "accuracy_by_epoch",
     "threshold_by_epoch",
     "accuracy_of_average",
+    "computed_on",
 )
 
 
@@ -140,6 +141,7 @@ def train(run: Run, scale: Scale) -> dict[str, Any]:
         "threshold_by_epoch": _rounded(thresholds.values),
         "accuracy_of_average": averaged["accuracy"],
         "seconds": round(time.perf_counter() - started, 1),
+        "computed_on": computed_on(),
     }
     del model, history
     gc.collect()
@@ -181,6 +183,12 @@ def compiled(
         metrics=["accuracy"],
     )
     return model
+
+
+def computed_on() -> str:
+    """The backend, and what it computes on: a run's noise and rounding are theirs."""
+    on_cpu = ka.backend.computes_on_cpu()
+    return f"{keras.backend.backend()}, {'CPU' if on_cpu else 'GPU'}"
 
 
 @cache
