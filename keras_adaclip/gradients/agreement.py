@@ -89,11 +89,23 @@ def compared(
     Returns:
         Whether the two agree; None where the plain gradients are not finite.
     """
-    batch = repeated(rows, 2)
+    both_rows = repeated(rows, 2)
     held = [*model.variables, *model.metrics_variables]
+    moved = [variable for variable, _ in weights]
+    # As an argument: what a compiled function closes over, its compiler computes with beforehand,
+    # number by number.
+    given = (
+        [value for _, value in weights],
+        (both_rows.x, both_rows.y, both_rows.sample_weight),
+    )
 
-    def planned() -> list[Tensor]:
-        with keras.StatelessScope(weights):
+    def at(given: Any) -> tuple[Batch, keras.StatelessScope]:
+        values, parts = given
+        return Batch(*parts), keras.StatelessScope(list(zip(moved, values, strict=True)))
+
+    def planned(given: Any) -> list[Tensor]:
+        batch, scope = at(given)
+        with scope:
             gradients, _ = per_example_gradients(model, batch, plan, training=training)
             sizes.append(gradients.numbers_touched)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
@@ -108,8 +120,9 @@ def compared(
             ]
         return [norms, *sums[0], *sums[1]]
 
-    def plain() -> list[Tensor]:
-        with keras.StatelessScope(weights):
+    def plain(given: Any) -> list[Tensor]:
+        batch, scope = at(given)
+        with scope:
             first, second = (
                 one_by_one.single_gradient(model, batch.rows(index, 1), training=training)[0]
                 for index in range(2)
@@ -118,10 +131,10 @@ def compared(
         both = [0.5 * one + 2.0 * other for one, other in zip(first, second, strict=True)]
         return [ops.sqrt(ops.stack(squares)), *both, *second]
 
-    expected = backend.evaluate(plain, held)
+    (expected,) = backend.evaluate_each(plain, held, [given])
     if not all(np.isfinite(part).all() for part in expected):
         return None
-    found = backend.evaluate(planned, held)
+    (found,) = backend.evaluate_each(planned, held, [given])
     half = model.compute_dtype in ("float16", "bfloat16")
     tolerance = 5e-2 if half else 1e-3
     scale = float(np.max(expected[0]))

@@ -27,6 +27,8 @@ from keras_adaclip.sampling import PoissonDataset
 # whole batch are little beside what the step takes anyway.
 _MOST_NUMBERS = 1 << 25
 _NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
+# An accelerator has memory of its own, and each round of the loop leaves it idle for a while.
+_NUMBERS_ON_AN_ACCELERATOR = 1 << 28
 # Draws are larger than that many standard deviations above the mean once in fourteen, and once in
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
@@ -113,8 +115,10 @@ def _interpreted_limit(model: keras.Model, outputs: int) -> int:
         model: a compiled private model.
         outputs: how many numbers the layers return for the whole batch.
     """
+    if not backend.computes_on_cpu():
+        return _NUMBERS_ON_AN_ACCELERATOR
     # A recurrent layer goes through time again in each chunk.
-    if not backend.computes_on_cpu() or _has(model, (keras.layers.RNN,)):
+    if _has(model, (keras.layers.RNN,)):
         return _MOST_NUMBERS
     least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
     return min(max(outputs // 2, least), _MOST_NUMBERS)

@@ -136,10 +136,12 @@ def test_chunks_where_each_operation_runs_on_its_own(monkeypatch):
     # Half as much as the layers return for the whole batch, and 128 MiB at most.
     assert chunk_size(dense, eighth, (4 << least) // 100) == 15
     assert chunk_size(dense, 1 << 21, 1 << 25) == 15
-    # A recurrence is run again for each chunk, and a device has no cache to stay near to.
+    # A recurrence is run again for each chunk.
     assert chunk_size(recurrent, 1 << 21, 1) == 15
+    # An accelerator has no cache to stay near to, and 1 GiB to spare.
     monkeypatch.setattr("keras_adaclip.backend.computes_on_cpu", lambda: False)
-    assert chunk_size(dense, 1 << 21, 1) == 15
+    assert chunk_size(dense, 1 << 24, 1) == 15
+    assert chunk_size(dense, 1 << 21, 1) is None
 
 
 class WithOwnMetric(ka.PrivateSequential):
