@@ -184,6 +184,35 @@ def test_accuracy_of_tokens():
         assert float(metric.result()) == pytest.approx(2 / 3)
 
 
+@once
+def test_padding_changes_nothing_that_a_client_contributes():
+    def weights_after_a_round(length):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((length,), dtype="int32")
+        hidden = keras.layers.Embedding(WORDS.num_ids, 3)(inputs)
+        hidden = keras.layers.LSTM(4, return_sequences=True)(hidden)
+        model = ka.FederatedModel(inputs, keras.layers.Dense(WORDS.num_ids)(hidden))
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0), clipping=100.0, noise_multiplier=0.0
+            ),
+            client_optimizer=keras.optimizers.SGD(0.5),
+            client_batch_size=None,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=PAD),
+            metrics=[text.TokenAccuracy((PAD,))],
+        )
+        x, y = text.next_word_examples([b"the cat", b"sat", b"the dog sat"], WORDS, length)
+        clients = ka.federated.ClientData.from_arrays(x, y, np.array([1, 1, 2]))
+        history = model.fit(clients, cohort_size=2, steps_per_epoch=1, sampling="fixed", verbose=0)
+        shown = [history.history[name][0] for name in ("loss", "accuracy")]
+        return model.get_weights(), shown
+
+    (short, shown), (long, shown_of_long) = map(weights_after_a_round, (4, 9))
+    for one, other in zip(short, long, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert shown == pytest.approx(shown_of_long, rel=1e-5)
+
+
 def test_dense_on_a_bag_of_words():
     layer = SCRIPTS["stackoverflow_tags"].DenseOnBagOfWords(num_words=3, units=2)
     ids = np.array([[THE, CAT, CAT, OTHER], [SAT, PAD, PAD, PAD], [PAD] * 4], np.int32)
