@@ -125,10 +125,6 @@ def test_next_words():
     assert (x.dtype, y.dtype) == (np.int32, np.int32)
 
 
-def test_the_example_of_the_vocabulary():
-    assert doctest.testmod(text) == (0, 2)
-
-
 def test_no_text_at_all():
     for make in (text.next_word_examples, text.next_character_examples):
         x, y = make([], WORDS, 4)
@@ -162,6 +158,7 @@ def test_vocabularies_of_the_most_frequent(tmp_path):
     assert tags.entries == (b"tag-19", b"tag-18")
     with pytest.raises(ValueError, match="no entry twice"):
         text.Vocabulary((1, 1))
+    assert doctest.testmod(text) == (0, 2)
 
 
 def test_the_letters_of_shakespeare():
