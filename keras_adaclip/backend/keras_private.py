@@ -166,7 +166,12 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
         y: targets or None.
         sample_weight: weights or None.
     """
-    model._symbolic_build(data_batch=(x, y, sample_weight))
+    # As tensors: JAX has no number of 64 bits unless told otherwise, and says so of each.
+    parts = [
+        None if part is None else keras.tree.map_structure(keras.ops.convert_to_tensor, part)
+        for part in (x, y, sample_weight)
+    ]
+    model._symbolic_build(data_batch=tuple(parts))
 
 
 @contextmanager
