@@ -11,6 +11,7 @@ import keras
 
 _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend()}")
 
+Recording = _module.Recording
 active_distribution = _module.active_distribution
 after = _module.after
 computes_on_cpu = _module.computes_on_cpu
@@ -42,6 +43,7 @@ unsupported_compilation = _module.unsupported_compilation
 zero_where_not = _module.zero_where_not
 
 __all__ = [
+    "Recording",
     "active_distribution",
     "after",
     "computes_on_cpu",

@@ -16,10 +16,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import host_memory, keras_private
+from keras_adaclip.backend import direct_calls, host_memory, keras_private
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
+
+Recording = direct_calls.Recording
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:

@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend import tensorflow_memory, tensorflow_rows
+from keras_adaclip.backend import direct_calls, tensorflow_memory, tensorflow_rows
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
 
+Recording = direct_calls.Recording
 computes_on_cpu = tensorflow_rows.computes_on_cpu
 free_memory = tensorflow_memory.free_memory
 memory_in_use = tensorflow_memory.memory_in_use

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from keras import ops
 
-from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions
+from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions, torch_recording
 
 Tensor = Any
 
 convolution_kernel_gradients = torch_convolutions.convolution_kernel_gradients
 quicker_call = torch_calls.quicker_call
+Recording = torch_recording.Recording
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:

@@ -33,12 +33,7 @@ class LocalBatch:
 
     def packed(self, leaves: list[Tensor]) -> tuple[Any, Any, Tensor]:
         """Inputs, targets and `present` of one client, from its part of the leaves."""
-        structure = (self.x, self.y, self.present)
-        remaining = iter(leaves)
-        flat = [
-            None if value is None else next(remaining) for value in keras.tree.flatten(structure)
-        ]
-        x, y, present = keras.tree.pack_sequence_as(structure, flat)
+        x, y, present = _packed((self.x, self.y, self.present), leaves)
         return x, y, present
 
 
@@ -68,6 +63,19 @@ class ClientBatch:
         return cls(x, units.y, order, num_steps, weight)
 
     @property
+    def leaves(self) -> list[Tensor]:
+        """All tensors, which `with_leaves` takes apart again."""
+        return [each for each in keras.tree.flatten(self._structure) if each is not None]
+
+    def with_leaves(self, leaves: list[Tensor]) -> "ClientBatch":
+        """Other clients of the same structure, from their leaves."""
+        return ClientBatch(*_packed(self._structure, leaves))
+
+    @property
+    def _structure(self) -> tuple[Any, ...]:
+        return self.x, self.y, self.order, self.num_steps, self.weight
+
+    @property
     def num_clients(self) -> Any:
         """Number of clients, padding included."""
         return ops.shape(self.order)[0]
@@ -80,8 +88,7 @@ class ClientBatch:
     def local_batch(self, number: Tensor) -> LocalBatch:
         """The batches of local step `number`."""
         num_clients, _, batch_size = ops.shape(self.order)
-        rows = ops.slice(self.order, [0, number, 0], (num_clients, 1, batch_size))
-        rows = ops.reshape(rows, (num_clients, batch_size))
+        rows = ops.reshape(ops.take(self.order, number, axis=1), (num_clients, batch_size))
         is_active = ops.expand_dims(number < self.num_steps, 1)
         present = ops.logical_and(rows >= 0, is_active)
         rows = ops.maximum(rows, 0)
@@ -106,3 +113,10 @@ def units_from_data(data: dict[str, Any]) -> Batch:
     """
     units = (data["x"], data["order"], data["num_steps"], data["weight"])
     return Batch(units, data.get("y"), None, ops.cast(data["mask"], "bool"))
+
+
+def _packed(structure: Any, leaves: list[Tensor]) -> Any:
+    """The structure with other tensors, None where it has none."""
+    remaining = iter(leaves)
+    flat = [None if value is None else next(remaining) for value in keras.tree.flatten(structure)]
+    return keras.tree.pack_sequence_as(structure, flat)

@@ -272,6 +272,9 @@ class FederatedTraining(Preparation):
         assert settings is not None
         known = (is_vectorized, settings.get_config())
         if self.local_training is not None and self._known_of_clients == known:
+            # Layers may be other than they were.
+            if self.local_training.recording is not None:
+                self.local_training.recording.clear()
             return
         optimizer = functional_optimizer(settings.client_optimizer)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
@@ -281,6 +284,7 @@ class FederatedTraining(Preparation):
             settings.proximal_strength,
             is_vectorized,
             {} if is_vectorized else quicker_calls_of(self),
+            None if self.run_eagerly else backend.Recording(),
         )
         keras_private.set_attribute(self, "local_training", training)
         keras_private.set_attribute(self, "_known_of_clients", known)

@@ -38,6 +38,7 @@ class LocalTraining:
         is_vectorized: whether the clients of a chunk train side by side; otherwise a chunk holds
             one client.
         quicker_calls: for some layers, what does the same as their `call` in less time.
+        recording: repeats local steps where Python's part of them counts; None runs each anew.
     """
 
     model: keras.Model
@@ -45,6 +46,7 @@ class LocalTraining:
     proximal_strength: float
     is_vectorized: bool
     quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
+    recording: backend.Recording | None = None
 
     def contributions(
         self,
@@ -68,15 +70,33 @@ class LocalTraining:
         server = [variable.value for variable in self.model.trainable_variables]
         fresh = [variable.value for variable in self.optimizer.variables]
         seeds = self._seeds_of_clients(seed, num_clients)
+        changing = [*self.model.non_trainable_variables, *self.model.metrics_variables]
 
         def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
-            batch = clients.local_batch(number)
-            carry, observed = self._step(carry, server, batch, seeds, number)
-            observe(observed)
-            return carry
+            number = ops.convert_to_tensor(number, "int32")
+            read = [variable.value for variable in changing]
+            parts = [carry, server, seeds, clients.leaves, read, [number]]
+
+            def observed_step(values: list[Tensor]) -> list[Tensor]:
+                """The step as a function of all that it reads."""
+                carry, server, seeds, leaves, read, (number,) = _split(values, parts)
+                batch = clients.with_leaves(leaves).local_batch(number)
+                moved = [self._moved(state, number) for state in seeds]
+                with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
+                    carry, observed = self._step(carry, server, batch, moved)
+                    observe(observed)
+                    return [*carry, *(scope.get_current_value(each) for each in changing)]
+
+            values = [value for part in parts for value in part]
+            if self.recording is None or seeds:  # a record would repeat its random numbers
+                found = observed_step(values)
+            else:
+                found = self.recording.call(observed_step, values)
+            for variable, value in zip(changing, found[len(carry) :], strict=True):
+                variable.assign(value)
+            return found[: len(carry)]
 
         carry = [_repeated(value, num_clients) for value in [*server, *fresh]]
-        changing = [*self.model.non_trainable_variables, *self.model.metrics_variables]
         trained = backend.loop_over_chunks(
             one_step, carry, clients.most_steps, changing, self.model.trainable_variables
         )
@@ -91,7 +111,6 @@ class LocalTraining:
         server: list[Tensor],
         batch: "LocalBatch",
         seeds: list[Tensor],
-        number: Tensor,
     ) -> tuple[list[Tensor], "LocalStep"]:
         """One local step of every client of the chunk.
 
@@ -99,8 +118,7 @@ class LocalTraining:
             carry: the clients' weights, then the variables of their optimizers.
             server: the server's weights.
             batch: a batch of each client.
-            seeds: for each seed generator, a state of each client.
-            number: the number of the step.
+            seeds: for each seed generator, a state of each client in this step.
         """
         model, optimizer = self.model, self.optimizer
         trainable = model.trainable_variables
@@ -165,8 +183,7 @@ class LocalTraining:
                 after = [ops.where(is_active, new, old) for new, old in pairs]
             return [*after, *shown]
 
-        moved = [self._moved(state, number) for state in seeds]
-        found = self._for_each([*carry, *moved, *batch.leaves], of_client)
+        found = self._for_each([*carry, *seeds, *batch.leaves], of_client)
         carry, (losses, *shown) = found[: len(carry)], found[len(carry) :]
         increments, shown = shown[: len(trackers)], shown[len(trackers) :]
         (y_pred,) = of_predictions
@@ -243,6 +260,12 @@ def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
     trailing = (1,) * (len(mask.shape) - 1)
     present = ops.reshape(present, (-1, *trailing))
     return keras_private.attach_mask(value, ops.logical_and(mask, present))
+
+
+def _split(values: list[Tensor], like: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Lists as long as those of `like`, from one that holds them one after the other."""
+    remaining = iter(values)
+    return [[next(remaining) for _ in part] for part in like]
 
 
 def _repeated(value: Tensor, times: int) -> Tensor:

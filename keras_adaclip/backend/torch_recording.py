@@ -1,0 +1,143 @@
+"""A function of tensors, recorded once as PyTorch's own operations and repeated from the record.
+
+Keras runs a few milliseconds of Python for a training step, which for small batches is most of the
+time. The record calls the operations alone.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Tensor = Any
+_MOST_RECORDS = 64
+_aten = torch.ops.aten
+_NOTHING_BUT_A_VIEW = (_aten.detach.default, _aten.alias.default)
+# What they return follows from the shapes of what they are given.
+_OF_SHAPES = (_aten.ones_like.default, _aten.zeros_like.default, _aten.scalar_tensor.default)
+
+
+class Recording:
+    """Calls a function, and from the second call with the same shapes on what it did at the first.
+
+    The function must be what a compiled one must: its results follow from the tensors that it is
+    given, and it draws no random numbers from a state that it reads itself. One that asks for the
+    value of a tensor, to decide by it, is never recorded but called each time.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[Any, Callable[..., Sequence[Tensor]] | None] = {}
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._records.clear()
+
+    def call(
+        self, function: Callable[[list[Tensor]], list[Tensor]], values: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What `function(values)` returns.
+
+        Args:
+            function: takes and returns a list of tensors. It is the same until `clear`.
+            values: tensors.
+        """
+        values = [value.detach() for value in values]
+        key = tuple((value.shape, value.dtype, value.device) for value in values)
+        if key not in self._records:
+            if len(self._records) == _MOST_RECORDS:
+                self.clear()
+            returned = function(values)
+            self._records[key] = _recorded(function, values, returned)
+            return returned
+        record = self._records[key]
+        if record is None:
+            return function(values)
+        with torch.no_grad():
+            return list(record(*values))
+
+
+def _recorded(
+    function: Callable[[list[Tensor]], list[Tensor]],
+    values: list[Tensor],
+    expected: Sequence[Tensor],
+) -> Callable[..., Sequence[Tensor]] | None:
+    """The record, None where the function cannot be recorded or does not repeat itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = make_fx(lambda *values: function(list(values)))(*values)
+        except Exception:  # What a function may not do while it is recorded has many names.
+            return None
+    with torch.no_grad(), contextlib.suppress(RuntimeError):
+        _shorten(module, values)
+        record = module.forward
+        if all(_is_same(*pair) for pair in zip(record(*values), expected, strict=True)):
+            return record
+    return None
+
+
+def _shorten(module: torch.fx.GraphModule, values: list[Tensor]) -> None:
+    """Takes out views of the whole, and replaces what is always the same by its value."""
+    graph = module.graph
+    if any(_changes_in_place(node) for node in graph.nodes):
+        return
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _NOTHING_BUT_A_VIEW:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    constants = _Constants(module)
+    constants.run(*values)
+    for number, (node, value) in enumerate(constants.found.items()):
+        name = f"_constant_{number}"
+        module.register_buffer(name, value)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(name))
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _changes_in_place(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+class _Constants(torch.fx.Interpreter):
+    """Runs a graph, and finds the tensors that depend on none of the graph's inputs."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[torch.fx.Node, Tensor] = {}
+        self._fixed: set[torch.fx.Node] = set()
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        """Runs one operation."""
+        value = super().run_node(node)
+        if self._is_fixed(node):
+            self._fixed.add(node)
+            if node.op == "call_function" and isinstance(value, torch.Tensor):
+                self.found[node] = value.clone()
+        return value
+
+    def _is_fixed(self, node: torch.fx.Node) -> bool:
+        if node.op == "get_attr":
+            return True
+        if node.op != "call_function" or _is_random(node):
+            return False
+        return node.target in _OF_SHAPES or (
+            bool(node.all_input_nodes) and self._fixed.issuperset(node.all_input_nodes)
+        )
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.dtype.is_floating_point:
+        return bool(torch.equal(one, other))
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
