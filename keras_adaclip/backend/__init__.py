@@ -35,10 +35,12 @@ peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
 prefetched = _module.prefetched
 quicker_call = _module.quicker_call
+quicker_call_in_loop = _module.quicker_call_in_loop
 slices_any_size = _module.slices_any_size
 take_rows = _module.take_rows
 trace = _module.trace
 train_step = _module.train_step
+trains_faster_side_by_side = _module.trains_faster_side_by_side
 unsupported_compilation = _module.unsupported_compilation
 zero_where_not = _module.zero_where_not
 
@@ -67,10 +69,12 @@ __all__ = [
     "per_example_layer_gradients",
     "prefetched",
     "quicker_call",
+    "quicker_call_in_loop",
     "slices_any_size",
     "take_rows",
     "trace",
     "train_step",
+    "trains_faster_side_by_side",
     "unsupported_compilation",
     "zero_where_not",
 ]

@@ -16,12 +16,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import direct_calls, host_memory, keras_private
+from keras_adaclip.backend import direct_calls, host_memory, jax_calls, keras_private
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
 
 Recording = direct_calls.Recording
+quicker_call_in_loop = jax_calls.quicker_call_in_loop
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -42,6 +43,11 @@ def loops_in_python() -> bool:
 def computes_on_cpu() -> bool:
     """Whether steps run on the CPU, where what matters is how memory is written."""
     return jax.default_backend() == "cpu"
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """On a CPU the weights of one client stay in the cache, and a loop costs nothing."""
+    return not computes_on_cpu()
 
 
 def unsupported_compilation(model: keras.Model) -> str | None:

@@ -40,6 +40,15 @@ def loops_in_python() -> bool:
     return False
 
 
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Whether clients with dense layers train faster side by side than one after another.
+
+    Args:
+        num_parameters: of the model.
+    """
+    return True
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """Says why the way in which `model` is compiled cannot be private; None where it can."""
     return None
@@ -145,6 +154,11 @@ def after(value: Tensor, other: Tensor) -> Tensor:
 
 def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
     """What gives the same as a layer's `call` in less time; None where that is as good."""
+    return None
+
+
+def quicker_call_in_loop(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
+    """`quicker_call` for a layer that runs inside of `loop_over_chunks`."""
     return None
 
 

@@ -17,7 +17,7 @@ from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions, 
 Tensor = Any
 
 convolution_kernel_gradients = torch_convolutions.convolution_kernel_gradients
-quicker_call = torch_calls.quicker_call
+quicker_call = quicker_call_in_loop = torch_calls.quicker_call
 Recording = torch_recording.Recording
 
 
@@ -39,6 +39,11 @@ def loops_in_python() -> bool:
 def computes_on_cpu() -> bool:
     """Whether steps run on the CPU, where what matters is how memory is written."""
     return bool(ops.convert_to_tensor(0.0).device.type == "cpu")
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Few weights lie in the cache for many clients, who share what each operation costs."""
+    return not computes_on_cpu() or num_parameters <= 1 << 15
 
 
 def unsupported_compilation(model: keras.Model) -> str | None:

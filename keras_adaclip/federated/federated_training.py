@@ -283,8 +283,8 @@ class FederatedTraining(Preparation):
             optimizer,
             settings.proximal_strength,
             is_vectorized,
-            {} if is_vectorized else quicker_calls_of(self),
-            None if self.run_eagerly else backend.Recording(),
+            {} if is_vectorized else quicker_calls_of(self, in_loop=True),
+            None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
         )
         keras_private.set_attribute(self, "local_training", training)
         keras_private.set_attribute(self, "_known_of_clients", known)

@@ -1,8 +1,9 @@
 """How the clients of a round lie before the compiler: side by side, or one after another.
 
-Small models spend their time on overhead, and clients that train side by side share it. The
-convolutions of clients with different weights have no fast kernel on a CPU, and recurrent layers
-loop on their own: there one client trains after another, as fast as the arithmetic allows.
+Small models spend their time on overhead, and clients that train side by side share it, as long as
+all their weights stay in the processor's cache. The convolutions of clients with different weights
+have no fast kernel on a CPU, and recurrent layers loop on their own: there one client trains after
+another, as fast as the arithmetic allows.
 """
 
 import math
@@ -55,15 +56,17 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
             "`microbatch_size='auto'` counts examples; of clients, give a number to `DPOptimizer` "
             "or leave it out."
         )
-    is_vectorized = chunk_size != 1 and _can_be_side_by_side(model)
-    if not is_vectorized:
+    is_vectorized = chunk_size != 1 and _are_side_by_side(model)
+    if not is_vectorized and not backend.loops_in_python():
         chunk_size = 1
     elif chunk_size is None:
         quarter = max(cohorts.cohort_size // 4, 1)
         most = _MOST_NUMBERS // (4 * max(model.count_params(), 1))
         wanted = min(1 << (quarter - 1).bit_length(), _LARGEST_CHUNK, most)
         chunk_size = max(wanted, min(_LEAST_CHUNK, max(most, 1)))
-        is_vectorized = chunk_size > 1
+        # Chunks of one size, with as few clients of padding as that allows.
+        chunk_size = math.ceil(cohorts.cohort_size / math.ceil(cohorts.cohort_size / chunk_size))
+        is_vectorized = is_vectorized and chunk_size > 1
     if not backend.needs_fixed_shapes(model):
         return CohortLayout(chunk_size, is_vectorized, None)
     largest = cohorts.cohort_size
@@ -73,9 +76,12 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
     return CohortLayout(chunk_size, is_vectorized, math.ceil(largest / chunk_size) * chunk_size)
 
 
-def _can_be_side_by_side(model: keras.Model) -> bool:
+def _are_side_by_side(model: keras.Model) -> bool:
     layers = keras_private.flatten_layers(model)
-    if backend.computes_on_cpu() and any(isinstance(layer, _ONE_AFTER_ANOTHER) for layer in layers):
+    if backend.computes_on_cpu() and (
+        not backend.trains_faster_side_by_side(model.count_params())
+        or any(isinstance(layer, _ONE_AFTER_ANOTHER) for layer in layers)
+    ):
         return False
     # Keras seeds a generator of PyTorch with a number, which clients side by side do not have.
     return not (backend.loops_in_python() and keras_private.seed_generator_states(model))

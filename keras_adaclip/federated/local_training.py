@@ -20,6 +20,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.client_batch import ClientBatch, LocalBatch
+from keras_adaclip.federated.local_step import LocalStep, with_rows_masked
 from keras_adaclip.gradients import call_model
 
 Tensor = Any
@@ -35,8 +36,8 @@ class LocalTraining:
         model: a compiled and built model.
         optimizer: the clients' optimizer, a `functional_optimizer` that was built.
         proximal_strength: mu of FedProx, 0 for none.
-        is_vectorized: whether the clients of a chunk train side by side; otherwise a chunk holds
-            one client.
+        is_vectorized: whether the clients of a chunk train side by side; otherwise one after
+            another, and a chunk holds one client where the backend does not loop in Python.
         quicker_calls: for some layers, what does the same as their `call` in less time.
         recording: repeats local steps where Python's part of them counts; None runs each anew.
     """
@@ -52,7 +53,7 @@ class LocalTraining:
         self,
         clients: ClientBatch,
         seed: Tensor | None,
-        observe: Callable[["LocalStep"], None],
+        observe: Callable[[LocalStep], None],
     ) -> list[Tensor]:
         """Trains the clients of a chunk.
 
@@ -66,16 +67,56 @@ class LocalTraining:
             The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
             each trainable variable.
         """
-        num_clients = clients.num_clients
-        server = [variable.value for variable in self.model.trainable_variables]
-        fresh = [variable.value for variable in self.optimizer.variables]
+        num_clients, leaves = clients.num_clients, clients.leaves
         seeds = self._seeds_of_clients(seed, num_clients)
         changing = [*self.model.non_trainable_variables, *self.model.metrics_variables]
+        in_python = backend.loops_in_python() and not self.is_vectorized
+
+        def trained(leaves: list[Tensor], seeds: list[Tensor], num_steps: Any) -> list[Tensor]:
+            return self._trained(clients, leaves, seeds, num_steps, changing, observe)
+
+        if in_python and num_clients > 1:
+            singles = [
+                trained(_one_of(leaves, number), _one_of(seeds, number), num_steps)
+                for number, num_steps in enumerate(ops.convert_to_numpy(clients.num_steps))
+            ]
+            weights = [ops.concatenate(parts, axis=0) for parts in zip(*singles, strict=True)]
+        else:
+            weights = trained(leaves, seeds, clients.most_steps)
+        return [
+            ops.cast(variable.value, "float32") - ops.cast(after, "float32")
+            for variable, after in zip(self.model.trainable_variables, weights, strict=True)
+        ]
+
+    def _trained(
+        self,
+        clients: ClientBatch,
+        leaves: list[Tensor],
+        seeds: list[Tensor],
+        num_steps: Any,
+        changing: list[keras.Variable],
+        observe: Callable[[LocalStep], None],
+    ) -> list[Tensor]:
+        """Trains clients side by side, or a single one.
+
+        Args:
+            clients: of the same structure as these.
+            leaves: their data.
+            seeds: for each seed generator, a state of each client.
+            num_steps: the largest number of local steps.
+            changing: the variables that a step may assign.
+            observe: is shown every local step.
+
+        Returns:
+            The weights of each client, of shape `(num_clients, ...)`.
+        """
+        server = [variable.value for variable in self.model.trainable_variables]
+        fresh = [variable.value for variable in self.optimizer.variables]
 
         def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
             number = ops.convert_to_tensor(number, "int32")
             read = [variable.value for variable in changing]
-            parts = [carry, server, seeds, clients.leaves, read, [number]]
+            parts = [carry, server, seeds, leaves, read, [number]]
 
             def observed_step(values: list[Tensor]) -> list[Tensor]:
                 """The step as a function of all that it reads."""
@@ -96,22 +137,20 @@ class LocalTraining:
                 variable.assign(value)
             return found[: len(carry)]
 
+        num_clients = ops.shape(leaves[0])[0]
         carry = [_repeated(value, num_clients) for value in [*server, *fresh]]
-        trained = backend.loop_over_chunks(
-            one_step, carry, clients.most_steps, changing, self.model.trainable_variables
+        carry = backend.loop_over_chunks(
+            one_step, carry, num_steps, changing, self.model.trainable_variables
         )
-        return [
-            ops.cast(before, "float32") - ops.cast(after, "float32")
-            for before, after in zip(server, trained[: len(server)], strict=True)
-        ]
+        return carry[: len(server)]
 
     def _step(
         self,
         carry: list[Tensor],
         server: list[Tensor],
-        batch: "LocalBatch",
+        batch: LocalBatch,
         seeds: list[Tensor],
-    ) -> tuple[list[Tensor], "LocalStep"]:
+    ) -> tuple[list[Tensor], LocalStep]:
         """One local step of every client of the chunk.
 
         Args:
@@ -226,40 +265,9 @@ class LocalTraining:
         return ops.cast(ops.abs(state + step[None]), generator.dtype)
 
 
-@dataclass(frozen=True)
-class LocalStep:
-    """What one local step of a chunk of clients showed. Not private.
-
-    Args:
-        batch: the batches.
-        losses: float32 of shape `(num_clients,)`, the mean loss of each batch.
-        increments: what each batch adds to the trackers of single outputs' losses.
-        y_pred: predictions of shape `(num_clients, batch_size, ...)`.
-        masks: Keras's masks of the predictions, padding left out.
-    """
-
-    batch: LocalBatch
-    losses: Tensor
-    increments: list[Tensor]
-    y_pred: Any
-    masks: list[Tensor]
-
-
-def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
-    """Predictions whose mask leaves out the rows that hold no example.
-
-    The mask has the shape of what a loss gives for them: all axes but the last.
-
-    Args:
-        value: predictions of shape `(batch_size, ...)`.
-        present: bool of shape `(batch_size,)`.
-    """
-    mask = keras_private.mask_of(value)
-    if mask is None:
-        mask = ops.ones_like(value[..., 0] if len(value.shape) > 1 else value, dtype="bool")
-    trailing = (1,) * (len(mask.shape) - 1)
-    present = ops.reshape(present, (-1, *trailing))
-    return keras_private.attach_mask(value, ops.logical_and(mask, present))
+def _one_of(values: list[Tensor], number: int) -> list[Tensor]:
+    """One client's part of each."""
+    return [value[number : number + 1] for value in values]
 
 
 def _split(values: list[Tensor], like: list[list[Tensor]]) -> list[list[Tensor]]:

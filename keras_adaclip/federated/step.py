@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.client_batch import ClientBatch, units_from_data
-from keras_adaclip.federated.local_training import LocalStep
+from keras_adaclip.federated.local_step import LocalStep
 from keras_adaclip.gradients import (
     Batch,
     BatchGradients,

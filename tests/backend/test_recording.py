@@ -1,0 +1,135 @@
+"""Functions that are recorded once and repeated from the record."""
+
+import keras
+import pytest
+
+from keras_adaclip import backend
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="others compile steps")
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function):
+        self.function = function
+        self.num_calls = 0
+
+    def __call__(self, values):
+        self.num_calls += 1
+        return self.function(values)
+
+
+def gradient_step(values):
+    weights, x, y = values
+
+    def loss(weights):
+        return torch.nn.functional.mse_loss(torch.tanh(x @ weights), y)
+
+    gradient = torch.func.grad(loss)(weights)
+    return [weights - 0.5 * gradient, torch.ones_like(y).sum() * loss(weights)]
+
+
+def draw(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+SHAPES = ((4, 2), (3, 4), (3, 2))
+
+
+def check(recording, function, values):
+    for found, expected in zip(
+        recording.call(function, values), function.function(values), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_other_numbers_give_what_the_function_gives():
+    recording, function = backend.Recording(), Counted(gradient_step)
+    check(recording, function, draw(*SHAPES))
+    calls = function.num_calls
+    for seed in range(1, 6):
+        check(recording, function, draw(*SHAPES, seed=seed))
+    assert function.num_calls == calls
+    broken = draw(*SHAPES)
+    broken[1][0, 0] = float("nan")
+    assert torch.isnan(recording.call(function, broken)[0]).any()
+
+
+def test_other_shapes_are_recorded_anew():
+    recording, function = backend.Recording(), Counted(gradient_step)
+    check(recording, function, draw(*SHAPES))
+    calls = function.num_calls
+    check(recording, function, draw((4, 2), (5, 4), (5, 2)))
+    assert function.num_calls > calls
+    calls = function.num_calls
+    check(recording, function, draw(*SHAPES, seed=3))
+    assert function.num_calls == calls
+
+
+def test_nothing_is_left_after_clear():
+    recording, function = backend.Recording(), Counted(lambda values: [2.0 * values[0]])
+    check(recording, function, draw((3,)))
+    other = Counted(lambda values: [3.0 * values[0]])
+    recording.clear()
+    check(recording, other, draw((3,)))
+    check(recording, other, draw((3,), seed=1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda values: [values[0] * (2.0 if values[0].sum() > 0 else -1.0)],
+        lambda values: [values[0] * float(values[0][0])],
+        lambda values: [values[0] + torch.rand(3)],
+        lambda values: [values[0] * torch.from_numpy(values[0].numpy())],
+    ],
+    ids=["decides", "reads", "draws", "leaves"],
+)
+def test_what_cannot_be_recorded_is_called_each_time(function):
+    recording, counted = backend.Recording(), Counted(function)
+    for seed in range(4):
+        before = counted.num_calls
+        (values,) = draw((3,), seed=seed)
+        torch.manual_seed(seed)
+        (found,) = recording.call(counted, [values])
+        assert counted.num_calls > before
+        torch.manual_seed(seed)
+        torch.testing.assert_close(found, function([values])[0])
+
+
+def test_a_function_that_writes_in_place():
+    def function(values):
+        total = torch.zeros(3)
+        total += values[0]
+        ones = torch.ones_like(values[0])
+        ones[0] = 5.0
+        return [total, ones * values[0]]
+
+    recording, counted = backend.Recording(), Counted(function)
+    for seed in range(4):
+        check(recording, counted, draw((3,), seed=seed))
+
+
+def test_what_is_returned_is_not_shared_between_calls():
+    recording, function = (
+        backend.Recording(),
+        Counted(lambda values: [torch.ones(3), values[0] + 1]),
+    )
+    first = recording.call(function, draw((3,)))
+    second = recording.call(function, draw((3,)))
+    second[0] += 7.0
+    second[1] += 7.0
+    third = recording.call(function, draw((3,)))
+    torch.testing.assert_close(third[0], torch.ones(3))
+    torch.testing.assert_close(third[1], first[1])
+
+
+def test_a_tensor_from_outside_counts_as_it_is_now():
+    outside = torch.tensor([1.0, 2.0, 3.0])
+    recording, function = backend.Recording(), Counted(lambda values: [values[0] * outside])
+    check(recording, function, draw((3,)))
+    outside.mul_(2.0)
+    check(recording, function, draw((3,), seed=1))
