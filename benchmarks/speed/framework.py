@@ -1,11 +1,10 @@
 """What a framework hands to the measurements, and how one is found by its name."""
 
 import importlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from suite import Benchmark
 
 Train = Callable[[int], Callable[[], Any]]
 """Prepares data for a number of steps; what it returns runs them and waits for them."""
@@ -25,12 +24,14 @@ class Framework:
         packages: the distributions whose versions are worth telling.
         limit_threads: keeps it to one thread, beyond what environment variables do.
         memory: the peak of the accelerator's memory in bytes; None without an accelerator.
+        clock: processor seconds of all that works for it.
     """
 
-    build: Callable[[Benchmark, str], Train]
+    build: Callable[[Any, str], Train]
     packages: tuple[str, ...]
     limit_threads: Callable[[], None] = lambda: None
     memory: Callable[[], int] | None = None
+    clock: Callable[[], float] = time.process_time
 
 
 MODULES = {
