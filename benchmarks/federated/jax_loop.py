@@ -42,9 +42,9 @@ def build(workload: Workload, way: str) -> Train:
 
     Args:
         workload: what a round trains.
-        way: "loop".
+        way: "loop", or "loop-unrolled": the batches of a client without a loop. On a CPU, XLA has
+            a slow convolution inside of loops.
     """
-    del way
     server, outputs = network(workload)
     workload.check_size(sum(array.size for array in server))
     x, y = (jnp.asarray(array) for array in workload.arrays())
@@ -70,7 +70,7 @@ def build(workload: Workload, way: str) -> Train:
             after = [w - CLIENT_LEARNING_RATE * g for w, g in zip(weights, gradients, strict=True)]
             return after, loss
 
-        trained, losses = jax.lax.scan(step, server, batches)
+        trained, losses = jax.lax.scan(step, server, batches, unroll=way == "loop-unrolled")
         triples = zip(changes, trained, server, strict=True)
         return [change + after - before for change, after, before in triples], total + losses.sum()
 

@@ -46,5 +46,7 @@ if __name__ == "__main__":
         os.environ["KERAS_BACKEND"] = given.framework
     set_up_process(given.device, given.pin)
     workload = Workload(given.model, given.cohort, given.clients)
-    result = measured(load(given.framework), workload, given)
+    framework = load(given.framework)
+    result = measured(framework, workload, given)
+    framework.close()
     print(json.dumps({**result, "model": workload.name}))

@@ -7,9 +7,49 @@ import numpy as np
 import speed_path  # noqa: F401
 import torch
 from framework import Train
-from torch import nn
+from torch import Tensor, nn
 from torch_networks import inputs_of, network
 from workloads import CLIENT_LEARNING_RATE, SERVER_LEARNING_RATE, Workload
+
+
+class LocalTraining:
+    """The training of single clients, whose data are on the device.
+
+    Args:
+        workload: what a round trains.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.module = network(workload).to(self.device).train()
+        self.parameters = list(self.module.parameters())
+        images, targets = workload.arrays()
+        self._x = torch.from_numpy(inputs_of(images)).to(self.device)
+        self._y = torch.from_numpy(targets).to(self.device)
+        self._generator = np.random.default_rng(0)
+        self._criterion = nn.CrossEntropyLoss()
+
+    def train(self, client: int) -> Tensor:
+        """Trains the module on a client's examples, from the weights that it has.
+
+        Args:
+            client: number of the client.
+
+        Returns:
+            The sum of the losses of its batches.
+        """
+        optimizer = torch.optim.SGD(self.parameters, lr=CLIENT_LEARNING_RATE)
+        client %= len(self._x)
+        batches = self._workload.local_batches(self._generator)
+        total = torch.zeros((), device=self.device)
+        for rows in torch.from_numpy(batches).to(self.device):
+            optimizer.zero_grad()
+            loss = self._criterion(self.module(self._x[client, rows]), self._y[client, rows])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        return total
 
 
 def build(workload: Workload, way: str) -> Train:
@@ -20,42 +60,29 @@ def build(workload: Workload, way: str) -> Train:
         way: "loop".
     """
     del way
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = network(workload).to(device).train()
-    criterion = nn.CrossEntropyLoss()
-    parameters = list(module.parameters())
-    server = [parameter.detach().clone() for parameter in parameters]
-    images, targets = workload.arrays()
-    x, y = torch.from_numpy(inputs_of(images)).to(device), torch.from_numpy(targets).to(device)
-    generator = np.random.default_rng(0)
+    local = LocalTraining(workload)
+    server = [parameter.detach().clone() for parameter in local.parameters]
+    generator = np.random.default_rng(1)
 
-    def train_client(number: int) -> torch.Tensor:
-        """Trains from the server's weights; returns the sum of the losses."""
-        with torch.no_grad():
-            for parameter, value in zip(parameters, server, strict=True):
-                parameter.copy_(value)
-        optimizer = torch.optim.SGD(parameters, lr=CLIENT_LEARNING_RATE)
-        client = number % len(x)
-        batches = torch.from_numpy(workload.local_batches(generator)).to(device)
-        total = torch.zeros((), device=device)
-        for rows in batches:
-            optimizer.zero_grad()
-            loss = criterion(module(x[client, rows]), y[client, rows])
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        return total
+    @torch.no_grad()
+    def start_from_server() -> None:
+        for parameter, value in zip(local.parameters, server, strict=True):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def add_change(changes: list[Tensor]) -> None:
+        for change, after, before in zip(changes, local.parameters, server, strict=True):
+            change += after - before
 
     def train(num_rounds: int) -> Callable[[], Any]:
         def run() -> float:
-            loss = torch.zeros((), device=device)
+            loss = torch.zeros((), device=local.device)
             for _ in range(num_rounds):
                 changes = [torch.zeros_like(value) for value in server]
-                for number in workload.cohort(generator):
-                    loss += train_client(int(number))
-                    with torch.no_grad():
-                        for change, after, before in zip(changes, parameters, server, strict=True):
-                            change += after - before
+                for client in workload.cohort(generator):
+                    start_from_server()
+                    loss += local.train(int(client))
+                    add_change(changes)
                 for value, change in zip(server, changes, strict=True):
                     value += SERVER_LEARNING_RATE / workload.cohort_size * change
             return loss.item()  # waits for the device

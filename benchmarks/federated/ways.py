@@ -19,12 +19,21 @@ MODULES = {
 BACKENDS = ("tensorflow", "jax", "torch")
 PEERS = tuple(name for name in MODULES if name not in BACKENDS)
 
+NAMES = {
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "torch": "PyTorch",
+    "pfl": "pfl-research",
+    "flower": "Flower",
+}
+"""What the reader calls the frameworks."""
+
 WAYS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("ours", "poisson", "one-by-one", "loop", "ours-xla", "loop-xla"),
-    "jax": ("ours", "poisson", "one-by-one", "loop"),
+    "jax": ("ours", "poisson", "one-by-one", "loop", "loop-unrolled"),
     "torch": ("ours", "poisson", "one-by-one", "loop"),
     "pfl": ("private", "plain"),
-    "flower": ("private", "plain"),
+    "flower": ("private",),
 }
 
 

@@ -15,12 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-import environments
 import report
+from bench_options import add_options, frameworks, settings_of, settle
 from framework import BACKENDS, MODULES, PEERS, WAYS
 from results import ResultsFile, machine, revision
 from suite import SUITE
-from workers import Settings, run
+from workers import run
 
 _HERE = Path(__file__).parent
 
@@ -40,44 +40,13 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--backends", nargs="*", choices=BACKENDS, default=BACKENDS)
     add("--peers", nargs="*", choices=PEERS, default=PEERS)
     add("--ways", nargs="+", choices=sorted({way for ways in WAYS.values() for way in ways}))
-    add("--environments", type=Path, default=environments.ROOT / ".venv-peers", metavar="DIR")
-    add("--make-environments", type=Path, metavar="DIR", help="make what is missing there, use it")
-    add("--output", type=Path, default=_HERE / "results.json", metavar="FILE")
-    add("--rounds", type=int, default=3, help="processes for each model and framework")
-    add("--repeats", type=int, default=3, help="measurements of each way a process")
-    add("--seconds", type=float, default=2.0, help="of training a measurement")
-    add("--steps", type=int, default=60, help="the most steps a measurement")
-    add("--limit", type=float, default=120.0, help="most seconds for one step")
-    add("--no-memory", action="store_true", help="times only")
-    add("--device", choices=("cpu", "gpu"), default="cpu")
-    add("--no-pin", action="store_true", help="all cores and wall time, also on the CPU")
-    add("--quick", action="store_true", help="one round of very few steps: does it run?")
-    add("--dry-run", action="store_true", help="only print what would run")
+    add_options(parser, _HERE / "results.json")
     options = parser.parse_args(arguments)
     if options.frameworks:
         options.backends = [name for name in options.frameworks if name in BACKENDS]
         options.peers = [name for name in options.frameworks if name in PEERS]
-    options.environments = options.make_environments or options.environments
-    if options.quick:
-        options.rounds, options.repeats, options.seconds, options.steps = 1, 1, 0.3, 4
+    settle(options)
     return options
-
-
-def frameworks(options: argparse.Namespace) -> dict[str, Path]:
-    """The interpreter for each framework that can be measured.
-
-    Args:
-        options: the command line.
-    """
-    found = {name: Path(sys.executable) for name in options.backends}
-    for peer in options.peers:
-        if options.make_environments is not None and not options.dry_run:
-            environments.make(options.environments, peer, options.device)
-        if environments.is_made(options.environments, peer):
-            found[peer] = environments.interpreter(options.environments, peer)
-        else:
-            print(f"Not installed, and left out: {peer} (--make-environments DIR makes it)")
-    return found
 
 
 def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
@@ -87,14 +56,7 @@ def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
         options: the command line.
         results: where records are added.
     """
-    settings = Settings(
-        repeats=options.repeats,
-        seconds=options.seconds,
-        steps=options.steps,
-        limit=options.limit,
-        device=options.device,
-        pin=options.device == "cpu" and not options.no_pin,
-    )
+    settings = settings_of(options)
     found = frameworks(options)
     # Memory comes last: a median of times needs every round, a peak one process.
     rounds = [*range(options.rounds), *([] if options.no_memory else [None])]

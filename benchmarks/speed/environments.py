@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from framework import PEERS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,6 +43,15 @@ INSTALLATIONS: dict[str, tuple[Installation, ...]] = {
     # Its own NumPy and dp-accounting; Python 3.11 only.
     "tensorflow-privacy": (
         Installation(("tensorflow>=2.21,<2.22", "tf_keras", "tensorflow-privacy==0.9.0")),
+    ),
+    # For benchmarks/federated.
+    "pfl": (
+        Installation(("torch==2.13.0",), is_torch=True),
+        Installation(("pfl>=0.6",)),
+    ),
+    "flower": (
+        Installation(("torch==2.13.0",), is_torch=True),
+        Installation(("flwr[simulation]>=1.41",)),
     ),
 }
 
@@ -122,7 +133,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--peers", nargs="+", choices=INSTALLATIONS, default=[*INSTALLATIONS])
+    parser.add_argument("--peers", nargs="+", choices=INSTALLATIONS, default=[*PEERS])
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
     made = [make(options.folder, peer, options.device) for peer in options.peers]

@@ -25,6 +25,7 @@ class Framework:
         limit_threads: keeps it to one thread, beyond what environment variables do.
         memory: the peak of the accelerator's memory in bytes; None without an accelerator.
         clock: processor seconds of all that works for it.
+        close: ends what the ways have started.
     """
 
     build: Callable[[Any, str], Train]
@@ -32,6 +33,7 @@ class Framework:
     limit_threads: Callable[[], None] = lambda: None
     memory: Callable[[], int] | None = None
     clock: Callable[[], float] = time.process_time
+    close: Callable[[], None] = lambda: None
 
 
 MODULES = {

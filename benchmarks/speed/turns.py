@@ -21,6 +21,7 @@ from suite import Benchmark
 
 _SHORT = 2
 _SLOW_SECONDS = 4.0
+_QUICK_SECONDS = 0.5
 _MEGABYTE = 2**20
 
 
@@ -95,12 +96,9 @@ def _calibrated(train: Train, options: Options) -> dict[str, Any]:
     """Compiles, and finds how many steps a measurement should have."""
     first = _seconds(train, 1, options, limited=True)
     num_steps = 1 if first > 5 * _SLOW_SECONDS else _SHORT
-    seconds = _seconds(train, num_steps, options, limited=True)
-    estimate = seconds / num_steps
-    if num_steps > 1 and seconds < options.seconds:
-        # Of two steps, most may be what a run costs once.
-        more = num_steps + options.steps // 4
-        estimate = max(_seconds(train, more, options) - seconds, 1e-6) / (more - num_steps)
+    estimate = _seconds(train, num_steps, options, limited=True) / num_steps
+    if estimate < _QUICK_SECONDS:  # what a run costs once can be most of it
+        estimate = max(_seconds_of_step(train, _SHORT, options), estimate / 20)
     steps = 1
     if estimate < _SLOW_SECONDS:
         steps = max(4, min(options.steps, round(options.seconds / estimate)))

@@ -26,6 +26,8 @@ class Settings:
         limit: the most seconds for one step.
         device: "cpu" or "gpu".
         pin: one core, one thread, processor time.
+        script: what measures.
+        arguments: more of its arguments.
     """
 
     repeats: int
@@ -34,6 +36,8 @@ class Settings:
     limit: float
     device: str
     pin: bool
+    script: Path = _HERE / "measure.py"
+    arguments: tuple[str, ...] = ()
 
 
 def command(
@@ -49,7 +53,7 @@ def command(
         kind: "times" or "memory".
         settings: what every process is told.
     """
-    line = [str(python), "-W", "ignore", str(_HERE / "measure.py"), model]
+    line = [str(python), "-W", "ignore", str(settings.script), model, *settings.arguments]
     line += ["--framework", framework, "--ways", *ways, "--device", settings.device]
     for name in ("repeats", "seconds", "steps", "limit"):
         line += [f"--{name}", str(getattr(settings, name))]

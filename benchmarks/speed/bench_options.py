@@ -1,0 +1,76 @@
+"""What can be said of a whole benchmark on the command line, and what follows from it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import environments
+from workers import Settings
+
+
+def add_options(parser: argparse.ArgumentParser, output: Path, unit: str = "step") -> None:
+    """Adds how long to measure, with what, and where the results go.
+
+    Args:
+        parser: of the command line.
+        output: the file of results unless another is given.
+        unit: what is timed.
+    """
+    add = parser.add_argument
+    add("--environments", type=Path, default=environments.ROOT / ".venv-peers", metavar="DIR")
+    add("--make-environments", type=Path, metavar="DIR", help="make what is missing there, use it")
+    add("--output", type=Path, default=output, metavar="FILE")
+    add("--rounds", type=int, default=3, help="processes for each model and framework")
+    add("--repeats", type=int, default=3, help="measurements of each way a process")
+    add("--seconds", type=float, default=2.0, help="of training a measurement")
+    add("--steps", type=int, default=60, help=f"the most {unit}s a measurement")
+    add("--limit", type=float, default=120.0, help=f"most seconds for one {unit}")
+    add("--no-memory", action="store_true", help="times only")
+    add("--device", choices=("cpu", "gpu"), default="cpu")
+    add("--no-pin", action="store_true", help="all cores and wall time, also on the CPU")
+    add("--quick", action="store_true", help=f"one round of very few {unit}s: does it run?")
+    add("--dry-run", action="store_true", help="only print what would run")
+
+
+def settle(options: argparse.Namespace) -> None:
+    """Lets some options decide about others.
+
+    Args:
+        options: with what `add_options` has added.
+    """
+    options.environments = options.make_environments or options.environments
+    if options.quick:
+        options.rounds, options.repeats, options.seconds, options.steps = 1, 1, 0.3, 4
+
+
+def frameworks(options: argparse.Namespace) -> dict[str, Path]:
+    """The interpreter for each framework that can be measured.
+
+    Args:
+        options: with `backends` and `peers`, and with what `add_options` has added.
+    """
+    found = {name: Path(sys.executable) for name in options.backends}
+    for peer in options.peers:
+        if options.make_environments is not None and not options.dry_run:
+            environments.make(options.environments, peer, options.device)
+        if environments.is_made(options.environments, peer):
+            found[peer] = environments.interpreter(options.environments, peer)
+        else:
+            print(f"Not installed, and left out: {peer} (--make-environments DIR makes it)")
+    return found
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What every process is told.
+
+    Args:
+        options: with what `add_options` has added.
+    """
+    return Settings(
+        repeats=options.repeats,
+        seconds=options.seconds,
+        steps=options.steps,
+        limit=options.limit,
+        device=options.device,
+        pin=options.device == "cpu" and not options.no_pin,
+    )
