@@ -10,7 +10,7 @@
 #   WORKERS            test processes at a time                   (number of cores, at most 4)
 #   PYTEST_FLAGS       more options for every pytest, e.g. PYTEST_FLAGS="-k quantile"
 #   DEMO_FLAGS         options for the example that `make demo` runs
-#   BENCH_FLAGS        options for `make bench`, e.g. BENCH_FLAGS="--make-environments .venv-peers"
+#   BENCH_FLAGS        options for `make bench` and `make bench-federated`, e.g. BENCH_FLAGS="--make-environments .venv-peers"
 
 TORCH_REQUIREMENT ?= torch==2.13.0
 TORCH_PIP_FLAGS ?=
@@ -43,7 +43,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal
 
 .PHONY: help demo demo-smoke test checks venv lint types test-core test-tensorflow test-jax test-torch \
-        test-golden test-tensorflow-privacy bench docs clean
+        test-golden test-tensorflow-privacy bench bench-federated docs clean
 .NOTPARALLEL:
 
 help:
@@ -51,7 +51,7 @@ help:
 	@echo "make test    lint, types, and the tests on TensorFlow, JAX and PyTorch"
 	@echo "Parts of it: make lint | types | test-core | test-tensorflow | test-jax | test-torch | test-golden |"
 	@echo "             test-tensorflow-privacy"
-	@echo "Others:      make demo-smoke | bench | venv | docs | clean"
+	@echo "Others:      make demo-smoke | bench | bench-federated | venv | docs | clean"
 
 # ---- the two commands -------------------------------------------------------------------------------
 
@@ -159,6 +159,11 @@ test-tensorflow-privacy: $(TFP_VENV)/.installed
 bench: $(VENV)/.installed-test
 	@echo "==> Benchmark of speed and memory"
 	@TORCH_PIP_FLAGS="$(TORCH_PIP_FLAGS)" $(BIN)/python benchmarks/speed/bench.py $(BENCH_FLAGS)
+
+# Rounds of federated training, beside loops over clients, pfl-research and Flower. As long as `bench`.
+bench-federated: $(VENV)/.installed-test
+	@echo "==> Benchmark of federated rounds"
+	@TORCH_PIP_FLAGS="$(TORCH_PIP_FLAGS)" $(BIN)/python benchmarks/federated/bench.py $(BENCH_FLAGS)
 
 # ---- the rest ---------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--series", nargs="+", choices=("rounds", *SERIES), default=["rounds", *SERIES])
     add("--models", nargs="+", choices=MODELS, default=[*MODELS])
-    add("--most-clients", type=int, default=1_000_000, help="leaves out larger populations")
+    add("--most-in-round", type=int, metavar="CLIENTS", help="leaves out larger cohorts")
+    add("--most-in-all", type=int, metavar="CLIENTS", help="leaves out larger populations")
     add("--backends", nargs="*", choices=BACKENDS, default=BACKENDS)
     add("--peers", nargs="*", choices=PEERS, default=PEERS)
     add("--ways", nargs="+", choices=sorted({way for ways in WAYS.values() for way in ways}))
@@ -60,7 +61,8 @@ def chosen(options: argparse.Namespace) -> list[Plan]:
         plan
         for plan in plans(options.series)
         if plan.workload.model in options.models
-        and plan.workload.num_clients <= options.most_clients
+        and plan.workload.cohort_size <= (options.most_in_round or plan.workload.cohort_size)
+        and plan.workload.num_clients <= (options.most_in_all or plan.workload.num_clients)
     ]
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import keras_ways
 import speed_path  # noqa: F401
-from framework import Framework, Train
+from framework import Train
+from keras_ways import framework as framework  # the same as for steps
 from workloads import (
     CLIENT_LEARNING_RATE,
     CLIP_NORM,
@@ -18,8 +18,6 @@ from workloads import (
 )
 
 import keras_adaclip as ka
-
-framework: Callable[[str], Framework] = keras_ways.framework
 
 
 class SyntheticClients(ka.federated.ClientData):

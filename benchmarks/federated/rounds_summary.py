@@ -24,7 +24,7 @@ class RoundsSummary:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._times: dict[tuple[str, str, str], list[float]] = {}
-        self._memory: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        self._memory: dict[tuple[str, str, str], dict[str, float]] = {}
         self.errors: dict[tuple[str, str, str], str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         self.device = "cpu"
@@ -103,7 +103,6 @@ class RoundsSummary:
         if result is None:
             return None
         peak, base = result["peak"], result["base"]
-        assert peak is not None and base is not None
         if framework == "flower" or self.device == "gpu":
             return peak if in_all else None
         return peak + base if in_all else peak

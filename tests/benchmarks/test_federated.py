@@ -1,0 +1,203 @@
+"""The benchmark of federated rounds: workloads, ways on this backend, plans and the report."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+
+FEDERATED = Path(ka.__file__).parents[1] / "benchmarks" / "federated"
+if not FEDERATED.exists():
+    pytest.skip("the benchmarks are not part of this installation", allow_module_level=True)
+pytest.importorskip("matplotlib")
+# The files are scripts, which import each other by their names. Two names are in both folders.
+sys.path += [str(FEDERATED.parent / "speed"), str(FEDERATED)]
+
+import keras_rounds  # noqa: E402
+import plans  # noqa: E402
+import process_tree  # noqa: E402
+import rounds_report  # noqa: E402
+import ways  # noqa: E402
+import workloads  # noqa: E402
+from results import ResultsFile, machine  # noqa: E402
+from rounds_summary import RoundsSummary  # noqa: E402
+from workers import command  # noqa: E402
+from workloads import MODELS, Workload  # noqa: E402
+
+
+def script(name):
+    """A script that has a namesake in the benchmark of steps."""
+    spec = importlib.util.spec_from_file_location(f"federated_{name}", FEDERATED / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+bench, measure = script("bench"), script("measure")
+BACKEND = keras.backend.backend()
+on_one_backend = pytest.mark.skipif(BACKEND != "tensorflow", reason="once is enough")
+
+
+# ---- workloads ----------------------------------------------------------------------------------
+
+
+@on_one_backend
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_the_size_that_all_are_held_to(name):
+    workload = Workload(name, num_clients=2)
+    model = keras.Model(*workload.about.build(keras))
+    workload.check_size(sum(math.prod(w.shape) for w in model.trainable_weights))
+    x, y = workload.client(0)
+    assert model(x).shape[0] == len(y) == 60
+    with pytest.raises(ValueError, match="num_trainable=7"):
+        workload.check_size(7)
+
+
+def test_a_million_clients_are_made_when_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr(workloads, "_NUM_DISTINCT_CLIENTS", 7)
+    workload = Workload("linear", num_clients=1_000_000)
+    clients = keras_rounds.SyntheticClients(workload)
+    assert len(clients) == 1_000_000
+    x, _ = clients[987_654]
+    assert np.shares_memory(x, workload.arrays()[0])
+    assert clients.num_examples_at(5) == len(x) == 60
+    with pytest.raises(ValueError, match="range"):
+        clients.position_of(1_000_000)
+
+
+def test_local_batches_go_through_all_examples_once():
+    workload = Workload("linear", 4, 6)
+    generator = np.random.default_rng(0)
+    batches = workload.local_batches(generator)
+    assert batches.shape == (3, 20)
+    assert sorted(batches.ravel()) == [*range(60)]
+    assert len(set(workload.cohort(generator))) == 4
+
+
+# ---- ways ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ours", "loop"])
+def test_a_small_round_on_this_backend(way):
+    framework = ways.load(BACKEND)
+    # Two rounds of few clients: does it run? The loops return the sum of the clients' losses.
+    loss = framework.build(Workload("linear", 3, 6), way)(2)()
+    if way == "loop":
+        assert 0.0 < loss / (2 * 3 * 3) < 10.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells of processes there")
+def test_processor_time_and_memory_of_a_tree_of_processes():
+    before = process_tree.processor_seconds()
+    sum(range(3_000_000))
+    assert process_tree.processor_seconds() > before
+    assert process_tree.peak_resident_bytes() > 2**20
+
+
+# ---- plans and processes ------------------------------------------------------------------------
+
+
+def test_plans_name_each_workload_once_and_ways_that_exist():
+    found = plans.plans(["rounds", *plans.SERIES])
+    assert len({plan.workload.name for plan in found}) == len(found)
+    for plan in found:
+        for framework, chosen in plan.ways.items():
+            assert set(chosen) <= set(ways.WAYS[framework])
+    assert {plan.workload.num_clients for plan in found if "flower" in plan.ways} == {1000, 10_000}
+
+
+def test_processes_take_the_commands_that_are_made_for_them():
+    options = bench.parse_options(["--models", "mlp", "--most-in-all", "10000"])
+    settings = bench.settings_of(options)
+    for plan in bench.chosen(options):
+        told = bench.settings_for(plan.workload, settings)
+        line = command(Path("python"), "flower", "mlp", ["private"], "memory", told)
+        assert str(FEDERATED / "measure.py") in line
+        given = measure.parse_options(line[line.index("mlp") :])
+        assert Workload(given.model, given.cohort, given.clients) == plan.workload
+        assert plan.workload.num_clients <= 10_000
+        assert (given.memory, given.pin, given.steps) == (True, True, 200)
+
+
+def test_measuring_goes_on_where_it_stopped(monkeypatch, tmp_path):
+    started = []
+
+    def run(python, framework, model, ways, kind, settings):
+        started.append((framework, *settings.arguments, *ways))
+        yield {"framework": framework, "times": {way: {"milliseconds": [1.0]} for way in ways}}
+
+    monkeypatch.setattr(bench, "run", run)
+    arguments = ["--series", "rounds", "--models", "cnn", "--backends", "torch", "--peers"]
+    arguments += ["--rounds", "1", "--no-memory", "--ways", "ours", "loop"]
+    arguments += ["--most-in-round", "50"]
+    results = ResultsFile(tmp_path / "results.json")
+    bench.measure_all(bench.parse_options([*arguments, "--dry-run"]), results)
+    assert not started
+    bench.measure_all(bench.parse_options(arguments), results)
+    assert started == [("torch", "--cohort", "50", "--clients", "1000", "ours", "loop")]
+    bench.measure_all(bench.parse_options(arguments), ResultsFile(results.path))
+    assert len(started) == 1
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def record(framework, workload, memory=None, **times):
+    """What `measure.py` prints; a number of milliseconds or an error for each way."""
+    about = {"model": workload.name, "framework": framework, "clock": "wall", "versions": {}}
+    if memory is not None:
+        return {**about, "memory": memory}
+    results = {
+        way.replace("_", "-"): {"error": value}
+        if isinstance(value, str)
+        else {"milliseconds": [value]}
+        for way, value in times.items()
+    }
+    return {**about, "times": results}
+
+
+def some_records():
+    small, large, many = Workload("mlp"), Workload("mlp", 500), Workload("mlp", 50, 10_000)
+    peaks = {"base": 300.0, "peak": 50.0, "steady": None}
+    return [
+        record("tensorflow", small, ours=30.0, loop=20.0, ours_xla=10.0, loop_xla="no kernel"),
+        record("tensorflow", small, ours=30.0, ours_xla=14.0),
+        record("jax", small, ours=6.0, poisson=9.0, loop=12.0, loop_unrolled=8.0),
+        record("jax", large, ours=60.0, loop=120.0),
+        record("jax", many, ours=6.5, loop=12.5),
+        record("pfl", small, private=24.0, plain=20.0),
+        record("flower", small, private=600.0),
+        record("jax", small, memory={"ours": peaks}),
+        record("flower", small, memory={"private": peaks}),
+    ]
+
+
+def test_ratios_take_the_faster_of_two_ways():
+    summary, workload = RoundsSummary(some_records()), Workload("mlp")
+    assert summary.milliseconds(workload, "tensorflow", "ours") == 12.0
+    assert summary.ratio(workload, "jax", "jax", "loop") == pytest.approx(0.75)
+    assert summary.ratio(workload, "jax", "flower", "private") == pytest.approx(0.01)
+    assert summary.ratio(workload, "torch", "torch", "loop") is None
+    assert summary.memory(workload, "jax", "ours") == 350.0
+    assert summary.memory(workload, "jax", "ours", in_all=False) == 50.0
+    assert summary.memory(workload, "flower", "private") == 50.0
+
+
+@on_one_backend
+def test_the_report_is_written_from_the_file(tmp_path, monkeypatch, capsys):
+    results = ResultsFile(tmp_path / "results.json")
+    results.machine, results.records = machine(), some_records()
+    results.write()
+    monkeypatch.setattr(sys, "argv", ["rounds_report.py", str(results.path)])
+    rounds_report.main()
+    assert capsys.readouterr().out.count("Written") == 2
+    text = results.path.with_suffix(".md").read_text()
+    assert "| MLP 784-200-100-10, 50 | 0.60 | 0.75 | 0.50 | 0.25 | 0.02 | 0.01 |" in text
+    assert "| 10,000 clients | –; – | 6.5; – |" in text
+    assert "| TensorFlow | loop-xla | mlp-50-1000 | no kernel |" in text
+    assert results.path.with_suffix(".png").stat().st_size > 10_000
