@@ -26,6 +26,7 @@ from workloads import CLIP_NORM, NOISE_MULTIPLIER, Workload
 
 _STOP = -1
 _WITHOUT_END = 10**9
+_PATIENCE = 1200.0  # seconds
 
 
 class _StoppedError(Exception):
@@ -102,7 +103,8 @@ class Simulation:
         if not self._thread.is_alive():
             self._thread.start()
         self._asked.put(num_rounds)
-        if (error := self._done.get()) is not None:
+        error = self._done.get(timeout=_PATIENCE)
+        if error is not None:
             raise error
 
     def stop(self) -> None:
@@ -171,6 +173,7 @@ def build(workload: Workload, way: str) -> Train:
     del way
     simulation = Simulation(workload)
     _running.append(simulation)
+    simulation.rounds(1)  # Ray and the nodes start before the limit of a round counts
 
     def train(num_rounds: int) -> Callable[[], Any]:
         return lambda: simulation.rounds(num_rounds)

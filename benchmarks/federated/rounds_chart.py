@@ -84,6 +84,9 @@ def _lines(axes: Axes, summary: RoundsSummary, name: str) -> None:
             sizes, times = zip(*found, strict=True)
             style = ":" if way == "loop" else "--" if hatch else "-"
             axes.plot(sizes, times, style, color=colour, marker="o", markersize=3.5)
+    if not axes.lines:
+        axes.set_axis_off()
+        return
     axes.set_xscale("log")
     axes.set_xlabel(label)
     _finish(axes, "milliseconds a round (log)" if name == next(iter(SERIES)) else "")
