@@ -85,6 +85,7 @@ def build(workload: Workload, way: str) -> Train:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=True if way.endswith("-xla") else "auto",
     )
+    workload.arrays()  # drawn here, as the loops do, so that no round is charged for it
     clients = SyntheticClients(workload)
 
     def train(num_rounds: int) -> Callable[[], Any]:
