@@ -1,5 +1,7 @@
 """This package: rounds of `FederatedModel` on the backend that the process runs."""
 
+import contextlib
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +72,9 @@ def build(workload: Workload, way: str) -> Train:
             cohorts with `microbatch_size=1`, one client after another; "-xla": with
             `jit_compile=True`.
     """
+    # Keras's `fit` imports TensorFlow on every backend where it is there: no matter of a round.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorflow")
     kind = way.removesuffix("-xla")
     model = ka.FederatedModel(*workload.about.build(keras))
     workload.check_size(sum(math.prod(weight.shape) for weight in model.trainable_weights))
