@@ -49,7 +49,9 @@ class ClippingMonitor(keras.callbacks.Callback):
         if logs is None:
             return
         optimizer = self.model.optimizer
-        logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(optimizer.clip_norm)))
+        clip_norm = optimizer.clip_norm
+        if clip_norm is not None:
+            logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(clip_norm)))
         fraction = optimizer.unclipped_fraction
         if fraction is not None:
             logs["unclipped_fraction"] = float(np.mean(fraction))

@@ -33,6 +33,45 @@ def sum_over_chunks(
         The sum, without the part that does not touch the data.
     """
     clipping = model.optimizer.current_clipping
+
+    def parts_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        part = sum_of_chunk(index, chunk)
+        return [part.statistics, *part.gradients]
+
+    def added(totals: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
+        return [total + part for total, part in zip(totals, parts, strict=True)]
+
+    start = [
+        ops.zeros((clipping.num_statistics,), "float32"),
+        *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
+    ]
+    statistics, *gradients = merge_over_chunks(
+        model, batch, size, is_ragged, parts_of_chunk, start, added
+    )
+    return ClippedSum(gradients, statistics)
+
+
+def merge_over_chunks(
+    model: keras.Model,
+    batch: Batch,
+    size: int,
+    is_ragged: bool,
+    parts_of_chunk: Callable[[Tensor, Batch], list[Tensor]],
+    start: list[Tensor],
+    merged: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
+) -> list[Tensor]:
+    """Merges what a batch's chunks make, one after another.
+
+    Args:
+        model: a private model.
+        batch: the units; padding stands at the end.
+        size: number of units in a chunk.
+        is_ragged: whether the last chunk may be smaller; otherwise it is padded.
+        parts_of_chunk: takes the number of a chunk and the chunk; may assign the model's
+            non-trainable variables and those of its metrics.
+        start: what no chunk at all makes, tensors of constant shape.
+        merged: takes what some chunks have made and what another one makes.
+    """
     if is_ragged:
         num_units = batch.num_rows
     else:
@@ -41,19 +80,13 @@ def sum_over_chunks(
         num_units = ops.sum(ops.cast(batch.present, "int32"))
     num_chunks = (num_units + size - 1) // size
 
-    def add_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+    def merge_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         left = num_units - index * size
         of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
-        part = sum_of_chunk(index, batch.rows(index * size, of_chunk if is_ragged else size))
-        parts = [part.statistics, *part.gradients]
-        return [total + part for total, part in zip(carry, parts, strict=True)]
+        chunk = batch.rows(index * size, of_chunk if is_ragged else size)
+        return merged(carry, parts_of_chunk(index, chunk))
 
-    carry = [
-        ops.zeros((clipping.num_statistics,), "float32"),
-        *(ops.zeros(variable.shape, "float32") for variable in model.trainable_variables),
-    ]
     changing = [*model.non_trainable_variables, *model.metrics_variables]
-    statistics, *gradients = backend.loop_over_chunks(
-        add_chunk, carry, num_chunks, changing, model.trainable_variables
+    return backend.loop_over_chunks(
+        merge_chunk, start, num_chunks, changing, model.trainable_variables
     )
-    return ClippedSum(gradients, statistics)

@@ -13,7 +13,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.models.loss_probe import probe_loss
 from keras_adaclip.models.probe import probe
-from keras_adaclip.optimizers import DPOptimizer
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 _MIXING_LAYERS = tuple(
     getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)
@@ -103,9 +103,9 @@ def refuse_other_weights(model: keras.Model) -> None:
         raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
     if not model.optimizer.is_built_for(model.trainable_variables):
         raise ValueError(
-            "The `DPOptimizer` was built for other trainable weights than the model has now (a "
-            "layer was frozen or unfrozen, or the optimizer belongs to another model). Compile "
-            "with a new `DPOptimizer`; the privacy spent so far is carried over."
+            f"The `{type(model.optimizer).__name__}` was built for other trainable weights than "
+            "the model has now (a layer was frozen or unfrozen, or the optimizer belongs to "
+            "another model). Compile with a new one; the privacy spent so far is carried over."
         )
 
 
@@ -163,7 +163,7 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
             )
         )
     optimizer = getattr(model, "optimizer", None)
-    inner = optimizer.inner_optimizer if isinstance(optimizer, DPOptimizer) else optimizer
+    inner = optimizer.inner_optimizer if isinstance(optimizer, AccountedOptimizer) else optimizer
     return issues + [
         PrivacyIssue(
             option,

@@ -16,6 +16,7 @@ from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_
 from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 
 class Preparation(PrivacySpending):
@@ -28,7 +29,10 @@ class Preparation(PrivacySpending):
         private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
         fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
         fit_augmentation: how the running `fit` augments its examples, if it does.
+        accepted_optimizer: the class of optimizers that the model can be compiled with.
     """
+
+    accepted_optimizer: type[AccountedOptimizer] = DPOptimizer
 
     gradient_plan: GradientPlan | None = None
     planned_method: str | None = None
@@ -37,15 +41,15 @@ class Preparation(PrivacySpending):
     fit_augmentation: Augmentation | None = None
     fitting_chunk_sizes: Mapping[int, int | None] = MappingProxyType({})
 
-    def _adopted(self, optimizer: Any) -> DPOptimizer:
+    def _adopted(self, optimizer: Any) -> AccountedOptimizer:
         """The optimizer of `compile`, with all that this model has spent so far.
 
         Raises:
-            ValueError: where it is not a `DPOptimizer`.
+            ValueError: where it is not a `DPOptimizer`, or another that the model accepts.
         """
-        if optimizer is not None and not isinstance(optimizer, DPOptimizer):
+        if optimizer is not None and not isinstance(optimizer, AccountedOptimizer):
             optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, DPOptimizer):
+        if not isinstance(optimizer, self.accepted_optimizer):
             raise ValueError(
                 "A private model must be compiled with a `DPOptimizer`, or training would not be "
                 "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
@@ -63,7 +67,7 @@ class Preparation(PrivacySpending):
         keras_private.set_attribute(self, "given_metrics", objects)
 
     def _require_compiled(self) -> None:
-        if not self.compiled or not isinstance(self.optimizer, DPOptimizer):  # type: ignore[attr-defined]
+        if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):  # type: ignore[attr-defined]
             raise ValueError(
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
                 "training a private model."
@@ -132,7 +136,7 @@ class Preparation(PrivacySpending):
         """Makes the step record raw norms and true clip fractions, which are not private."""
         if record == (self.private_diagnostics is not None):
             return
-        names = ("gradient_norm", "clipped_fraction") if record else ()
+        names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
         metrics = {name: keras.metrics.Mean(name=name) for name in names}
         # Untracked by Keras, so that they can be taken away again.
         keras_private.set_attribute(self, "private_diagnostics", metrics or None)

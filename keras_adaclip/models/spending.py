@@ -76,7 +76,7 @@ class PrivacySpending:
             The report: `print` it, or `save` it as JSON, Markdown or text.
         """
         ledger = self.privacy_ledger
-        described = _described(getattr(self, "optimizer", None), ledger)
+        described = _described(getattr(self, "optimizer", None))
         described["clipping"] += self._remark_on_noise()
         versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
         return PrivacyReport.from_ledger(
@@ -132,19 +132,11 @@ class PrivacySpending:
             self.optimizer.include_run(loaded)  # type: ignore[attr-defined]
 
 
-def _described(optimizer: Any, ledger: Ledger) -> dict[str, str]:
+def _described(optimizer: Any) -> dict[str, str]:
     """Clipping and seeds in words, as far as the optimizer knows them."""
     if optimizer is None:
         unknown = "not known: the model was loaded without its optimizer"
         return {"clipping": unknown, "seeds": unknown}
-    rows = [row for row in ledger if row.steps > 0]
-    split = (rows[-1].noise_multiplier, rows[-1].expected_batch_size) if rows else (None, None)
-    num_groups = int(np.size(optimizer.clip_norm)) if optimizer.built else None
-    if optimizer.seed is None:
-        seeds = "noise and sampling from the operating system, anew for each run"
-    else:
-        seeds = f"noise seeded with {optimizer.seed}: whoever knows it can subtract the noise"
-    return {
-        "clipping": optimizer.clipping.describe(*split, num_groups),
-        "seeds": f"{seeds} (the present optimizer; a `PoissonDataset` may have its own seed)",
-    }
+    described: dict[str, str] = optimizer.described()
+    described["seeds"] += " (the present optimizer; a `PoissonDataset` may have its own seed)"
+    return described

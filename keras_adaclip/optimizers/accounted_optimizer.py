@@ -1,13 +1,15 @@
 """Runs of steps as the accountant sees them: which noise, over which data, counted where.
 
 What `PrivateModel.fit` calls around its steps stands here; what a step does stands in
-`DPOptimizer`.
+`DPOptimizer`, or in an optimizer whose noise another library draws.
 """
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -34,6 +36,13 @@ class RunSettings:
 class AccountedOptimizer(WrappingOptimizer):
     """Keeps the ledger, and the noise in step with it.
 
+    Attributes:
+        aggregation: what adds up the contributions of a step's units in the place of clipping
+            and summing; None where these do.
+        diagnostics: names of what can be recorded of the contributions, which is not private.
+        microbatch_size: number of units that are processed at a time; None lets the step decide.
+        seed: of the noise and the draws of units; None takes both from the operating system.
+
     Args:
         inner_optimizer: the optimizer that applies the updates.
         noise_multiplier: float >= 0, or a schedule.
@@ -44,11 +53,17 @@ class AccountedOptimizer(WrappingOptimizer):
         between epochs only, when another row is opened.
     """
 
+    aggregation: Any = None
+    diagnostics: tuple[str, ...] = ("gradient_norm", "clipped_fraction")
+    microbatch_size: int | str | None = None
+    seed: int | None = None
     _ledger: LedgerVariables
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
         super().__init__(inner_optimizer, name)
-        self.noise_multiplier = noise_multiplier
+        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        self._is_for_private_model = False
+        self._built_for: list[int] = []
         self._is_configured = False
         self._past_run = Run()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
@@ -188,6 +203,22 @@ class AccountedOptimizer(WrappingOptimizer):
     def is_in_a_run(self) -> bool:
         """Whether `configure` was called, and `end_run` not yet."""
         return self._is_configured
+
+    def mark_for_private_model(self) -> None:
+        """Allows `build`: the model takes what single units contribute."""
+        self._is_for_private_model = True
+
+    def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether the optimizer was built for exactly these trainable variables."""
+        return [id(variable) for variable in variables] == self._built_for
+
+    @abc.abstractmethod
+    def described(self) -> dict[str, str]:
+        """How contributions are bounded and where the noise comes from, for a report."""
+
+    @abc.abstractmethod
+    def _refuse_plain_model(self) -> None:
+        """Raises where no private model was compiled with this optimizer."""
 
     @abc.abstractmethod
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
+import numpy as np
 
 from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip.accounting import LedgerRow
@@ -104,8 +105,6 @@ class DPOptimizer(AccountedOptimizer):
         self.memory_limit = checked_memory_limit(memory_limit, self.microbatch_size)
         self._gradient_method = checked_gradient_method(gradient_method)
         self.seed = checked_seed(seed)
-        self._is_for_private_model = False
-        self._built_for: list[int] = []
 
     # Keras's optimizer protocol
 
@@ -220,18 +219,25 @@ class DPOptimizer(AccountedOptimizer):
 
     # What `PrivateModel` calls
 
-    def mark_for_private_model(self) -> None:
-        """Allows `build`: the model clips the gradients of single examples."""
-        self._is_for_private_model = True
-
     @property
     def augmentation_seed(self) -> Tensor:
         """Two integers, new for each step, for random numbers other than noise."""
         return self._noise.augmentation_seed
 
-    def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether the optimizer was built for exactly these trainable variables."""
-        return [id(variable) for variable in variables] == self._built_for
+    def described(self) -> dict[str, str]:
+        """How contributions are bounded and where the noise comes from, for a report."""
+        rows = [row for row in self.ledger if row.steps > 0]
+        total = rows[-1].noise_multiplier if rows else None
+        expected_units = float(rows[-1].expected_batch_size) if rows else None
+        num_groups = int(np.size(self.clip_norm)) if self.built else None
+        if self.seed is None:
+            seeds = "noise and sampling from the operating system, anew for each run"
+        else:
+            seeds = f"noise seeded with {self.seed}: whoever knows it can subtract the noise"
+        return {
+            "clipping": self.clipping.describe(total, expected_units, num_groups),
+            "seeds": seeds,
+        }
 
     # Saving
 
