@@ -16,7 +16,7 @@ from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.layout import cohort_layout
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preflight import refuse_unsound_rounds
+from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
 from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
@@ -24,6 +24,7 @@ from keras_adaclip.gradients import quicker_calls_of
 from keras_adaclip.models import fit_callbacks
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.training_data import TrainingData
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 
 class FederatedTraining(Preparation):
@@ -37,6 +38,7 @@ class FederatedTraining(Preparation):
     privacy_unit = "client"
     federated_settings: FederatedSettings | None = None
     local_training: LocalTraining | None = None
+    accepted_optimizer = AccountedOptimizer
     _known_of_clients: Any = None
 
     def compile(
@@ -64,7 +66,8 @@ class FederatedTraining(Preparation):
         Args:
             optimizer: a `DPOptimizer` around the server's optimizer, which takes minus the mean
                 change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
-                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients.
+                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients. On
+                TensorFlow also an `integrations.tensorflow_privacy.QueryOptimizer`.
             client_optimizer: any Keras optimizer; each client begins with a fresh one. What is
                 changed of it later (its learning rate) counts from the next `fit` on.
             local_epochs: passes of each client over its own examples.
@@ -101,6 +104,10 @@ class FederatedTraining(Preparation):
             cohort_noise_size,
         )
         optimizer = self._adopted(optimizer)
+        if optimizer.aggregation is not None:
+            refuse_unsuited_settings(optimizer, settings, jit_compile)
+            # Its noise must not be compiled: see `refuse_unsuited_settings`.
+            jit_compile = False
         super().compile(  # type: ignore[misc]
             optimizer=optimizer,
             loss=loss,

@@ -9,6 +9,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.local_step import with_rows_masked
+from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.models.preflight import (
     PrivacyIssue,
@@ -18,6 +19,7 @@ from keras_adaclip.models.preflight import (
     refuse_other_weights,
     refuse_unsupported,
 )
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 
 def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> None:
@@ -44,6 +46,38 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> None:
             *metric_issues(model),
         ],
     )
+
+
+def refuse_unsuited_settings(
+    optimizer: AccountedOptimizer, settings: FederatedSettings, jit_compile: Any
+) -> None:
+    """Raises where `compile` was told what an optimizer with its own aggregation cannot do.
+
+    Args:
+        optimizer: an optimizer whose `aggregation` is not None.
+        settings: what `compile` was told of the clients.
+        jit_compile: what it was told of XLA.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    name = type(optimizer).__name__
+    if settings.client_weighting is not None:
+        raise ValueError(
+            f"A `{name}` lets all clients count alike: its query bounds what a client adds, and "
+            "weights would come on top. Leave `client_weighting` out."
+        )
+    if settings.cohort_noise_size is not None:
+        raise ValueError(
+            f"`cohort_noise_size` makes the noise of a `DPOptimizer` smaller; the noise of a "
+            f"`{name}` is its query's own. Give the query the noise that is to be simulated. "
+            f"Received: cohort_noise_size={settings.cohort_noise_size}"
+        )
+    if jit_compile is True:
+        raise ValueError(
+            f"A `{name}` cannot be compiled with XLA, which may draw the same noise in every "
+            "process. Leave `jit_compile` out. Received: jit_compile=True"
+        )
 
 
 def _layer_issues(model: keras.Model) -> list[PrivacyIssue]:

@@ -8,7 +8,7 @@ import keras
 from keras_adaclip.accounting import check_integer, check_real
 from keras_adaclip.federated.cohort_batches import LocalBatches
 from keras_adaclip.federated.weighting import checked_weighting
-from keras_adaclip.optimizers import DPOptimizer
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, dict):
         optimizer = keras.optimizers.deserialize(optimizer)
     optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, DPOptimizer):
+    if isinstance(optimizer, AccountedOptimizer):
         raise ValueError(
             "Argument `client_optimizer` must be a plain Keras optimizer: a client's training is "
-            "clipped and noised as a whole, by the `DPOptimizer` of `optimizer`."
+            "clipped and noised as a whole, by `optimizer`."
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(

@@ -4,6 +4,7 @@ All but the contribution is the code of the example-level step.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,9 +21,11 @@ from keras_adaclip.gradients import (
     add_to_output_loss_trackers,
     clipped_contributions,
 )
-from keras_adaclip.models.chunks import sum_over_chunks
+from keras_adaclip.models.chunks import merge_over_chunks, sum_over_chunks
 
 Tensor = Any
+# The contributions of the clients of a chunk, by its number and the clients.
+Deltas = Callable[[Tensor, ClientBatch], list[Tensor]]
 
 
 def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
@@ -37,19 +40,33 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     """
     units = units_from_data(data)
     optimizer, training = model.optimizer, model.local_training
-    weighting = model.federated_settings.client_weighting
-    clipping = optimizer.current_clipping
     draws = bool(keras_private.seed_generator_states(model))
     # Read here: inside the loop over chunks JAX knows the model's variables only.
     seed = optimizer.augmentation_seed if draws else None
 
-    def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
-        clients = ClientBatch.from_units(chunk)
+    def deltas_of(index: Tensor, clients: ClientBatch) -> list[Tensor]:
         of_chunk = None
         if seed is not None:
             moved = 32_452_843 * ops.cast(index, "int32")
             of_chunk = seed + ops.stack([moved, ops.zeros((), "int32")])
-        deltas = training.contributions(clients, of_chunk, lambda step: _observe(model, step))
+        deltas: list[Tensor] = training.contributions(
+            clients, of_chunk, lambda step: _observe(model, step)
+        )
+        return deltas
+
+    combined = _clipped_sum if optimizer.aggregation is None else _aggregated
+    optimizer.apply(combined(model, units, deltas_of), model.trainable_variables)
+    return dict(model.get_metrics_result())
+
+
+def _clipped_sum(model: keras.Model, units: Batch, deltas_of: Deltas) -> ClippedSum:
+    """The sum of the clients' clipped contributions."""
+    weighting = model.federated_settings.client_weighting
+    clipping = model.optimizer.current_clipping
+
+    def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        clients = ClientBatch.from_units(chunk)
+        deltas = deltas_of(index, clients)
         contributions = BatchGradients(
             model.trainable_variables,
             [Materialized(delta) for delta in deltas],
@@ -69,8 +86,30 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
     if weighting is not None:
         total = dataclasses.replace(total, scale=weighting.scale)
-    optimizer.apply(total, model.trainable_variables)
-    return dict(model.get_metrics_result())
+    return total
+
+
+def _aggregated(model: keras.Model, units: Batch, deltas_of: Deltas) -> Any:
+    """The clients' contributions as the optimizer's own aggregation takes them."""
+    aggregation = model.optimizer.aggregation
+
+    def sample_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        deltas = deltas_of(index, ClientBatch.from_units(chunk))
+        sample, norms, finite = aggregation.accumulated(deltas, chunk.present)
+        _observe_norms(model, chunk, norms, finite, None)
+        return list(sample)
+
+    return aggregation.sample(
+        merge_over_chunks(
+            model,
+            units,
+            model.private_chunk_size,
+            False,
+            sample_of_chunk,
+            aggregation.start(),
+            aggregation.merged,
+        )
+    )
 
 
 def _observe(model: keras.Model, step: LocalStep) -> None:
@@ -109,13 +148,23 @@ def _observe(model: keras.Model, step: LocalStep) -> None:
 
 
 def _observe_norms(
-    model: keras.Model, chunk: Batch, norms: Tensor, finite: Tensor, clip_norms: Tensor
+    model: keras.Model, chunk: Batch, norms: Tensor, finite: Tensor, clip_norms: Tensor | None
 ) -> None:
-    """Raw norms and the true share of clipped clients, where the user asked for them."""
+    """Raw norms and the true share of clipped clients, where the user asked for them.
+
+    Args:
+        model: a federated model.
+        chunk: the clients.
+        norms: of their contributions, of shape `(num_clients, num_groups)`.
+        finite: bool of shape `(num_clients,)`.
+        clip_norms: of shape `(num_groups,)`; None where only an aggregation knows what it clips.
+    """
     metrics = model.private_diagnostics
     if metrics is None:
         return
-    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
     present = ops.cast(chunk.present, "float32")
     metrics["gradient_norm"].update_state(ops.sqrt(ops.sum(ops.square(norms), axis=1)), present)
+    if clip_norms is None:
+        return
+    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
     metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), present)
