@@ -24,6 +24,7 @@ LAYERS = (
     "plots",
     "audit",
     "datasets",
+    "integrations",
     "optimizers",
     "gradients",
     "clipping",
@@ -32,7 +33,6 @@ LAYERS = (
     "noise",
     "activations",
     "accounting",
-    "integrations",
     "backend",
 )
 BACKEND_LIBRARIES = {"tensorflow", "jax", "jaxlib", "torch"}

@@ -1,0 +1,70 @@
+"""A small population and a model whose rounds a query of TensorFlow Privacy aggregates."""
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData, FederatedSequential
+
+NUM_CLIENTS, SIZE, FEATURES, CLASSES = 12, 5, 4, 3
+SHAPES = [(FEATURES, CLASSES), (CLASSES,)]
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def arrays(seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(NUM_CLIENTS * SIZE, FEATURES)).astype("float32")
+    y = generator.integers(0, CLASSES, len(x))
+    return x, y, np.repeat(np.arange(NUM_CLIENTS), SIZE)
+
+
+def population(seed=0):
+    return ClientData.from_arrays(*arrays(seed))
+
+
+def stack():
+    return [keras.Input((FEATURES,)), layers.Dense(CLASSES)]
+
+
+def compiled(query, *, server=None, client_rate=0.5, chunk=None, clip_norm=None, **options):
+    keras.utils.set_random_seed(0)
+    model = FederatedSequential(stack())
+    model.compile(
+        optimizer=ka.integrations.tensorflow_privacy.QueryOptimizer(
+            server or keras.optimizers.SGD(1.0), query, microbatch_size=chunk, clip_norm=clip_norm
+        ),
+        client_optimizer=keras.optimizers.SGD(client_rate),
+        # One step on all of a client's examples: the same whatever order they come in.
+        client_batch_size=None,
+        loss=LOSS,
+        **options,
+    )
+    return model
+
+
+def contributions(values, batch, rate=0.5):
+    """What the clients of a batch of `CohortBatches` contribute, in closed form.
+
+    Args:
+        values: kernel and bias of the server.
+        batch: the arrays of a batch.
+        rate: learning rate of the clients.
+    """
+    found = []
+    for number in np.flatnonzero(batch["mask"]):
+        order = batch["order"][number]
+        rows = order[order >= 0]
+        x, y = batch["x"][number][rows], batch["y"][number][rows]
+        logits = x @ values[0] + values[1]
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        errors = shares / shares.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y]
+        gradients = (x.T @ errors / len(x), errors.mean(axis=0))
+        found.append([np.float32(rate * gradient) for gradient in gradients])
+    return found
+
+
+def weights(model):
+    return np.concatenate(
+        [keras.ops.convert_to_numpy(each).ravel() for each in model.trainable_variables]
+    )

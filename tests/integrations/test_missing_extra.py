@@ -1,0 +1,41 @@
+"""What is said where TensorFlow Privacy, or TensorFlow, is not there."""
+
+import sys
+
+import keras
+import pytest
+
+import keras_adaclip as ka
+
+integration = ka.integrations.tensorflow_privacy
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+@pytest.fixture
+def without_extra(monkeypatch):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "tensorflow_privacy":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)
+
+
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="refused before TensorFlow Privacy is looked for")
+def test_the_optimizer_names_the_extra(without_extra):
+    with pytest.raises(ImportError, match=r"pip install keras-adaclip\[.*tensorflow-privacy\]"):
+        integration.QueryOptimizer("sgd", query=object())
+
+
+def test_a_query_names_the_extra(without_extra):
+    with pytest.raises(ImportError, match=r"pip install keras-adaclip\[.*tensorflow-privacy\]"):
+        _ = integration.GaussianSumQuery
+
+
+def test_what_is_no_query_is_no_attribute():
+    assert not hasattr(integration, "GaussianAverageQuery")
+    assert {"GaussianSumQuery", "QueryOptimizer"} <= set(dir(integration))
+
+
+@pytest.mark.skipif(ON_TENSORFLOW, reason="about the other backends")
+def test_other_backends_are_refused():
+    with pytest.raises(RuntimeError, match="KERAS_BACKEND=tensorflow"):
+        integration.QueryOptimizer("sgd", query=object())

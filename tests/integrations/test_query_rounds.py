@@ -1,0 +1,186 @@
+"""Rounds that a query of TensorFlow Privacy aggregates, beside the query called by hand."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("queries run on TensorFlow", allow_module_level=True)
+
+sys.skip_tf_privacy_import = True
+pytest.importorskip(
+    "tensorflow_privacy", reason="tensorflow-privacy is not installed: make test-tensorflow-privacy"
+)
+
+import tensorflow as tf  # noqa: E402
+
+import keras_adaclip as ka  # noqa: E402
+from keras_adaclip.federated.cohort_batches import CohortBatches  # noqa: E402
+from tests.federated import oracle  # noqa: E402
+from tests.integrations.support import (  # noqa: E402
+    NUM_CLIENTS,
+    SHAPES,
+    arrays,
+    compiled,
+    contributions,
+    population,
+    stack,
+    weights,
+)
+
+queries = ka.integrations.tensorflow_privacy
+COHORT, ROUNDS = 6, 3
+SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
+
+
+def quantile(noise=0.0, count_stddev=0.0):
+    return queries.QuantileAdaptiveClipSumQuery(0.2, noise, 0.5, 0.4, count_stddev, COHORT)
+
+
+NOISELESS = {
+    "GaussianSumQuery": lambda: queries.GaussianSumQuery(0.3, 0.0),
+    "QuantileAdaptiveClipSumQuery": quantile,
+    "NormalizedQuery": lambda: queries.NormalizedQuery(quantile(), 7.0),
+    "NestedQuery": lambda: queries.NestedQuery(
+        [queries.GaussianSumQuery(0.3, 0.0), queries.GaussianSumQuery(0.1, 0.0)]
+    ),
+    "NoPrivacyAverageQuery": lambda: queries.NoPrivacyAverageQuery(),
+    "TreeResidualSumQuery": lambda: queries.TreeResidualSumQuery.build_l2_gaussian_query(
+        0.3, 0.0, SPECS
+    ),
+    "RestartQuery": lambda: queries.RestartQuery(
+        queries.QAdaClipTreeResSumQuery(0.3, 0.0, SPECS, 0.5, 0.4, 0.0, COHORT),
+        queries.PeriodicRoundRestartIndicator(2),
+    ),
+}
+IS_MEAN = {"NormalizedQuery", "NoPrivacyAverageQuery"}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The batches that `fit` drew, as arrays."""
+    batches, take = [], CohortBatches.__getitem__
+
+    def recording(cohorts, index):
+        batches.append(take(cohorts, index))
+        return batches[-1]
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", recording)
+    return batches
+
+
+def by_hand(query, state, found):
+    """Result and next state of one round."""
+    parameters = query.derive_sample_params(state)
+    sample = query.initial_sample_state([tf.zeros(shape) for shape in SHAPES])
+    for contribution in found:
+        record = [tf.constant(part, tf.float32) for part in contribution]
+        preprocessed = query.preprocess_record(parameters, record)
+        sample = query.accumulate_preprocessed_record(sample, preprocessed)
+    result, state, _ = query.get_noised_result(sample, state)
+    return [part.numpy() for part in tf.nest.flatten(result)], state
+
+
+CASES = [*((name, None) for name in NOISELESS), ("NormalizedQuery", 1), ("NestedQuery", 4)]
+
+
+@pytest.mark.filterwarnings("ignore:Epsilon is infinite")
+@pytest.mark.parametrize(("name", "chunk"), CASES)
+def test_rounds_are_those_of_the_query_by_hand(name, chunk, recorded):
+    model = compiled(NOISELESS[name](), server=keras.optimizers.SGD(0.7), chunk=chunk)
+    before = oracle.arrays(model.trainable_variables)
+    model.fit(population(), COHORT, epochs=1, steps_per_epoch=ROUNDS, verbose=0)
+
+    query, expected = NOISELESS[name](), before
+    state = query.initial_global_state()
+    for batch in recorded[:ROUNDS]:
+        result, state = by_hand(query, state, contributions(expected, batch))
+        divisor = 1.0 if name in IS_MEAN else COHORT
+        gradients = [part / divisor for part in result]
+        expected = [value - 0.7 * part for value, part in zip(expected, gradients, strict=True)]
+    for ours, theirs in zip(oracle.arrays(model.trainable_variables), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    theirs = {key: float(value) for key, value in query.derive_metrics(state).items()}
+    assert model.optimizer.query_metrics == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("change", ["other", "huge", "nan", "infinite"])
+@pytest.mark.parametrize("name", ["GaussianSumQuery", "QuantileAdaptiveClipSumQuery"])
+def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
+    found, statistics = [], []
+    for changed in (False, True):
+        x, y, ids = arrays()
+        if changed:
+            of_client = ids == 3
+            x[of_client] = {
+                "other": arrays(5)[0][of_client],
+                "huge": 1e6,
+                "nan": np.nan,
+                "infinite": np.inf,
+            }[change]
+        query = queries.GaussianSumQuery(0.05, 0.0) if name == "GaussianSumQuery" else quantile()
+        model = compiled(query)
+        before = weights(model)
+        clients = ka.federated.ClientData.from_arrays(x, y, ids)
+        # Everyone takes part, so that the two differ by this client alone.
+        model.fit(clients, NUM_CLIENTS, epochs=1, verbose=0)
+        assert np.all(np.isfinite(weights(model)))
+        found.append(weights(model) - before)
+        statistics.append(model.optimizer.clip_norm)
+    moved = NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
+    clip_norm = 0.05 if name == "GaussianSumQuery" else 0.2
+    # Replaced: twice the norm. A client that is not finite adds zeros: once.
+    bound = clip_norm * (1.0 if change in ("nan", "infinite") else 2.0)
+    assert 1e-4 < moved <= bound * (1 + 1e-4)
+    if name != "GaussianSumQuery":
+        # One client's bit of twelve, by the learning rate of the norm, over the expected six.
+        assert abs(np.log(statistics[1] / statistics[0])) <= 0.4 / COHORT * (1 + 1e-4)
+
+
+def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
+    def empty(cohorts, index):
+        return cohorts.take(np.array([], int), np.random.default_rng(0))
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", empty)
+    model = compiled(queries.GaussianSumQuery(1.0, 2.0))
+    before = weights(model)
+    model.fit(population(), COHORT, epochs=1, steps_per_epoch=1, verbose=0)
+    assert np.all(weights(model) != before)
+
+
+def test_a_model_that_draws_and_runs_eagerly_trains():
+    keras.utils.set_random_seed(0)
+    inputs, *rest = stack()
+    model = ka.federated.FederatedSequential([inputs, keras.layers.Dropout(0.5), *rest])
+    model.compile(
+        optimizer=queries.QueryOptimizer("adam", queries.GaussianSumQuery(1.0, 1.0)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        run_eagerly=True,
+    )
+    history = model.fit(population(), COHORT, epochs=2, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+def test_callbacks_read_norm_and_epsilon():
+    model = compiled(quantile(1.0, 2.0))
+    callbacks = [ka.callbacks.ClippingMonitor(), ka.callbacks.PrivacyCallback(delta=1e-2)]
+    logs = model.fit(population(), COHORT, epochs=2, verbose=0, callbacks=callbacks).history
+    assert logs["clip_norm"][-1] == pytest.approx(model.optimizer.clip_norm)
+    assert logs["epsilon"][-1] == model.privacy_spent(1e-2).epsilon
+    assert "QuantileAdaptiveClipSumQuery" in str(model.privacy_report(1e-2, group_sizes=()))
+
+
+def test_raw_norms_are_recorded_where_asked_for():
+    model = compiled(quantile(1.0, 2.0))
+    with pytest.warns(UserWarning, match="not covered by epsilon"):
+        logs = model.fit(
+            population(),
+            COHORT,
+            epochs=1,
+            verbose=0,
+            callbacks=[ka.callbacks.ClippingMonitor(private_diagnostics=True)],
+        ).history
+    assert logs["gradient_norm"][-1] > 0.0
+    assert "clipped_fraction" not in logs
