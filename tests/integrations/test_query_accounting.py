@@ -1,0 +1,229 @@
+"""What rounds of a query cost, and that the ledger keeps it."""
+
+import math
+import sys
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("queries run on TensorFlow", allow_module_level=True)
+
+sys.skip_tf_privacy_import = True
+pytest.importorskip(
+    "tensorflow_privacy", reason="tensorflow-privacy is not installed: make test-tensorflow-privacy"
+)
+
+import tensorflow as tf  # noqa: E402
+
+import keras_adaclip as ka  # noqa: E402
+from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event  # noqa: E402
+from tests.integrations.support import (  # noqa: E402
+    NUM_CLIENTS,
+    SHAPES,
+    compiled,
+    population,
+    weights,
+)
+
+queries = ka.integrations.tensorflow_privacy
+COHORT, DELTA = 3, 1e-2
+SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
+# The ledger states 2^-16 less noise than the event says.
+CLOSE = {"rel": 1e-4}
+
+
+def quantile():
+    return queries.QuantileAdaptiveClipSumQuery(0.2, 1.5, 0.5, 0.4, 1.0, COHORT)
+
+
+def adaptive_tree():
+    return queries.QAdaClipTreeResSumQuery(0.3, 4.0, SPECS, 0.5, 0.4, 3.0, COHORT)
+
+
+def epsilon(accountant, event):
+    return accountant.compose(event).get_epsilon(DELTA)
+
+
+def test_poisson_rounds_cost_what_dp_accounting_says_of_the_querys_events():
+    query, model = quantile(), compiled(quantile())
+    model.fit(population(), COHORT, epochs=2, verbose=0)
+    state = query.initial_global_state()
+    sample = query.initial_sample_state([tf.zeros(shape) for shape in SHAPES])
+    *_, event = query.get_noised_result(sample, state)
+    # Plain numbers in the place of tensors.
+    parts = [float(part.noise_multiplier) for part in event.events]
+    assert parts == pytest.approx([1.5, 2.0])
+    composed = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in parts])
+    one = dp_accounting.GaussianDpEvent(sum(z**-2 for z in parts) ** -0.5)
+    sampled = dp_accounting.PoissonSampledDpEvent
+    rounds, q = 2 * NUM_CLIENTS // COHORT, COHORT / NUM_CLIENTS
+    repeated = dp_accounting.SelfComposedDpEvent
+    by_rdp = epsilon(RdpAccountant(), repeated(sampled(q, composed), rounds))
+    by_pld = epsilon(PLDAccountant(), repeated(sampled(q, one), rounds))
+    assert model.privacy_spent(DELTA, "rdp").epsilon == pytest.approx(by_rdp, **CLOSE)
+    assert model.privacy_spent(DELTA).epsilon == pytest.approx(by_pld, **CLOSE)
+    assert model.privacy_spent(DELTA).epsilon >= by_pld - 1e-9
+    assert len(model.privacy_ledger) == 1, "an adaptive norm is no reason for further rows"
+
+
+@pytest.mark.parametrize(("sampling", "factor"), [("shuffle", 1.0), ("fixed", 0.5)])
+def test_other_ways_of_drawing_clients(sampling, factor):
+    model = compiled(queries.GaussianSumQuery(0.5, 1.0))
+    model.fit(population(), COHORT, epochs=2, verbose=0, sampling=sampling)
+    event = dp_accounting.GaussianDpEvent(2.0 * factor)
+    if sampling == "fixed":
+        event = dp_accounting.SampledWithoutReplacementDpEvent(NUM_CLIENTS, COHORT, event)
+        accountant = RdpAccountant(
+            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        event = dp_accounting.SelfComposedDpEvent(event, 8)
+    else:
+        accountant, event = PLDAccountant(), dp_accounting.SelfComposedDpEvent(event, 2)
+    expected = epsilon(accountant, event)
+    assert model.privacy_spent(DELTA).epsilon <= expected * (1 + 1e-4)
+    if sampling == "shuffle":
+        assert model.privacy_spent(DELTA).epsilon == pytest.approx(expected, **CLOSE)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_pass_over_a_tree_costs_what_dp_accounting_says(restarts):
+    query = queries.TreeResidualSumQuery.build_l2_gaussian_query(0.5, 4.0, SPECS)
+    if restarts:
+        query = queries.RestartQuery(query, queries.PeriodicRoundRestartIndicator(3))
+    model = compiled(query)
+    model.fit(population(), 2, epochs=2, verbose=0, sampling="shuffle")
+    relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    rounds = math.ceil(NUM_CLIENTS / 2)
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.SingleEpochTreeAggregationDpEvent(4.0, rounds), 2
+    )
+    expected = epsilon(RdpAccountant(neighboring_relation=relation), event)
+    assert model.privacy_spent(DELTA, "rdp").epsilon == pytest.approx(expected, **CLOSE)
+    assert model.privacy_spent(DELTA).epsilon <= expected
+    assert model.privacy_spent(DELTA).neighboring_relation == "zero_out"
+
+
+def test_the_counts_of_an_adaptive_tree_are_paid_for():
+    model = compiled(
+        queries.RestartQuery(adaptive_tree(), queries.PeriodicRoundRestartIndicator(2))
+    )
+    model.fit(population(), COHORT, epochs=2, verbose=0, sampling="shuffle")
+    # Four rounds have three nodes above a leaf; bits less a half have the sensitivity 1/2.
+    expected = (4.0**-2 + 6.0**-2) ** -0.5 / math.sqrt(3)
+    (row,) = model.privacy_ledger
+    assert row.noise_multiplier == pytest.approx(expected, **CLOSE)
+    assert row.releases == 2
+
+
+def own_clipping():
+    return queries.TreeResidualSumQuery(
+        SPECS,
+        queries.GaussianNoiseGenerator(1.0, SPECS),
+        lambda record, bound: [tf.clip_by_value(part, -bound, bound) for part in record],
+        1.0,
+    )
+
+
+class Laplace(queries.GaussianSumQuery):
+    def get_noised_result(self, sample_state, global_state):
+        result, state, _ = super().get_noised_result(sample_state, global_state)
+        return result, state, dp_accounting.LaplaceDpEvent(1.0)
+
+
+class OwnTree(queries.TreeResidualSumQuery):
+    """Derived, so that nothing is known of what it noises."""
+
+
+@pytest.mark.parametrize(
+    ("make", "sampling", "reason"),
+    [
+        (adaptive_tree, "poisson", "once in a tree"),
+        (adaptive_tree, "fixed", "once in a tree"),
+        (own_clipping, "shuffle", "no Gaussian mechanism"),
+        (lambda: OwnTree.build_l2_gaussian_query(1.0, 1.0, SPECS), "shuffle", "no Gaussian"),
+        (lambda: Laplace(1.0, 1.0), "poisson", "unsupported"),
+    ],
+)
+def test_what_cannot_be_accounted_is_infinite_and_said(make, sampling, reason):
+    model = compiled(make())
+    with pytest.warns(UserWarning, match=f"Epsilon is infinite.*{reason}"):
+        model.fit(population(), COHORT, epochs=1, verbose=0, sampling=sampling)
+    assert model.privacy_spent(DELTA).epsilon == math.inf
+    assert reason in model.privacy_report(DELTA, group_sizes=()).clipping
+
+
+def test_a_target_stops_before_it_is_passed():
+    model = compiled(quantile())
+    callback = ka.callbacks.PrivacyCallback(delta=DELTA, target_epsilon=3.0)
+    model.fit(population(), COHORT, epochs=50, verbose=0, callbacks=[callback])
+    (row,) = model.privacy_ledger
+    assert model.privacy_spent(DELTA).epsilon <= 3.0
+    assert ka.accounting.ledger_epsilon([row.advance(1)], DELTA) > 3.0
+
+
+class Falling(queries.GaussianSumQuery):
+    """Its noise falls by half with each round."""
+
+    def get_noised_result(self, sample_state, global_state):
+        result, state, event = super().get_noised_result(sample_state, global_state)
+        return result, state._replace(stddev=state.stddev / 2.0), event
+
+
+def test_noise_that_falls_is_accounted_by_the_epoch():
+    model = compiled(Falling(1.0, 4.0))
+    model.fit(population(), COHORT, epochs=3, steps_per_epoch=1, verbose=0)
+    found = [row.noise_multiplier for row in model.privacy_ledger]
+    assert found == pytest.approx([4.0, 2.0, 1.0], **CLOSE)
+
+
+def test_a_round_with_less_noise_than_stated_is_not_used():
+    model = compiled(Falling(1.0, 4.0))
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(weights(model))
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fallen"):
+        model.fit(population(), COHORT, epochs=1, verbose=0, callbacks=[look])
+    assert len(seen) == 1
+    np.testing.assert_array_equal(weights(model), seen[0])
+    # Counted all the same.
+    assert model.privacy_ledger.steps >= 1
+
+
+@pytest.mark.parametrize("counts", [(1,), (3,), (1, 4), (2, 1, 7)])
+def test_gaussian_events_are_one(counts):
+    gaussian, repeated = dp_accounting.GaussianDpEvent, dp_accounting.SelfComposedDpEvent
+    noises = np.linspace(0.7, 3.0, len(counts))
+    events = [repeated(gaussian(z), n) for z, n in zip(noises, counts, strict=True)]
+    event = dp_accounting.ComposedDpEvent([*events, dp_accounting.NoOpDpEvent()])
+    expected = sum(n * z**-2 for z, n in zip(noises, counts, strict=True)) ** -0.5
+    assert float(noise_of_event(event)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (dp_accounting.NonPrivateDpEvent(), 0.0),
+        (dp_accounting.GaussianDpEvent(0.0), 0.0),
+        (dp_accounting.GaussianDpEvent(1e30), 1e30),
+        (dp_accounting.NoOpDpEvent(), None),
+        (dp_accounting.UnsupportedDpEvent(), None),
+        (dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), None),
+        (
+            dp_accounting.ComposedDpEvent(
+                [dp_accounting.GaussianDpEvent(1.0), dp_accounting.UnsupportedDpEvent()]
+            ),
+            None,
+        ),
+    ],
+)
+def test_events_at_the_edge(event, expected):
+    found = noise_of_event(event)
+    assert (found if found is None else float(found)) == (
+        expected if expected is None else pytest.approx(expected)
+    )

@@ -1,0 +1,195 @@
+"""Saving and loading an optimizer with a query, and what it refuses."""
+
+import sys
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("queries run on TensorFlow", allow_module_level=True)
+
+sys.skip_tf_privacy_import = True
+pytest.importorskip(
+    "tensorflow_privacy", reason="tensorflow-privacy is not installed: make test-tensorflow-privacy"
+)
+
+import tensorflow as tf  # noqa: E402
+
+import keras_adaclip as ka  # noqa: E402
+from tests.integrations.support import (  # noqa: E402
+    LOSS,
+    NUM_CLIENTS,
+    SHAPES,
+    compiled,
+    population,
+    stack,
+    weights,
+)
+
+queries = ka.integrations.tensorflow_privacy
+DELTA = 1e-2
+SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def quantile():
+    return queries.QuantileAdaptiveClipSumQuery(0.2, 1.5, 0.5, 0.4, 1.0, 4)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def tree():
+    return queries.RestartQuery(
+        queries.TreeResidualSumQuery.build_l2_gaussian_query(0.5, 4.0, SPECS),
+        queries.PeriodicRoundRestartIndicator(5),
+    )
+
+
+@pytest.mark.parametrize(("make", "sampling"), [(quantile, "poisson"), (tree, "shuffle")])
+def test_a_loaded_model_goes_on_with_norm_state_and_ledger(make, sampling, tmp_path):
+    model = compiled(make, server=keras.optimizers.SGD(0.5, momentum=0.9))
+    model.fit(population(), 4, epochs=2, verbose=0, sampling=sampling)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.query_metrics == model.optimizer.query_metrics
+    assert loaded.privacy_ledger == model.privacy_ledger
+    np.testing.assert_array_equal(weights(loaded), weights(model))
+    for one in (model, loaded):
+        one.fit(population(), 4, epochs=2, verbose=0, sampling=sampling)
+    assert loaded.privacy_spent(DELTA).epsilon == model.privacy_spent(DELTA).epsilon
+    assert loaded.privacy_ledger.steps == 4 * NUM_CLIENTS // 4
+    (row,) = loaded.privacy_ledger
+    assert row.releases == (4 if sampling == "shuffle" else row.steps)
+
+
+def test_the_noise_of_a_tree_is_not_in_the_file(tmp_path):
+    model = compiled(tree)
+    model.fit(population(), 4, epochs=1, verbose=0, sampling="shuffle")
+    noise = model.optimizer.aggregation.state.inner_query_state.previous_tree_noise[0].numpy()
+    assert np.any(noise != 0.0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        found = []
+        file.visititems(lambda name, value: found.append((name, value)))
+        names = [name for name, _ in found]
+        values = [np.ravel(value) for _, value in found if isinstance(value, h5py.Dataset)]
+    assert any("indicator_state" in name for name in names)
+    assert not any("tree" in name for name in names)
+    assert not any(np.isin(noise.ravel()[0], value) for value in values)
+
+
+def test_a_query_that_no_function_made_is_compiled_anew(tmp_path):
+    model = compiled(quantile())
+    model.fit(population(), 4, epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="compile=False"):
+        keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    assert loaded.privacy_spent(DELTA) == model.privacy_spent(DELTA)
+    loaded.compile(optimizer=queries.QueryOptimizer("sgd", quantile()), loss=LOSS)
+    loaded.fit(population(), 4, epochs=1, verbose=0)
+    assert loaded.privacy_ledger.steps == 2 * model.privacy_ledger.steps
+
+
+def test_the_state_of_another_query_is_refused(tmp_path):
+    model = compiled(quantile())
+    model.fit(population(), 4, epochs=1, verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = compiled(queries.GaussianSumQuery(0.2, 0.3))
+    other.fit(population(), 4, epochs=1, verbose=0)
+    before = other.optimizer.inner_optimizer.iterations.numpy()
+    with pytest.raises(ValueError, match="saved state is not that of a `GaussianSumQuery`"):
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert other.optimizer.inner_optimizer.iterations.numpy() == before
+
+
+def test_compiling_again_carries_the_ledger_over():
+    model = compiled(queries.GaussianSumQuery(0.2, 0.3))
+    model.fit(population(), 4, epochs=1, verbose=0)
+    model.compile(
+        optimizer=ka.optimizers.DPOptimizer("sgd", clipping=0.2, noise_multiplier=1.0), loss=LOSS
+    )
+    model.fit(population(), 4, epochs=1, verbose=0)
+    assert [row.steps for row in model.privacy_ledger] == [3, 3]
+
+
+@pytest.mark.parametrize("query", [1.0, "gaussian", None, lambda: 3])
+def test_what_is_no_query_is_refused(query):
+    with pytest.raises(TypeError, match="must be a `DPQuery`"):
+        queries.QueryOptimizer("sgd", query)
+
+
+def test_cumulative_sums_are_refused():
+    query = queries.TreeCumulativeSumQuery.build_l2_gaussian_query(1.0, 1.0, SPECS)
+    with pytest.raises(ValueError, match="TreeResidualSumQuery"):
+        queries.QueryOptimizer("sgd", query)
+
+
+def test_parts_that_are_means_beside_sums_are_refused():
+    sums = queries.GaussianSumQuery(1.0, 1.0)
+    with pytest.raises(ValueError, match="all be means"):
+        queries.QueryOptimizer(
+            "sgd", queries.NestedQuery([sums, queries.NormalizedQuery(sums, 2.0)])
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"clip_norm": 1.0}, ValueError, "clips by itself"),
+        ({"microbatch_size": 0}, ValueError, "positive"),
+        ({"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, ValueError, "clipnorm"),
+    ],
+)
+def test_arguments(options, error, match):
+    arguments = {"optimizer": "sgd", "query": queries.GaussianSumQuery(1.0, 1.0), **options}
+    with pytest.raises(error, match=match):
+        queries.QueryOptimizer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"jit_compile": True}, "XLA"),
+        ({"cohort_noise_size": 100}, "cohort_noise_size"),
+        ({"client_weighting": ka.federated.ByExamples(4, 4)}, "count alike"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_query(options, match):
+    with pytest.raises(ValueError, match=match):
+        compiled(queries.GaussianSumQuery(1.0, 1.0), **options)
+
+
+def test_models_of_examples_are_refused():
+    optimizer = queries.QueryOptimizer("sgd", queries.GaussianSumQuery(1.0, 1.0))
+    with pytest.raises(ValueError, match="DPOptimizer"):
+        ka.PrivateSequential(stack()).compile(optimizer=optimizer, loss=LOSS)
+    model = keras.Sequential(stack())
+    model.compile(optimizer=optimizer, loss=LOSS)
+    x, y = population().all_examples()
+    with pytest.raises(ValueError, match="FederatedModel"):
+        model.fit(x, y, verbose=0)
+
+
+def test_plain_gradients_are_refused():
+    model = compiled(queries.GaussianSumQuery(1.0, 1.0))
+    model.fit(population(), 4, epochs=1, verbose=0)
+    gradients = [tf.zeros(shape) for shape in SHAPES]
+    with pytest.raises(ValueError, match="plain gradients"):
+        model.optimizer.apply(gradients, model.trainable_variables)
+    with pytest.raises(AttributeError, match="query's own"):
+        model.optimizer.noise_multiplier = 3.0
+
+
+def test_results_unlike_a_record_are_refused():
+    class First(queries.GaussianSumQuery):
+        def get_noised_result(self, sample_state, global_state):
+            result, state, event = super().get_noised_result(sample_state, global_state)
+            return result[0], state, event
+
+    model = compiled(First(1.0, 1.0))
+    before = weights(model)
+    with pytest.raises(ValueError, match="like a record"):
+        model.fit(population(), 4, epochs=1, verbose=0)
+    np.testing.assert_array_equal(weights(model), before)
