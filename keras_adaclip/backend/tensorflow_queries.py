@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_adaclip.backend.tensorflow_packing import Packing
+
 Tensor = Any
 # From an event and the state before it: the noise over the sensitivity, None where unknown.
 NoiseOf = Callable[[Any, Any], Tensor | None]
@@ -76,10 +78,10 @@ class QueryRounds:
         dtype = tf.float32 if self._encoding is None else tf.int32
         self._template = [tf.zeros(shape, dtype) for shape in shapes]
         sample = self.query.initial_sample_state(self._template)
-        self._sample = _Packing(sample)
+        self._sample = Packing(sample)
         self._empty = self._sample.flat(sample)
         state = self.query.initial_global_state()
-        self._state = _Packing(state)
+        self._state = Packing(state)
         values = self._state.flat(state)
         self._variables = [
             tf.Variable(value, shape=shape, trainable=False)
@@ -300,52 +302,6 @@ _TOO_LITTLE_NOISE = (
     "`fit` fewer `steps_per_epoch`. (Not a number: the clipping norm has reached zero.) Of this "
     "round, and stated:"
 )
-
-
-class _Packing:
-    """A structure of tensors as a list, and back; `None` stays where it is."""
-
-    def __init__(self, structure: Any) -> None:
-        self._structure = structure
-        leaves = tf.nest.flatten(structure)
-        self._is_tensor = [leaf is not None for leaf in leaves]
-        names = list(_leaf_names(structure))
-        if len(names) != len(leaves):
-            raise ValueError(
-                "The state of a query must consist of tensors in tuples, named tuples, lists and "
-                f"dictionaries. Received: {structure}"
-            )
-        self.names = [
-            name for name, is_tensor in zip(names, self._is_tensor, strict=True) if is_tensor
-        ]
-
-    def flat(self, structure: Any) -> list[Tensor]:
-        leaves = tf.nest.flatten(structure)
-        return [
-            tf.convert_to_tensor(leaf)
-            for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True)
-            if is_tensor
-        ]
-
-    def packed(self, tensors: Sequence[Tensor]) -> Any:
-        remaining = iter(tensors)
-        leaves = [next(remaining) if is_tensor else None for is_tensor in self._is_tensor]
-        return tf.nest.pack_sequence_as(self._structure, leaves)
-
-
-def _leaf_names(structure: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The path to each leaf, in the order of `tf.nest`."""
-    if hasattr(structure, "_fields"):
-        parts = list(zip(structure._fields, structure, strict=True))
-    elif isinstance(structure, dict):
-        parts = [(str(key), structure[key]) for key in sorted(structure)]
-    elif isinstance(structure, (list, tuple)):
-        parts = [(str(number), part) for number, part in enumerate(structure)]
-    else:
-        yield "/".join(path) or "state"
-        return
-    for name, part in parts:
-        yield from _leaf_names(part, (*path, name))
 
 
 @contextlib.contextmanager
