@@ -4,20 +4,41 @@ Keras runs a few milliseconds of Python for a training step, which for small bat
 time. The record calls the operations alone.
 """
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 Tensor = Any
 _MOST_RECORDS = 64
 _aten = torch.ops.aten
 _NOTHING_BUT_A_VIEW = (_aten.detach.default, _aten.alias.default)
+# A number that the function itself has made into a tensor.
+_OF_NUMBERS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 # What they return follows from the shapes of what they are given.
 _OF_SHAPES = (_aten.ones_like.default, _aten.zeros_like.default, _aten.scalar_tensor.default)
+# How a tensor's numbers leave PyTorch: what is made of them would be the first client's for all.
+_WAYS_OUT = {
+    "__array__",
+    "__bool__",
+    "__complex__",
+    "__dlpack__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "allclose",
+    "data_ptr",
+    "equal",
+    "is_nonzero",
+    "item",
+    "numpy",
+    "storage",
+    "tolist",
+    "untyped_storage",
+}
 
 
 class Recording:
@@ -25,7 +46,8 @@ class Recording:
 
     The function must be what a compiled one must: its results follow from the tensors that it is
     given, and it draws no random numbers from a state that it reads itself. One that asks for the
-    value of a tensor, to decide by it, is never recorded but called each time.
+    value of a tensor, to decide by it or to compute with it elsewhere, is never recorded but called
+    each time.
     """
 
     def __init__(self) -> None:
@@ -65,22 +87,43 @@ def _recorded(
 ) -> Callable[..., Sequence[Tensor]] | None:
     """The record, None where the function cannot be recorded.
 
-    Numbers that left PyTorch on the way, through NumPy for one, would be fixed in the record: it
-    must give what the function gives for other values too.
+    Numbers that left PyTorch on the way, through NumPy for one, would be fixed in the record. Nor
+    is it used where it does not give what the function gives for other values too.
     """
+    watched = _WaysOut()
+
+    def watched_function(*values: Tensor) -> list[Tensor]:
+        with watched:
+            return function(list(values))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            module = make_fx(lambda *values: function(list(values)))(*values)
+            module = make_fx(watched_function)(*values)
+            if watched.are_taken:
+                return None
+            others = [_changed(value) for value in values]
+            proofs = [(each, function(each)) for each in (values, others)]
+            with torch.no_grad():
+                _shorten(module, values)
+                for record in (_without_python(module, values), module.forward):
+                    if record is not None and _agrees(record, proofs):
+                        return record
         except Exception:  # What a function may not do while it is recorded has many names.
             return None
-    proofs = [(each, function(each)) for each in (values, [_changed(value) for value in values])]
-    with torch.no_grad(), contextlib.suppress(RuntimeError):
-        _shorten(module, values)
-        for record in (_without_python(module, values), module.forward):
-            if record is not None and _agrees(record, proofs):
-                return record
     return None
+
+
+class _WaysOut(TorchFunctionMode):
+    """Notices whether the numbers of a tensor leave PyTorch."""
+
+    are_taken = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func` as it would have been called."""
+        if getattr(func, "__name__", None) in _WAYS_OUT:
+            self.are_taken = True
+        return func(*args, **(kwargs or {}))
 
 
 def _changed(value: Tensor) -> Tensor:
@@ -88,7 +131,8 @@ def _changed(value: Tensor) -> Tensor:
     if value.dtype == torch.bool:
         return torch.logical_not(value)
     if value.dtype.is_floating_point:
-        return 0.75 * value + 0.01
+        # Among numbers that are not finite, any two results agree.
+        return 0.75 * torch.nan_to_num(value, nan=0.5, posinf=1.0, neginf=-1.0) + 0.01
     return torch.flip(value, tuple(range(value.ndim)))
 
 
@@ -151,7 +195,10 @@ def _is_random(node: torch.fx.Node) -> bool:
 
 
 class _Constants(torch.fx.Interpreter):
-    """Runs a graph, and finds the tensors that depend on none of the graph's inputs."""
+    """Runs a graph, and finds the tensors that depend on none of its inputs.
+
+    A tensor that was there before, such as a variable that no input stands for, is not constant.
+    """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
@@ -168,11 +215,11 @@ class _Constants(torch.fx.Interpreter):
         return value
 
     def _is_fixed(self, node: torch.fx.Node) -> bool:
-        if node.op == "get_attr":
-            return True
         if node.op != "call_function" or _is_random(node):
             return False
-        return node.target in _OF_SHAPES or self._fixed.issuperset(node.all_input_nodes)
+        if node.target in _OF_NUMBERS or node.target in _OF_SHAPES:
+            return True
+        return self._fixed.issuperset(node.all_input_nodes)
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -1,7 +1,11 @@
 """Functions that are recorded once and repeated from the record."""
 
+import itertools
+
 import keras
+import numpy as np
 import pytest
+from keras import ops
 
 from keras_adaclip import backend
 
@@ -85,8 +89,11 @@ def test_nothing_is_left_after_clear():
         lambda values: [values[0] * float(values[0][0])],
         lambda values: [values[0] + torch.rand(3)],
         lambda values: [values[0] * torch.from_numpy(values[0].numpy())],
+        lambda values: [values[0] * (2.0 if np.asarray(values[0]).mean() > 0.0 else -1.0)],
+        lambda values: [values[0] * (2.0 if values[0].tolist()[0] > 0.0 else -1.0)],
+        lambda values: [values[0] * float(ops.convert_to_numpy(torch.argmax(values[0])))],
     ],
-    ids=["decides", "reads", "draws", "leaves"],
+    ids=["decides", "reads", "draws", "leaves", "array", "list", "integer"],
 )
 def test_what_cannot_be_recorded_is_called_each_time(function):
     recording, counted = backend.Recording(), Counted(function)
@@ -133,3 +140,31 @@ def test_a_tensor_from_outside_counts_as_it_is_now():
     check(recording, function, draw((3,)))
     outside.mul_(2.0)
     check(recording, function, draw((3,), seed=1))
+
+
+def test_what_follows_from_a_variable_from_outside_counts_as_it_is_now():
+    outside = keras.Variable(np.float32(2.0), trainable=False)
+    recording = backend.Recording()
+    function = Counted(lambda values: [values[0] * ops.exp(outside) + 1.0])
+    check(recording, function, draw((3,)))
+    outside.assign(0.5)
+    calls = function.num_calls
+    check(recording, function, draw((3,), seed=1))
+    assert function.num_calls == calls
+
+
+def test_a_first_call_with_numbers_that_are_not_finite_proves_nothing():
+    numbers = itertools.count(1)
+    recording = backend.Recording()
+    function = Counted(lambda values: [values[0] * next(numbers)])
+    recording.call(function, [torch.full((3,), float("nan"))])
+    calls = function.num_calls
+    recording.call(function, draw((3,)))
+    assert function.num_calls == calls + 1
+
+
+def test_a_function_that_fails_for_other_numbers_is_called_each_time():
+    recording = backend.Recording()
+    function = Counted(lambda values: [torch.linalg.cholesky(torch.diag(values[0] - 0.9))])
+    for _ in range(2):
+        check(recording, function, [torch.ones(3)])
