@@ -132,6 +132,27 @@ def test_a_seed_of_a_tree_is_the_users_and_is_said():
     assert "seeded with 5" in models[0].privacy_report(1e-2, group_sizes=()).seeds
 
 
+@pytest.mark.parametrize("way", ["compiled anew", "loaded"])
+def test_a_model_that_is_trained_further_does_not_draw_from_the_same_seed_again(way, tmp_path):
+    first = wide(tree(seed=5))
+    found = [changes(first, 3, 1, sampling="shuffle")[0]]
+    if way == "loaded":
+        further = wide(tree(seed=5))
+        further.optimizer.build(further.trainable_variables)
+        first.save_weights(tmp_path / "model.weights.h5")
+        further.load_weights(tmp_path / "model.weights.h5")
+    else:
+        further = first
+        further.compile(
+            optimizer=queries.QueryOptimizer(keras.optimizers.SGD(1.0), tree(seed=5)),
+            client_optimizer=keras.optimizers.SGD(0.0),
+            client_batch_size=None,
+            loss=LOSS,
+        )
+    found.append(changes(further, 3, 1, sampling="shuffle")[0])
+    assert correlation(*found) < 5 / np.sqrt(len(found[0]))
+
+
 class SeededQuery(queries.GaussianSumQuery):
     """As one might write it for a test."""
 

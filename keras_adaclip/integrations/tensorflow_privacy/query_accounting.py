@@ -44,6 +44,7 @@ class QueryAccounting(AccountedOptimizer):
         self._query = query
         self._is_mean = is_mean(query)
         self._grid: IntegerRecords | None = None
+        self._has_run, self._heeds_seed = False, True
         self._rounds = QueryRounds(query, self._noise_of)
 
     @property
@@ -89,6 +90,10 @@ class QueryAccounting(AccountedOptimizer):
         if sampling is Sampling.SHUFFLE:
             share = trees.share_of_pass(-(-num_examples // expected_batch_size))
         self._share_of_pass.assign(np.float32(share))
+        if not self._has_run and self.ledger.steps > 0:
+            # An optimizer before this one may have drawn from the same seed.
+            self._heeds_seed = False
+        self._has_run = True
         self._restart_trees()
         self._key.assign(noise.fresh_key())
         reason = self._unaccounted(sampling)
@@ -155,7 +160,7 @@ class QueryAccounting(AccountedOptimizer):
 
     def _restart_trees(self) -> None:
         if trees.has_trees(self._query):
-            self._rounds.state = trees.restarted(self._query, self._rounds.state)
+            self._rounds.state = trees.restarted(self._query, self._rounds.state, self._heeds_seed)
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
         """What the ledger states of the next round: a little below what its event says."""

@@ -204,6 +204,7 @@ class QueryOptimizer(QueryAccounting):
             loaded = self._ledger.run_from(values)
             self._ledger.include(loaded)
             self._rounds.load(state)
+            self._heeds_seed = False
             self._key.assign(noise.fresh_key())
         for variable in self.inner_optimizer.variables:
             variable.assign(values[id(variable)])

@@ -12,7 +12,9 @@ pass over the clients (`fit(sampling="shuffle")`) is accounted, because the tree
 where one begins. A `RestartQuery` that restarts more often only makes them smaller.
 
 The noise's key is drawn from the operating system at each restart; TensorFlow Privacy takes the
-time of day. One that the user has given (`noise_seed`) stays.
+time of day. One that the user has given (`noise_seed`) stays, until a model is trained further that
+has been saved or compiled anew: from the same seed it would draw the same noise again, and the
+difference of what two rounds release would be that of their clients.
 """
 
 import os
@@ -82,26 +84,32 @@ def share_of_pass(num_rounds: int) -> float:
     return float(num_rounds.bit_length() ** -0.5)
 
 
-def restarted(query: Any, state: Any) -> Any:
-    """The global state with fresh trees, from fresh keys where the user has given none."""
+def restarted(query: Any, state: Any, heeds_seed: bool = True) -> Any:
+    """The global state with fresh trees, from fresh keys.
+
+    Args:
+        query: a query that `has_trees`.
+        state: its global state.
+        heeds_seed: whether trees whose seed the user has given go on with their own key.
+    """
     inner = _inner(query)
     if inner is not None:
         field, wrapped = inner
-        return state._replace(**{field: restarted(wrapped, getattr(state, field))})
+        return state._replace(**{field: restarted(wrapped, getattr(state, field), heeds_seed)})
     if is_instance(query, _ADAPTIVE):
         estimator = query._quantile_estimator_query._below_estimate_query
         counts = state.quantile_estimator_state.below_estimate_state
         counts = counts._replace(
-            numerator_state=_with_key(estimator._numerator, counts.numerator_state)
+            numerator_state=_with_key(estimator._numerator, counts.numerator_state, heeds_seed)
         )
         state = state._replace(
-            sum_state=_with_key(query._sum_query, state.sum_state),
+            sum_state=_with_key(query._sum_query, state.sum_state, heeds_seed),
             quantile_estimator_state=state.quantile_estimator_state._replace(
                 below_estimate_state=counts
             ),
         )
     else:
-        state = _with_key(query, state)
+        state = _with_key(query, state, heeds_seed)
     # None for results: residuals are reset without them.
     return query.reset_state(None, state)
 
@@ -114,10 +122,12 @@ def given_seed(query: Any) -> int | None:
     return seed
 
 
-def _with_key(query: Any, state: Any) -> Any:
+def _with_key(query: Any, state: Any, heeds_seed: bool) -> Any:
     """The state of one tree with a fresh key for the noise to come."""
     generator = query._tree_aggregator.value_generator
-    if not is_instance(generator, "GaussianNoiseGenerator") or generator._seed is not None:
+    if not is_instance(generator, "GaussianNoiseGenerator"):
+        return state
+    if heeds_seed and generator._seed is not None:
         return state
     # Counters are added to both numbers: away from the largest.
     seeds = np.frombuffer(os.urandom(16), np.int64) >> 2
