@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 # Okabe and Ito's, which the colour-blind tell apart.
 _COLOURS = ("#0072B2", "#56B4E9", "#000000", "#E69F00", "#D55E00")
@@ -99,7 +99,7 @@ def accuracy_figure(rows: Rows) -> Figure:
             axis.plot(*zip(*found, strict=True), "o-", color=colour, label=_title(choice))
         axis.set_xticks(range(len(noises)), [f"{noise:g}" for noise in noises])
         axis.set_xlabel("noise multiplier")
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
         axis.legend(fontsize="small")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy")
@@ -124,13 +124,15 @@ def tracking_figure(rows: Rows) -> Figure:
         shares.plot(rounds, unclipped, color=colour, label=_title(choice))
         shares.axhline(choice[1], color=colour, linestyle=":", linewidth=1.0)
     norms.set_yscale("log")
+    for tick in (norms.yaxis.set_major_formatter, norms.yaxis.set_minor_formatter):
+        tick(StrMethodFormatter("{x:.2g}"))
     norms.set_ylabel("clipping norm")
     shares.set_ylabel("share of clients below it (true)")
     shares.yaxis.set_major_formatter(PercentFormatter(1.0))
     for axis in (norms, shares):
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
-    norms.legend(fontsize="small")
+    figure.legend(*norms.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.suptitle(f"What the private estimate follows, noise multiplier {noise:g}")
     return figure
 
