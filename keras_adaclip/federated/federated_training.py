@@ -277,7 +277,8 @@ class FederatedTraining(Preparation):
         """Sets up the clients' training, anew where something of it was changed since."""
         settings = self.federated_settings
         assert settings is not None
-        known = (is_vectorized, settings.get_config())
+        calls = {} if is_vectorized else quicker_calls_of(self, in_loop=True)
+        known = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
         if self.local_training is not None and self._known_of_clients == known:
             # Layers may be other than they were.
             if self.local_training.recording is not None:
@@ -290,7 +291,7 @@ class FederatedTraining(Preparation):
             optimizer,
             settings.proximal_strength,
             is_vectorized,
-            {} if is_vectorized else quicker_calls_of(self, in_loop=True),
+            calls,
             None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
         )
         keras_private.set_attribute(self, "local_training", training)

@@ -1,6 +1,7 @@
 """What would break the guarantee of a federated model, found before training starts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -105,9 +106,13 @@ def _loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             call_model(model, rows.x, training=True)
             has_added.append(bool(scope.losses))
-        return [_loss_with_padding(model, rows, missing) for missing in (0, 2, 3)]
+        of_zeros = [_loss_with_padding(model, rows, missing, ops.zeros_like) for missing in (2, 3)]
+        of_copies = [_loss_with_padding(model, rows, missing) for missing in (0, 2, 3)]
+        return [*of_copies, *of_zeros]
 
     alone, *padded = (float(value) for value in backend.evaluate(losses, variables))
+    # An example of zeros alone may be none at all, as where zeros are masked words.
+    padded = [*padded[:2], *filter(math.isfinite, padded[2:])]
     issues = []
     if any(has_added):
         issues.append(
@@ -132,11 +137,16 @@ def _loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
     return issues
 
 
-def _loss_with_padding(model: keras.Model, rows: Batch, missing: int) -> Any:
-    """The loss of some rows beside `missing` rows of zeros that are masked."""
+def _loss_with_padding(
+    model: keras.Model,
+    rows: Batch,
+    missing: int,
+    changed: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """The loss of some rows beside `missing` copies of the first, `changed` and masked."""
 
     def padded(value: Any) -> Any:
-        filler = ops.zeros((missing, *value.shape[1:]), value.dtype)
+        filler = changed(ops.repeat(value[:1], missing, axis=0))
         return ops.concatenate([value, filler], axis=0)
 
     x, y = (

@@ -173,3 +173,60 @@ def test_what_was_spent_on_frozen_weights_counts():
     head = private(ka.PrivateSequential([keras.Input((6,)), base, layers.Dense(3)]))
     head.fit(x, y, batch_size=4, verbose=0)
     assert head.privacy_ledger.steps == 2 * by_example.privacy_ledger.steps
+
+
+def test_masked_words_are_no_padding_that_the_loss_counts():
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 20, (40, 6))
+    words[:, 4:] = 0
+    clients = ClientData.from_arrays(words, rng.integers(0, 2, 40), rng.integers(0, 8, 40))
+    model = FederatedSequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(20, 4, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(2, activation="softmax"),
+        ]
+    )
+    model.compile(
+        optimizer=ka.optimizers.DPOptimizer(keras.optimizers.SGD(1.0), 1.0, noise_multiplier=1.0),
+        client_optimizer=keras.optimizers.SGD(0.1),
+        client_batch_size=4,
+        loss="sparse_categorical_crossentropy",
+    )
+    history = model.fit(clients, cohort_size=4, steps_per_epoch=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="compiled as it was")
+def test_a_call_replaced_between_two_fits_counts():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 5, 5, 1)).astype("float32"), rng.integers(0, 3, 12)
+    clients = ClientData.from_arrays(x, y, np.repeat(np.arange(3), 4))
+    weights = []
+    for is_replaced in (False, True):
+        keras.utils.set_random_seed(3)
+        convolution = layers.Conv2D(2, 3)
+        model = FederatedSequential(
+            [
+                keras.Input((5, 5, 1)),
+                convolution,
+                layers.Flatten(),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0), 100.0, noise_multiplier=0.0, seed=0
+            ),
+            client_optimizer=keras.optimizers.SGD(0.1),
+            loss="sparse_categorical_crossentropy",
+        )
+        arguments = {"cohort_size": 3, "sampling": "shuffle", "verbose": 0}
+        model.fit(clients, **arguments)
+        if is_replaced:
+            own = convolution.call
+            convolution.call = lambda inputs, own=own: -own(inputs)
+        model.fit(clients, **arguments)
+        weights.append(model.get_weights()[0])
+    assert not np.allclose(*weights)
