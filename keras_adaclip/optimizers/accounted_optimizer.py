@@ -260,3 +260,23 @@ class AccountedOptimizer(WrappingOptimizer):
             steps_per_release=settings.steps_per_release,
             unit=settings.unit,
         )
+
+
+def with_objects(
+    config: dict[str, Any], kinds: tuple[str, ...], custom_objects: Any
+) -> dict[str, Any]:
+    """A config with the optimizer and other objects of Keras that it describes.
+
+    Args:
+        config: what `get_config` returns.
+        kinds: names of the entries that hold such objects besides `optimizer`.
+        custom_objects: as of `from_config`.
+    """
+    # Keras's function for optimizers finds them on another backend than the one that saved.
+    makers = {"optimizer": keras.optimizers.deserialize}
+    makers |= dict.fromkeys(kinds, keras.saving.deserialize_keras_object)
+    described = {name: config[name] for name in makers if isinstance(config[name], dict)}
+    return config | {
+        name: makers[name]({**of_object}, custom_objects=custom_objects)
+        for name, of_object in described.items()
+    }

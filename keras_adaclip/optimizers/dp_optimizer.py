@@ -17,7 +17,7 @@ from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, with_objects
 from keras_adaclip.optimizers.clip_variables import ClipVariables
 from keras_adaclip.optimizers.noise_variables import NoiseVariables
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
@@ -284,15 +284,7 @@ class DPOptimizer(AccountedOptimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """The optimizer that `get_config` describes."""
-        config = dict(config)
-        # Keras's function for optimizers finds them on another backend than the one that saved.
-        for name, deserialize in (
-            ("optimizer", keras.optimizers.deserialize),
-            ("clipping", keras.saving.deserialize_keras_object),
-        ):
-            if isinstance(config[name], dict):
-                config[name] = deserialize({**config[name]}, custom_objects=custom_objects)
-        return cls(**config)
+        return cls(**with_objects(config, ("clipping",), custom_objects))
 
     def _refuse_plain_model(self) -> None:
         if not self._is_for_private_model:

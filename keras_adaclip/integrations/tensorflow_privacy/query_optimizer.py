@@ -23,6 +23,7 @@ from keras_adaclip.integrations.tensorflow_privacy.integer_records import (
     needs_integers,
 )
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
+from keras_adaclip.optimizers.accounted_optimizer import with_objects
 from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_microbatch_size
 
@@ -224,7 +225,6 @@ class QueryOptimizer(QueryAccounting):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """The optimizer that `get_config` describes."""
-        config = dict(config)
         if config["query"] is None:
             raise ValueError(
                 "The model was saved with a query of TensorFlow Privacy, which no file can hold. "
@@ -233,13 +233,7 @@ class QueryOptimizer(QueryAccounting):
                 "`QueryOptimizer` a function that makes the query, registered with "
                 "`keras.saving.register_keras_serializable`."
             )
-        for name, deserialize in (
-            ("optimizer", keras.optimizers.deserialize),
-            ("query", keras.saving.deserialize_keras_object),
-        ):
-            if isinstance(config[name], dict):
-                config[name] = deserialize({**config[name]}, custom_objects=custom_objects)
-        return cls(**config)
+        return cls(**with_objects(config, ("query",), custom_objects))
 
     def _refuse_plain_model(self) -> None:
         if not self._is_for_private_model:
