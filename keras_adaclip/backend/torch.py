@@ -17,7 +17,8 @@ from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions, 
 Tensor = Any
 
 convolution_kernel_gradients = torch_convolutions.convolution_kernel_gradients
-quicker_call = quicker_call_in_loop = torch_calls.quicker_call
+quicker_call = torch_calls.quicker_call
+quicker_call_in_loop = torch_calls.quicker_call
 Recording = torch_recording.Recording
 
 
