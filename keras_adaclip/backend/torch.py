@@ -95,9 +95,15 @@ def map_examples(
     """Applies `function` to the rows of `values` and stacks what it returns."""
     try:
         return list(torch.vmap(function)(values))
-    except RuntimeError:  # Some losses decide by values (hinge), which `vmap` cannot.
-        rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
-        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+    except RuntimeError:  # As in `map_units`.
+        return _one_by_one(function, values)
+
+
+def _one_by_one(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
+    return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
 def after(value: Tensor, other: Tensor) -> Tensor:
@@ -197,8 +203,11 @@ def gradients_at(
 def map_units(
     function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
 ) -> list[Tensor]:
-    """Applies `function` to every unit at once."""
-    return list(torch.func.vmap(function, randomness="different")(values))
+    """Applies `function` to every unit at once, or to one after another where it cannot."""
+    try:
+        return list(torch.func.vmap(function, randomness="different")(values))
+    except RuntimeError:  # Some losses decide by values (hinge), which `vmap` cannot.
+        return _one_by_one(function, values)
 
 
 def loop_over_chunks(

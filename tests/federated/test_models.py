@@ -230,3 +230,29 @@ def test_a_call_replaced_between_two_fits_counts():
         model.fit(clients, **arguments)
         weights.append(model.get_weights()[0])
     assert not np.allclose(*weights)
+
+
+def test_a_loss_that_decides_by_values():
+    rng = np.random.default_rng(0)
+    clients = ClientData.from_arrays(
+        rng.normal(size=(24, 3)).astype("float32"), rng.integers(0, 2, (24, 1)), np.arange(24) % 6
+    )
+    weights = []
+    for microbatch_size in (None, 1):
+        keras.utils.set_random_seed(5)
+        model = FederatedSequential([keras.Input((3,)), layers.Dense(1)])
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0),
+                0.05,
+                noise_multiplier=0.0,
+                microbatch_size=microbatch_size,
+                seed=0,
+            ),
+            client_optimizer=keras.optimizers.SGD(0.1),
+            client_batch_size=2,
+            loss="hinge",
+        )
+        model.fit(clients, cohort_size=6, sampling="shuffle", verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
