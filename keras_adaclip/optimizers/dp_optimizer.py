@@ -170,26 +170,24 @@ class DPOptimizer(AccountedOptimizer):
         self._noise.begin_draw()
         clipping = self._clip.current
         stddevs = self._noise.sum_stddevs(clipping.state["clip_norm"])
+        expected_units = self._noise.expected_units
         means = self._noise.noised_means(grads.gradients, stddevs)
+        mean_stddevs = [stddev / expected_units for stddev in stddevs]
+        if grads.scale != 1.0:
+            means, mean_stddevs = (
+                [grads.scale * each for each in part] for part in (means, mean_stddevs)
+            )
         statistics = grads.statistics
         if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)
-        scaled = means if grads.scale == 1.0 else [grads.scale * mean for mean in means]
-        gradients = self.clipping.gradients(clipping.state, scaled)
+        gradients = self.clipping.gradients(clipping.state, means)
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
         self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped, and noised, with the threshold as it was.
-        expected_units = self._noise.expected_units
         self._clip.update(
-            Release(
-                means,
-                [stddev / expected_units for stddev in stddevs],
-                statistics,
-                expected_units,
-                self.iterations.value,
-            )
+            Release(means, mean_stddevs, statistics, expected_units, self.iterations.value)
         )
 
     @property

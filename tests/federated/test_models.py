@@ -256,3 +256,41 @@ def test_a_loss_that_decides_by_values():
         model.fit(clients, cohort_size=6, sampling="shuffle", verbose=0)
         weights.append(model.get_weights()[0])
     np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [4, 8])
+@pytest.mark.parametrize(
+    "clipping",
+    [
+        ka.clipping.AdaClip(),
+        ka.clipping.MeanNormClipping(),
+        ka.clipping.AutomaticClipping(0.5),
+        ka.clipping.QuantileClipping(initial_clip_norm=0.05, groups="per_layer"),
+    ],
+    ids=lambda clipping: type(clipping).__name__,
+)
+def test_weights_that_are_alike_change_nothing(clipping, limit):
+    """With four examples each, `limit / mean` makes up for a weight of `4 / limit`."""
+    rng = np.random.default_rng(0)
+    clients = ClientData.from_arrays(
+        rng.normal(size=(24, 3)).astype("float32"), rng.normal(size=(24, 2)), np.arange(24) % 6
+    )
+    weights = []
+    for weighting in ("uniform", ka.federated.ByExamples(limit=limit, mean=4)):
+        keras.utils.set_random_seed(5)
+        model = FederatedSequential([keras.Input((3,)), layers.Dense(4), layers.Dense(2)])
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0), clipping, noise_multiplier=0.0, seed=0
+            ),
+            client_optimizer=keras.optimizers.SGD(0.1),
+            client_weighting=weighting,
+            client_batch_size=2,
+            loss="mse",
+        )
+        model.fit(
+            clients, cohort_size=6, epochs=4, steps_per_epoch=1, sampling="shuffle", verbose=0
+        )
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
