@@ -294,3 +294,36 @@ def test_weights_that_are_alike_change_nothing(clipping, limit):
         weights.append(model.get_weights())
     for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="compiled as it was")
+@pytest.mark.parametrize("microbatch_size", [None, 1])
+def test_a_layer_changed_between_two_fits_counts(microbatch_size):
+    rng = np.random.default_rng(0)
+    clients = ClientData.from_arrays(
+        rng.normal(size=(12, 3)).astype("float32"), rng.normal(size=(12, 2)), np.arange(12) % 3
+    )
+    weights = []
+    for run_eagerly in (False, True):
+        keras.utils.set_random_seed(3)
+        hidden = layers.Dense(4, activation="tanh")
+        model = FederatedSequential([keras.Input((3,)), hidden, layers.Dense(2)])
+        model.compile(
+            optimizer=ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0),
+                100.0,
+                noise_multiplier=0.0,
+                microbatch_size=microbatch_size,
+                seed=0,
+            ),
+            client_optimizer=keras.optimizers.SGD(0.1),
+            client_batch_size=2,
+            loss="mse",
+            run_eagerly=run_eagerly,
+        )
+        for activation in ("tanh", "softplus"):
+            hidden.activation = keras.activations.get(activation)
+            model.fit(clients, cohort_size=3, sampling="shuffle", verbose=0)
+        weights.append(model.get_weights())
+    for recorded, eager in zip(*weights, strict=True):
+        np.testing.assert_allclose(recorded, eager, rtol=1e-5, atol=1e-6)
