@@ -4,7 +4,9 @@ python benchmarks/speed/report.py
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from chart import draw
 from results import ResultsFile
@@ -23,30 +25,62 @@ def write(results: ResultsFile, path: Path) -> list[Path]:
         The files.
     """
     summary = Summary(results.records)
+    title = "A private training step beside a plain one"
+    return written(results, path, summary, markdown, draw if summary.models else None, title)
+
+
+def written(
+    results: ResultsFile,
+    path: Path,
+    summary: Any,
+    markdown: Callable[..., str],
+    draw: Callable[..., None] | None,
+    title: str,
+) -> list[Path]:
+    """Writes tables and a picture beside the results.
+
+    Args:
+        results: the results.
+        path: their file.
+        summary: of the results.
+        markdown: makes the text from summary, machine and clock.
+        draw: draws the summary to a path, with a title; None draws nothing.
+        title: of the picture, before machine and clock.
+
+    Returns:
+        The files.
+    """
     clocks = sorted({record["clock"] for record in results.records if "clock" in record})
     clock = " and ".join(clocks) or "none"
     text, picture = path.with_suffix(".md"), path.with_suffix(".png")
     text.write_text(markdown(summary, results.machine, clock))
-    if not summary.models:
+    if draw is None:
         return [text]
-    cpu = results.machine.get("accelerator") or results.machine["cpu"]
-    draw(summary, picture, f"A private training step beside a plain one: {cpu}, {clock}")
+    processor = results.machine.get("accelerator") or results.machine["cpu"]
+    draw(summary, picture, f"{title}: {processor}, {clock}")
     return [text, picture]
 
 
-def main() -> None:
-    """The command."""
+def command(
+    description: str | None, folder: Path, write: Callable[[ResultsFile, Path], list[Path]]
+) -> None:
+    """The command that writes a report from a file of results.
+
+    Args:
+        description: docstring of the script.
+        folder: where `results.json` is unless the command line names another.
+        write: writes the report and returns its files.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    default = Path(__file__).parent / "results.json"
-    parser.add_argument("results", type=Path, nargs="?", default=default)
+    parser.add_argument("results", type=Path, nargs="?", default=folder / "results.json")
     path = parser.parse_args().results
     if not path.exists():
         parser.error(f"{path} does not exist: bench.py writes it")
-    for written in write(ResultsFile(path), path):
-        print(f"Written: {written}")
+    for each in write(ResultsFile(path), path):
+        print(f"Written: {each}")
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, Path(__file__).parent, write)
