@@ -11,15 +11,14 @@ rounds go over everything, and a second call goes on where the first was stopped
 
 import argparse
 import dataclasses
-import sys
 import time
 from pathlib import Path
 
 import rounds_report
 import speed_path  # noqa: F401
-from bench_options import add_options, frameworks, settings_of, settle
+from bench_options import add_options, frameworks, measure_and_report, settings_of, settle
 from plans import SERIES, Plan, plans
-from results import ResultsFile, machine, revision
+from results import ResultsFile, revision
 from ways import BACKENDS, PEERS, WAYS
 from workers import Settings, run
 from workloads import MODELS, Workload
@@ -113,16 +112,7 @@ def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
 
 def main() -> None:
     """Measures, then writes the report beside the results."""
-    options = parse_options()
-    results = ResultsFile(options.output)
-    here = machine()
-    if results.records and results.machine != here:
-        sys.exit(f"{options.output} is of another machine: give another --output")
-    results.machine = here
-    measure_all(options, results)
-    if results.records and not options.dry_run:
-        for path in rounds_report.write(results, options.output):
-            print(f"Written: {path}")
+    measure_and_report(parse_options(), measure_all, rounds_report.write)
 
 
 if __name__ == "__main__":

@@ -28,5 +28,10 @@ def write(results: ResultsFile, path: Path) -> list[Path]:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command."""
     command(__doc__, Path(__file__).parent, write)
+
+
+if __name__ == "__main__":
+    main()

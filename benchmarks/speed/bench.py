@@ -11,14 +11,13 @@ the first was stopped.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 import report
-from bench_options import add_options, frameworks, settings_of, settle
+from bench_options import add_options, frameworks, measure_and_report, settings_of, settle
 from framework import BACKENDS, MODULES, PEERS, WAYS
-from results import ResultsFile, machine, revision
+from results import ResultsFile, revision
 from suite import SUITE
 from workers import run
 
@@ -86,16 +85,7 @@ def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
 
 def main() -> None:
     """Measures, then writes the report beside the results."""
-    options = parse_options()
-    results = ResultsFile(options.output)
-    here = machine()
-    if results.records and results.machine != here:
-        sys.exit(f"{options.output} is of another machine: give another --output")
-    results.machine = here
-    measure_all(options, results)
-    if results.records and not options.dry_run:
-        for path in report.write(results, options.output):
-            print(f"Written: {path}")
+    measure_and_report(parse_options(), measure_all, report.write)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import environments
+from results import ResultsFile, machine
 from workers import Settings
 
 
@@ -74,3 +76,26 @@ def settings_of(options: argparse.Namespace) -> Settings:
         device=options.device,
         pin=options.device == "cpu" and not options.no_pin,
     )
+
+
+def measure_and_report(
+    options: argparse.Namespace,
+    measure_all: Callable[[argparse.Namespace, ResultsFile], None],
+    write: Callable[[ResultsFile, Path], list[Path]],
+) -> None:
+    """Measures what the results lack, then writes the report beside them.
+
+    Args:
+        options: the command line.
+        measure_all: adds what is missing.
+        write: writes the report and returns its files.
+    """
+    results = ResultsFile(options.output)
+    here = machine()
+    if results.records and results.machine != here:
+        sys.exit(f"{options.output} is of another machine: give another --output")
+    results.machine = here
+    measure_all(options, results)
+    if results.records and not options.dry_run:
+        for path in write(results, options.output):
+            print(f"Written: {path}")

@@ -82,5 +82,10 @@ def command(
         print(f"Written: {each}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command."""
     command(__doc__, Path(__file__).parent, write)
+
+
+if __name__ == "__main__":
+    main()
