@@ -45,6 +45,7 @@ def parse_options() -> argparse.Namespace:
     add("--minutes", type=float, default=math.inf, help="begin no run later than this")
     add("--threads", type=int, help="TensorFlow's, for sharing a machine between processes")
     add("--public-data", type=Path, help="for `greedy`: an .npz file of digits")
+    add("--search", type=int, metavar="NUMBER", help="of `greedy`'s searches, only this one")
     add("--smoke", action="store_true", help="everything, on a little data")
     return parser.parse_args()
 
@@ -71,7 +72,12 @@ def main() -> None:
         if options.public_data is None:
             sys.exit("`greedy` needs --public-data FILE.npz")
         commands.greedy(
-            options.public_data, options.data_set, options.network or "b1", options.output, scale
+            options.public_data,
+            options.data_set,
+            options.network or "b1",
+            options.output,
+            scale,
+            options.search,
         )
         return
     context = _chosen(commands.context(options.output), options)

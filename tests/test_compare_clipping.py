@@ -33,7 +33,7 @@ from examples.comparison.experiments import GRID, Context
 from examples.comparison.methods import METHODS, PAPER_METHODS, Transferred
 from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
 from examples.comparison.results import COLUMNS, Result, ResultsFile
-from examples.comparison.runs import RESULTS, as_text
+from examples.comparison.runs import RESULTS, Scale, as_text
 
 FOUND = {network: Transferred((1.0, 0.7, 0.5), 1.1) for network in NETWORKS}
 CONTEXT = Context(transferred=FOUND)
@@ -413,8 +413,45 @@ def test_search_norms_and_what_is_loaded(tmp_path):
     assert greedy.load(tmp_path) == {}
     path = greedy.schedule_path(tmp_path, "b1")
     ka.schedules.PiecewiseConstant([1.0, 0.5]).save(path)
-    path.with_name("transferred_schedule_search.json").write_text('{"initial_norm": 1.2}')
+    write_search(tmp_path, 0, [(1, 0.5), (1, 1.5), (1, 1.6), (2, 0.7)])
     assert greedy.load(tmp_path) == {"b1": Transferred((1.0, 0.5), 1.2)}
+
+
+def write_search(folder, number, epochs):
+    log = [{"epoch": epoch, "norm": norm} for epoch, norm in epochs]
+    path = greedy._search_path(folder, "b1", number)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"log": log}))
+
+
+def test_searches_are_averaged_epoch_by_epoch(tmp_path, monkeypatch):
+    """Each goes on from the first of its first epochs, and none is made twice."""
+    made = []
+
+    def one_search(settings, public, scale, noise_multiplier, number):
+        made.append(number)
+        return [{"epoch": 1, "norm": 1.0}, {"epoch": 2, "norm": 0.5}]
+
+    monkeypatch.setattr(greedy, "_one_search", one_search)
+    write_search(tmp_path, 0, [(1, 4.0), (1, 100.0), (2, 0.5)])
+    settings = greedy.Search(num_searches=3)
+    public = ka.datasets.ImageData(*(np.zeros((8, 1)) for _ in range(4)), source="eight")
+    path = greedy.schedule_path(tmp_path, "b1")
+    greedy.search(settings, public, tmp_path, Scale(batch_size=4), "fashion_mnist", only=2)
+    assert made == [2]
+    assert not path.exists()
+    greedy.search(settings, public, tmp_path, Scale(batch_size=4), "fashion_mnist")
+    assert made == [2, 1]
+    values = ka.schedules.PiecewiseConstant.load(path).values
+    assert values == pytest.approx([4.0 ** (1 / 3), 0.5], rel=1e-3)
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_transferred_schedule_spans_the_run(epochs):
+    settings = {"values": [1.0, 0.5], "scale": 2.0, "is_stretched": True}
+    schedule = METHODS["transfer"].build(settings, 10 * epochs).schedule
+    last = 10 * epochs - 1
+    assert [schedule.value_at(step) for step in (0, last // 2, last // 2 + 1, last)] == [2, 2, 1, 1]
 
 
 def test_time_left_counts_what_is_not_chosen_yet():

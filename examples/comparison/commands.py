@@ -45,12 +45,19 @@ def stages(experiments: list[str] | None, network: str | None) -> tuple[Stage, .
     )
 
 
-def greedy(public_data: Path, data_set: str, network: str, folder: Path, scale: Scale) -> None:
+def greedy(
+    public_data: Path,
+    data_set: str,
+    network: str,
+    folder: Path,
+    scale: Scale,
+    only: int | None = None,
+) -> None:
     """Finds the thresholds to transfer, at the budget at which the network is compared most."""
     epsilons = next(e.epsilons for e in EXPERIMENTS.values() if e.network == network)
     settings = searching.Search(network=network, epsilon=epsilons(DATA_SETS[data_set].epsilons)[0])
     public = public_images(public_data, DATA_SETS[data_set].num_train)
-    searching.search(settings, public, folder, scale, data_set)
+    searching.search(settings, public, folder, scale, data_set, only)
 
 
 def run(
@@ -90,7 +97,7 @@ def smoke(folder: Path) -> None:
     public = folder / "public.npz"
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(public, x=(255.0 * data.x_train[..., 0]).astype(np.uint8), y=data.y_train)
-    search = searching.Search(epochs=1, num_norms=3, num_first_epochs=1)
+    search = searching.Search(epochs=2, num_norms=3, num_first_epochs=2, num_searches=2)
     searching.search(search, public_images(public, 256), folder, _SMOKE_SCALE, "fashion_mnist")
     plans = replace(
         context(folder),

@@ -2,8 +2,9 @@
 
 In each epoch, every norm of an increasing sequence is tried for one epoch from the same weights,
 until the accuracy falls well below the best; the best norm is the epoch's, and its weights are
-where the next epoch begins. The search is coarser than the paper's: the norms grow by a factor,
-from 0.1 by 30% instead of from 0.05 by 0.01, which takes a tenth of the runs.
+where the next epoch begins. Several searches with other seeds are averaged, epoch by epoch (the
+paper averages the first epoch's only). They are coarser than the paper's: the norms grow by a
+factor, from 0.1 by 30% instead of from 0.05 by 0.01, which takes a tenth of the runs.
 """
 
 import json
@@ -25,6 +26,9 @@ from .experiments import PAPER_EPOCHS, PAPER_LEARNING_RATE
 from .methods import Transferred
 from .runs import Scale, calibrated_noise, compiled
 
+# The seeds of one search lie below those of the next.
+_SEEDS_OF_A_SEARCH = 1_000
+
 
 @dataclass(frozen=True)
 class Search:
@@ -43,6 +47,7 @@ class Search:
         num_norms: at most so many.
         tolerance: how far the accuracy may fall below the best before the search stops.
         num_first_epochs: over how many searches of the first epoch the initial norm is averaged.
+        num_searches: over how many whole searches the thresholds are averaged.
         learning_rate: of plain SGD.
         activation: a key of `ACTIVATIONS`.
     """
@@ -55,6 +60,7 @@ class Search:
     num_norms: int = 16
     tolerance: float = 0.02
     num_first_epochs: int = 5
+    num_searches: int = 5
     learning_rate: float = PAPER_LEARNING_RATE
     activation: str = "relu"
 
@@ -70,59 +76,48 @@ def schedule_path(folder: Path, network: str) -> Path:
     return folder / f"transferred_schedule{suffix}.json"
 
 
-def search(settings: Search, public: ImageData, folder: Path, scale: Scale, data_set: str) -> None:
-    """Searches, and writes the schedule and beside it how it was found.
+def search(
+    settings: Search,
+    public: ImageData,
+    folder: Path,
+    scale: Scale,
+    data_set: str,
+    only: int | None = None,
+) -> None:
+    """Makes the searches that are missing, each a file; with the last one, writes their mean.
 
     Args:
-        settings: of the search.
+        settings: of the searches.
         public: data that need no protection.
         folder: where the files go.
         scale: the batch size.
         data_set: the private data set, whose delta decides the noise.
+        only: the number of one search, for several processes side by side; None makes all.
     """
-    num_train = len(public.x_train)
     noise_multiplier = calibrated_noise(
         settings.epsilon,
         DATA_SETS[data_set].delta,
-        num_train,
+        len(public.x_train),
         scale.batch_size,
         PAPER_EPOCHS,
         "pld",
     )
     print(f"{public.source}; noise multiplier {noise_multiplier:.3f}", flush=True)
-    started = time.perf_counter()
-    log: list[dict[str, Any]] = []
-
-    def one_epoch(seed: int, weights: Any, label: str) -> "_Tries":
-        tries = _try_norms(settings, public, scale, noise_multiplier, seed, weights)
-        log.append({"epoch": label, "tried": tries.accuracies, "norm": tries.norm})
-        print(
-            f"[{len(log)}/{settings.epochs + settings.num_first_epochs - 1}] {label}: "
-            f"{tries.norm:g} gives {tries.accuracy:.2%}, {len(tries.accuracies)} norms tried; "
-            f"{time.perf_counter() - started:.0f} s so far",
-            flush=True,
-        )
-        return tries
-
-    firsts = [one_epoch(seed, None, f"1, seed {seed}") for seed in range(settings.num_first_epochs)]
-    values, weights = [firsts[0].norm], firsts[0].weights
-    for epoch in range(2, settings.epochs + 1):
-        tries = one_epoch(100 + epoch, weights, str(epoch))
-        values.append(tries.norm)
-        weights = tries.weights
-    path = schedule_path(folder, settings.network)
-    folder.mkdir(parents=True, exist_ok=True)
-    ka.schedules.PiecewiseConstant(values).save(path)
-    report = {
-        "initial_norm": float(f"{statistics.fmean(tries.norm for tries in firsts):.4g}"),
-        "initial_norms": [tries.norm for tries in firsts],
-        "search": asdict(settings),
-        "noise_multiplier": noise_multiplier,
-        "batch_size": scale.batch_size,
-        "public_data": public.source,
-        "log": log,
-    }
-    _report_path(path).write_text(json.dumps(report, indent=1) + "\n")
+    paths = [_search_path(folder, settings.network, k) for k in range(settings.num_searches)]
+    for number, path in enumerate(paths):
+        if only in (None, number) and not path.exists():
+            log = _one_search(settings, public, scale, noise_multiplier, number)
+            report = {
+                "search": asdict(settings),
+                "noise_multiplier": noise_multiplier,
+                "batch_size": scale.batch_size,
+                "public_data": public.source,
+                "log": log,
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+    if all(path.exists() for path in paths):
+        _write_mean(settings, folder)
 
 
 def load(folder: Path) -> dict[str, Transferred]:
@@ -136,13 +131,63 @@ def load(folder: Path) -> dict[str, Transferred]:
         path = schedule_path(folder, network)
         if path.exists():
             values = ka.schedules.PiecewiseConstant.load(path).values
-            report = json.loads(_report_path(path).read_text())
-            found[network] = Transferred(tuple(values), report["initial_norm"])
+            firsts = _norms_of_first_epochs(_search_path(folder, network, 0))
+            found[network] = Transferred(tuple(values), float(f"{statistics.fmean(firsts):.4g}"))
     return found
 
 
-def _report_path(path: Path) -> Path:
-    return path.with_name(f"{path.stem}_search.json")
+def _search_path(folder: Path, network: str, number: int) -> Path:
+    return folder / "searches" / f"{network}_{number}.json"
+
+
+def _write_mean(settings: Search, folder: Path) -> None:
+    """One search is of chance: near its best, the norms of an epoch differ by less than it does."""
+    searches = [
+        _norms_by_epoch(_search_path(folder, settings.network, number))
+        for number in range(settings.num_searches)
+    ]
+    means = [
+        float(f"{statistics.geometric_mean(norms):.4g}") for norms in zip(*searches, strict=True)
+    ]
+    ka.schedules.PiecewiseConstant(means).save(schedule_path(folder, settings.network))
+
+
+def _norms_of_first_epochs(path: Path) -> list[float]:
+    log = json.loads(path.read_text())["log"]
+    return [entry["norm"] for entry in log if entry["epoch"] == 1]
+
+
+def _norms_by_epoch(path: Path) -> list[float]:
+    """Of the search that goes on from the first of its first epochs."""
+    log = json.loads(path.read_text())["log"]
+    return [_norms_of_first_epochs(path)[0]] + [e["norm"] for e in log if e["epoch"] > 1]
+
+
+def _one_search(
+    settings: Search, public: ImageData, scale: Scale, noise_multiplier: float, number: int
+) -> list[dict[str, Any]]:
+    """A whole search; the first also begins anew with other seeds, for the initial norm."""
+    started = time.perf_counter()
+    log: list[dict[str, Any]] = []
+
+    def one_epoch(epoch: int, seed: int, weights: Any = None) -> Any:
+        tries = _try_norms(settings, public, scale, noise_multiplier, seed, weights)
+        log.append({"epoch": epoch, "seed": seed, "tried": tries.accuracies, "norm": tries.norm})
+        print(
+            f"[search {number}, epoch {epoch}/{settings.epochs}] {tries.norm:g} gives "
+            f"{tries.accuracy:.2%}, {len(tries.accuracies)} norms tried; "
+            f"{time.perf_counter() - started:.0f} s so far",
+            flush=True,
+        )
+        return tries.weights
+
+    first_seed = _SEEDS_OF_A_SEARCH * number
+    weights = one_epoch(1, first_seed)
+    for other in range(1, settings.num_first_epochs if number == 0 else 1):
+        one_epoch(1, first_seed + other)
+    for epoch in range(2, settings.epochs + 1):
+        weights = one_epoch(epoch, first_seed + 100 + epoch, weights)
+    return log
 
 
 class _Tries(keras.callbacks.Callback):
