@@ -45,7 +45,7 @@ def parse_options() -> argparse.Namespace:
     add("--minutes", type=float, default=math.inf, help="begin no run later than this")
     add("--threads", type=int, help="TensorFlow's, for sharing a machine between processes")
     add("--public-data", type=Path, help="for `greedy`: an .npz file of digits")
-    add("--search", type=int, metavar="NUMBER", help="of `greedy`'s searches, only this one")
+    add("--searches", type=int, default=1, help="of `greedy`, to be averaged (%(default)s)")
     add("--smoke", action="store_true", help="everything, on a little data")
     return parser.parse_args()
 
@@ -77,7 +77,7 @@ def main() -> None:
             options.network or "b1",
             options.output,
             scale,
-            options.search,
+            options.searches,
         )
         return
     context = _chosen(commands.context(options.output), options)

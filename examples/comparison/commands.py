@@ -51,13 +51,14 @@ def greedy(
     network: str,
     folder: Path,
     scale: Scale,
-    only: int | None = None,
+    num_searches: int = 1,
 ) -> None:
     """Finds the thresholds to transfer, at the budget at which the network is compared most."""
     epsilons = next(e.epsilons for e in EXPERIMENTS.values() if e.network == network)
-    settings = searching.Search(network=network, epsilon=epsilons(DATA_SETS[data_set].epsilons)[0])
+    epsilon = epsilons(DATA_SETS[data_set].epsilons)[0]
+    settings = searching.Search(network=network, epsilon=epsilon, num_searches=num_searches)
     public = public_images(public_data, DATA_SETS[data_set].num_train)
-    searching.search(settings, public, folder, scale, data_set, only)
+    searching.search(settings, public, folder, scale, data_set)
 
 
 def run(

@@ -46,6 +46,9 @@ STAGES = (
     Stage("paper", (1, 2, 3), OTHERS),
     Stage("powers", (1, 2, 3)),
     Stage("small", (1, 2, 3)),
+    Stage("checks", (1,), methods=("fixed", "power")),
+    Stage("checks", (1, 2, 3), methods=("tempered", "quantile")),
+    Stage("checks", (2,), methods=("adaclip",)),
 )
 
 
@@ -87,6 +90,8 @@ def _all_planned(context: Context, stages: tuple[Stage, ...]) -> Iterator[Planne
         epsilons = experiment.epsilons(DATA_SETS[context.data_set].epsilons)[slice(*stage.budgets)]
         methods = [name for name in experiment.methods_in(context) if name in stage.methods]
         for epsilon, seed, method in product(epsilons, stage.seeds, methods):
+            if not experiment.has(method, epsilon):
+                continue
             for run in experiment.plan(context, method, epsilon, seed) or [None]:
                 yield Planned(stage.experiment, method, epsilon, seed, run)
 

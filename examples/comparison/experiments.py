@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
+from .checks import CHECKS, Check
 from .data_sets import DATA_SETS, paper
 from .methods import METHODS, PAPER_METHODS, Knob, Settings, Transferred
 from .results import Result
@@ -105,6 +106,7 @@ class Experiment:
         network: a key of `NETWORKS`.
         reference: name of the paper's table, None where it has none.
         methods: keys of `METHODS`; None means all.
+        has: whether it has runs of a method at a budget.
     """
 
     title: str
@@ -113,6 +115,7 @@ class Experiment:
     network: str = "b1"
     reference: str | None = None
     methods: tuple[str, ...] | None = None
+    has: Callable[[str, float], bool] = lambda method, epsilon: True
 
     def methods_in(self, context: Context) -> tuple[str, ...]:
         """The methods that both have, but those that lack a search on public data."""
@@ -267,6 +270,22 @@ def power_runs(context: Context, method: str, epsilon: float, seed: int) -> list
     ]
 
 
+def check_run(context: Context, check: Check, seed: int) -> Run | None:
+    """The run of a check; None where the entry that it changes is not chosen yet."""
+    entries = EXPERIMENTS[check.experiment].plan(context, check.method, check.epsilon, seed)
+    if not entries:
+        return None
+    settings = {**json.loads(entries[0].hyperparameters), **check.settings}
+    return replace(entries[0], hyperparameters=as_text(settings), **check.changes)
+
+
+def check_runs(context: Context, method: str, epsilon: float, seed: int) -> list[Run]:
+    """The runs of all checks of a method at a budget."""
+    checks = [check for check in CHECKS if (check.method, check.epsilon) == (method, epsilon)]
+    runs = [check_run(context, check, seed) for check in checks]
+    return [run for run in runs if run is not None]
+
+
 def _best(context: Context, runs: list[Run]) -> Run | None:
     results = [context.result(run) for run in runs]
     if not runs or any(result is None for result in results):
@@ -331,5 +350,13 @@ EXPERIMENTS = {
         network="b3",
         reference="table3",
         methods=PAPER_METHODS,
+    ),
+    "checks": Experiment(
+        "What explains entries below the paper's",
+        check_runs,
+        lambda _: tuple(sorted({check.epsilon for check in CHECKS})),
+        has=lambda method, epsilon: any(
+            (check.method, check.epsilon) == (method, epsilon) for check in CHECKS
+        ),
     ),
 }

@@ -152,17 +152,9 @@ METHODS = {
     ),
     "transfer": Method(
         "transfer (Lin)",
-        settings=lambda _, found: {
-            "values": list(_needed(found).values),
-            "scale": 1.0,
-            "is_stretched": True,
-        },
-        # Over the whole run, however many epochs it has, as every decay is.
-        build=lambda settings, steps: _scheduled(
-            ka.schedules.PiecewiseConstant(
-                [settings["scale"] * value for value in settings["values"]],
-                steps_per_epoch=-(-steps // len(settings["values"])),
-            )
+        settings=lambda _, found: {"values": list(_needed(found).values), "scale": 1.0},
+        build=lambda settings, _: _scheduled(
+            ka.schedules.PiecewiseConstant([settings["scale"] * v for v in settings["values"]])
         ),
         knobs=(_scaled("scale"),),
         needs_search=True,

@@ -4,11 +4,21 @@ import json
 import statistics
 from collections.abc import Callable
 
+from .checks import CHECKS
 from .data_sets import DATA_SETS, paper
 from .driver import STAGES, Planned, Stage, planned
-from .experiments import EXPERIMENTS, GRID_SEED, POWERS, Choice, Context, choice, grid_runs
+from .experiments import (
+    EXPERIMENTS,
+    GRID_SEED,
+    POWERS,
+    Choice,
+    Context,
+    check_run,
+    choice,
+    grid_runs,
+)
 from .methods import METHODS
-from .runs import AVERAGED_STEPS
+from .runs import AVERAGED_STEPS, Run
 
 _MISSING = "–"
 
@@ -39,6 +49,8 @@ def report(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
                 "chosen on held-out images, with its number of epochs.",
                 weights_table(context, name, stages),
             ]
+    if "checks" in asked:
+        parts += [f"## {EXPERIMENTS['checks'].title}", checks_table(context, stages)]
     if "grid" in asked:
         parts += ["## What was tried for the tuned table", *grid_tables(context)]
     return "\n\n".join(parts) + "\n"
@@ -121,6 +133,37 @@ def power_table(context: Context, name: str, stages: tuple[Stage, ...] = STAGES)
     return _markdown(["", *(f"a = {power:g}" for power in POWERS)], [here, there])
 
 
+def checks_table(context: Context, stages: tuple[Stage, ...] = STAGES) -> str:
+    """A row for each check, with the entry that it changes, over the check's seeds."""
+    header = ["entry", "changed", "before", "after", "paper"]
+    rows = []
+    for check in CHECKS:
+        seeds = {
+            seed
+            for stage in stages
+            if stage.experiment == "checks" and check.method in stage.methods
+            for seed in stage.seeds
+        }
+        chosen = choice(context, check.method) if check.experiment == "tuned" else None
+        figure = chosen.figure if chosen else "accuracy"
+        experiment = EXPERIMENTS[check.experiment]
+        before, after = [], []
+        for seed in sorted(seeds):
+            before += experiment.plan(context, check.method, check.epsilon, seed)
+            after += [run for run in [check_run(context, check, seed)] if run]
+        reference = paper()[context.data_set][experiment.reference]
+        rows.append(
+            [
+                f"{METHODS[check.method].title}, ε = {check.epsilon:g}: {experiment.title.lower()}",
+                check.about,
+                _measured_runs(context, before, figure),
+                _measured_runs(context, after, figure),
+                _reference(reference, check.epsilon, check.method),
+            ]
+        )
+    return _markdown(header, rows)
+
+
 def grid_tables(context: Context) -> list[str]:
     """Validation accuracy of every cell for every method, and how many runs that took."""
     epsilon = DATA_SETS[context.data_set].epsilons[0]
@@ -161,7 +204,11 @@ def measured(context: Context, entries: list[Planned], figure: str = "accuracy")
         entries: the runs.
         figure: the accuracy among the attributes of `Result`.
     """
-    values = _accuracies(context, entries, figure)
+    return _measured_runs(context, [entry.run for entry in entries if entry.run], figure)
+
+
+def _measured_runs(context: Context, runs: list[Run], figure: str) -> str:
+    values = _percentages(context, runs, figure)
     if not values:
         return _MISSING
     mean = statistics.fmean(values)
@@ -171,7 +218,11 @@ def measured(context: Context, entries: list[Planned], figure: str = "accuracy")
 
 
 def _accuracies(context: Context, entries: list[Planned], figure: str) -> list[float]:
-    results = [context.result(entry.run) for entry in entries if entry.run]
+    return _percentages(context, [entry.run for entry in entries if entry.run], figure)
+
+
+def _percentages(context: Context, runs: list[Run], figure: str) -> list[float]:
+    results = [context.result(run) for run in runs]
     values = [getattr(result, figure) for result in results if result]
     return [100.0 * value for value in values if value is not None]
 

@@ -13,6 +13,7 @@ from keras_adaclip.gradients.factored import (
     Materialized,
     OuterProduct,
     combined,
+    shifted_and_scaled,
 )
 
 
@@ -218,3 +219,70 @@ def test_an_example_that_looks_up_no_row_contributes_nothing(wrong):
         summed = form.weighted_sum(ops.convert_to_tensor([0.0, 1.0]), finite)
         only = ops.convert_to_numpy(form.materialize())[1]
         np.testing.assert_allclose(ops.convert_to_numpy(summed), only, rtol=1e-5)
+
+
+# In coordinates of their own
+
+
+def rescaled(part, shape, centre=None):
+    scale = np.exp(array(*shape, seed=9)).astype("float32")
+    centre = array(*shape, seed=8) if centre is None else centre
+    tensors = ops.convert_to_tensor(centre), ops.convert_to_tensor(scale)
+    return shifted_and_scaled(part, *tensors, 3), centre, scale
+
+
+@pytest.mark.parametrize("name", forms())
+def test_coordinates_of_any_form(name):
+    values = ops.convert_to_numpy(forms()[name].materialize()).astype(np.float64)
+    found, centre, scale = rescaled(forms()[name], values.shape[1:])
+    expected = (values - centre) / scale
+    norms = ops.convert_to_numpy(found.squared_norms())
+    np.testing.assert_allclose(norms, np.sum(expected.reshape(3, -1) ** 2, axis=1), rtol=2e-4)
+    assert np.all(norms >= (1.0 - 1e-6) * np.sum(expected.reshape(3, -1) ** 2, axis=1))
+    np.testing.assert_allclose(ops.convert_to_numpy(found.materialize()), expected, atol=1e-4)
+    factors = np.array([0.5, 0.0, 2.0], np.float32)
+    total = found.weighted_sum(ops.convert_to_tensor(factors), ops.ones((3,), "bool"))
+    expected_sum = np.tensordot(factors, expected, axes=1)
+    np.testing.assert_allclose(ops.convert_to_numpy(total), expected_sum, rtol=1e-4, atol=1e-5)
+    merged = ops.convert_to_numpy(found.merged(3).materialize())
+    np.testing.assert_allclose(merged, expected.sum(axis=0, keepdims=True), atol=1e-4)
+
+
+def test_what_is_not_finite_stays_out_of_the_sum_in_coordinates_too():
+    found, centre, scale = rescaled(forms(second=np.nan)["one position"], (4, 2))
+    assert not np.isfinite(ops.convert_to_numpy(found.squared_norms())[1])
+    clean = ops.convert_to_numpy(forms()["one position"].materialize())
+    total = found.weighted_sum(
+        ops.convert_to_tensor([1.0, 0.0, 1.0]), ops.convert_to_tensor([True, False, True])
+    )
+    expected = (clean[0] + clean[2] - 2.0 * centre) / scale
+    np.testing.assert_allclose(ops.convert_to_numpy(total), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_unused_variable_has_its_centre_taken_off():
+    found, centre, scale = rescaled(None, (4, 2))
+    expected = np.broadcast_to(-centre / scale, (3, 4, 2))
+    np.testing.assert_allclose(ops.convert_to_numpy(found.materialize()), expected, rtol=1e-6)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    distance=st.sampled_from([0.0, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1.0]),
+    size=st.sampled_from([1e-6, 1.0, 1e4]),
+    scale=st.sampled_from([1e-6, 1e-2, 1.0]),
+)
+def test_no_contribution_beside_the_centre_exceeds_its_bound(seed, distance, size, scale):
+    # A gradient next to the centre: the norm is the difference of large numbers.
+    rng = np.random.default_rng(seed)
+    inputs = (size * rng.normal(size=(1, 1, 40))).astype("float32")
+    cotangents = rng.normal(size=(1, 1, 30)).astype("float32")
+    gradient = inputs[0, 0, :, None].astype(np.float64) * cotangents[0, 0]
+    centre = (gradient * (1.0 + distance * rng.normal(size=gradient.shape))).astype("float32")
+    scales = (scale * np.exp(rng.normal(size=gradient.shape))).astype("float32")
+    tensors = ops.convert_to_tensor(centre), ops.convert_to_tensor(scales)
+    form = shifted_and_scaled(OuterProduct(inputs, cotangents, (40, 30)), *tensors, 1)
+    norm = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
+    assert np.linalg.norm((gradient - centre) / scales) <= (1.0 + 1e-5) * norm[0]
+    factor = ops.convert_to_tensor(np.minimum(1.0, 1.0 / norm).astype("float32"))
+    found = form.weighted_sum(factor, ops.ones((1,), "bool"))
+    assert np.linalg.norm(ops.convert_to_numpy(found).astype(np.float64)) <= 1.0 + 1e-4
