@@ -66,13 +66,11 @@ def standard_normal(num_blocks: int, key: Tensor, step: Tensor, stream: Tensor) 
 
     def blocks_from(start: Tensor) -> Tensor:
         index = ops.cast(start + ops.arange(num_blocks, dtype="int32"), "uint32")
-        words = threefry(subkey, (index, ops.zeros_like(index)))
-        return ops.stack([normal_of(word) for word in words])
+        return tuple(normal_of(word) for word in threefry(subkey, (index, ops.zeros_like(index))))
 
     # A loop of two rounds only keeps compilers from repeating all this for each part that is used.
-    # It writes where the numbers stay: nothing is copied, and there is no second array of them.
     starts = ops.convert_to_tensor([0, num_blocks], "int32")
-    return ops.reshape(ops.map(blocks_from, starts), (-1,))
+    return ops.concatenate([ops.reshape(part, (-1,)) for part in ops.map(blocks_from, starts)])
 
 
 def num_blocks_for(size: int) -> int:
