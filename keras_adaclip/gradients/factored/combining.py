@@ -8,7 +8,6 @@ from keras import ops
 from keras_adaclip.gradients.factored.lookup import Lookup, LookupAndProduct
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import Materialized, PerExampleGradient
-from keras_adaclip.gradients.factored.rescaled import Rescaled
 
 Tensor = Any
 
@@ -70,4 +69,4 @@ def shifted_and_scaled(
     if part is None:
         rows = ops.ones((num_rows, *([1] * len(centre.shape))), "float32")
         return Materialized(-rows * (centre / scale))
-    return Rescaled(part, centre, scale)
+    return Materialized((part.materialize() - centre) / scale)
