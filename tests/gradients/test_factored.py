@@ -282,7 +282,7 @@ def test_no_contribution_beside_the_centre_exceeds_its_bound(seed, distance, siz
     tensors = ops.convert_to_tensor(centre), ops.convert_to_tensor(scales)
     form = shifted_and_scaled(OuterProduct(inputs, cotangents, (40, 30)), *tensors, 1)
     norm = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
-    factor = ops.convert_to_tensor(np.minimum(1.0, 1.0 / norm).astype("float32"))
+    factor = ops.convert_to_tensor((1.0 / np.maximum(1.0, norm)).astype("float32"))
     found = form.weighted_sum(factor, ops.ones((1,), "bool"))
     assert np.linalg.norm(ops.convert_to_numpy(found).astype(np.float64)) <= 1.0 + 1e-4
 
@@ -300,7 +300,7 @@ def test_one_more_unit_beside_a_far_centre_adds_its_bound_at_most(name, size):
     def total(count):
         part = shifted_and_scaled(repeated(forms()[name], count), *tensors, count)
         norms = np.sqrt(ops.convert_to_numpy(part.squared_norms()))
-        factors = ops.convert_to_tensor(np.minimum(1.0, 1.0 / norms).astype("float32"))
+        factors = ops.convert_to_tensor((1.0 / np.maximum(1.0, norms)).astype("float32"))
         found = part.weighted_sum(factors, ops.ones((count,), "bool"))
         return ops.convert_to_numpy(found).astype(np.float64)
 
