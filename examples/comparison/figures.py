@@ -15,6 +15,8 @@ from .results import Result
 # The colours of Okabe and Ito, which the colour-blind tell apart; dashes for the second round.
 _COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
 _LINES = ("-", "--")
+# What a panel shows of the accuracy, from the best down.
+_HEIGHT = 0.25
 
 
 def draw(context: Context, folder: Path, stages: tuple[Stage, ...] = STAGES) -> list[Path]:
@@ -94,6 +96,11 @@ def accuracies(title: str, results: Results) -> Figure:
             if method in by_method:
                 _curve(axes, method, [r.accuracy_by_epoch for r in by_method[method]])
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        # Runs that fall to chance would press all others into one line.
+        lowest, highest = axes.get_ylim()
+        if lowest < highest - _HEIGHT:
+            axes.set_ylim(highest - _HEIGHT, highest)
+            axes.set_title(f"ε = {epsilon:g} (cut off below)", fontsize=10)
     rows[0][0].set_ylabel("test accuracy")
     _legend(figure, rows)
     return figure
