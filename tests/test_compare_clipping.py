@@ -29,7 +29,8 @@ from examples.comparison import (
     runs,
     tables,
 )
-from examples.comparison.experiments import GRID, Context
+from examples.comparison.checks import CHECKS
+from examples.comparison.experiments import EXPERIMENTS, GRID, Context
 from examples.comparison.methods import METHODS, PAPER_METHODS, Transferred
 from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
 from examples.comparison.results import COLUMNS, Result, ResultsFile
@@ -401,6 +402,33 @@ def test_tables_without_results():
     one = {experiments.paper_run(CONTEXT, "fixed", 2.7, 1).key: result(0.851)}
     text = tables.report(replace(CONTEXT, results=one))
     assert "| 85.1 (1) | 85.2 ± 0.2 |" in text
+
+
+def test_a_check_changes_what_it_names_and_nothing_else():
+    for check in CHECKS:
+        if check.experiment == "tuned":
+            continue
+        (entry,) = EXPERIMENTS[check.experiment].plan(CONTEXT, check.method, check.epsilon, 1)
+        run = experiments.check_run(CONTEXT, check, 1)
+        assert run == replace(entry, hyperparameters=run.hyperparameters, **check.changes)
+        changed = {**json.loads(entry.hyperparameters), **check.settings}
+        assert json.loads(run.hyperparameters) == changed
+        assert run != entry
+
+
+def test_a_check_waits_for_the_entry_that_it_changes():
+    tuned = next(check for check in CHECKS if check.experiment == "tuned")
+    assert experiments.check_run(CONTEXT, tuned, 1) is None
+
+
+def test_checks_stand_beside_what_they_change():
+    check = CHECKS[0]
+    (entry,) = EXPERIMENTS[check.experiment].plan(CONTEXT, check.method, check.epsilon, 1)
+    run = experiments.check_run(CONTEXT, check, 1)
+    results = {entry.key: result(0.76), run.key: result(0.85)}
+    text = tables.checks_table(replace(CONTEXT, results=results))
+    row = next(line for line in text.splitlines() if check.about in line)
+    assert "| 76.0 (1) | 85.0 (1) | 85.2 ± 0.2 |" in row
 
 
 # The search on public data
