@@ -28,9 +28,11 @@ from examples.comparison import (
     greedy,
     runs,
     tables,
+    tuning,
 )
 from examples.comparison.checks import CHECKS
-from examples.comparison.experiments import EXPERIMENTS, GRID, Context
+from examples.comparison.context import GRID, GRID_SEED, Context, paper_run, paper_settings
+from examples.comparison.experiments import EXPERIMENTS
 from examples.comparison.methods import METHODS, PAPER_METHODS, Transferred
 from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
 from examples.comparison.results import COLUMNS, Result, ResultsFile
@@ -51,7 +53,7 @@ MEASURED = {
 
 
 def some_run(**changes):
-    return replace(experiments.paper_run(CONTEXT, "fixed", 2.7, seed=1), **changes)
+    return replace(paper_run(CONTEXT, "fixed", 2.7, seed=1), **changes)
 
 
 def result(accuracy):
@@ -73,7 +75,7 @@ def complete(context, accuracy_of):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_paper_s_settings_and_their_variants_build(method, network):
     epsilon = 1.0 if network == "b3" else 2.7
-    settings = experiments.paper_settings(CONTEXT, method, epsilon, network)
+    settings = paper_settings(CONTEXT, method, epsilon, network)
     variants = [knob(settings, steps) for knob in METHODS[method].knobs for steps in (-1, 1)]
     assert len({as_text(values) for values in (settings, *variants)}) == len(variants) + 1
     for values in (settings, *variants):
@@ -145,10 +147,10 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
         return 0.7 + 0.1 * is_cell + 0.05 * is_variant + 0.01 * (run.epochs == 40)
 
     context = complete(CONTEXT, accuracy_of)
-    chosen = experiments.choice(context, "fixed").run
+    chosen = tuning.choice(context, "fixed").run
     assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (4.0, 40, "tanh")
     assert json.loads(chosen.hyperparameters) == {"clip_norm": 0.6}
-    (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
+    (tuned,) = tuning.tuned_runs(context, "fixed", 4.5, seed=3)
     assert json.loads(tuned.hyperparameters) == {"clip_norm": 1.6}
     assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
@@ -160,9 +162,9 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
 def test_more_epochs_are_tried_as_long_as_they_help(best, tried):
     ladder = replace(CONTEXT, longer_epochs=(40, 60, 80))
     context = complete(ladder, lambda run: 0.8 - abs(run.epochs - best) / 1000)
-    last = experiments.last_runs(context, "fixed", 2.7)
+    last = tuning.last_runs(context, "fixed", 2.7)
     assert [(run.epochs, run.seed) for run in last] == list(product(tried, (102, 103)))
-    assert experiments.choice(context, "fixed").run.epochs == best
+    assert tuning.choice(context, "fixed").run.epochs == best
 
 
 @pytest.mark.parametrize(
@@ -171,22 +173,22 @@ def test_more_epochs_are_tried_as_long_as_they_help(best, tried):
 )
 def test_averaged_weights_are_chosen_where_they_are_better(averages, epochs, is_averaged):
     # By the mean over the last seeds: one of the two is misleading.
-    misleading = {102: 0.05, 103: -0.05, experiments.GRID_SEED: 0.0}
+    misleading = {102: 0.05, 103: -0.05, GRID_SEED: 0.0}
     context = complete(CONTEXT, lambda run: 0.79 + run.epochs / 2000)
-    for run in experiments.last_runs(context, "fixed", 2.7):
+    for run in tuning.last_runs(context, "fixed", 2.7):
         average = averages[run.epochs // 20 - 1] + misleading[run.seed]
         context.results[run.key] = replace(context.result(run), accuracy_of_average=average)
-    chosen = experiments.choice(context, "fixed")
+    chosen = tuning.choice(context, "fixed")
     assert (chosen.run.epochs, chosen.is_averaged) == (epochs, is_averaged)
     assert chosen.figure == ("accuracy_of_average" if is_averaged else "accuracy")
 
 
 def test_nothing_is_chosen_while_an_average_is_missing():
     context = complete(CONTEXT, lambda run: 0.8)
-    run = experiments.last_runs(context, "fixed", 2.7)[-1]
+    run = tuning.last_runs(context, "fixed", 2.7)[-1]
     context.results[run.key] = replace(context.result(run), accuracy_of_average=None)
-    assert experiments.choice(context, "fixed") is None
-    assert experiments.tuned_runs(context, "fixed", 2.7, seed=1) == []
+    assert tuning.choice(context, "fixed") is None
+    assert tuning.tuned_runs(context, "fixed", 2.7, seed=1) == []
 
 
 def test_a_hyperparameter_is_followed_as_far_as_it_helps():
@@ -196,13 +198,13 @@ def test_a_hyperparameter_is_followed_as_far_as_it_helps():
     context = complete(replace(CONTEXT, methods=("fixed", "quantile")), accuracy_of)
     values = sorted(
         (json.loads(run.hyperparameters)["clip_norm"], run.activation)
-        for run in experiments.variant_runs(context, "fixed", 2.7)
+        for run in tuning.variant_runs(context, "fixed", 2.7)
     )
     assert values == list(product((0.15, 0.6, 1.2, 2.4, 4.8), ("relu", "tanh")))
-    (tuned,) = experiments.tuned_runs(context, "fixed", 4.5, seed=3)
+    (tuned,) = tuning.tuned_runs(context, "fixed", 4.5, seed=3)
     assert json.loads(tuned.hyperparameters) == {"clip_norm": 12.8}
     # Neither 0.5 nor 0.9 is better than 0.7, with either activation.
-    assert len(experiments.variant_runs(context, "quantile", 2.7)) == 4
+    assert len(tuning.variant_runs(context, "quantile", 2.7)) == 4
 
 
 def test_a_second_hyperparameter_is_followed_from_the_best_value_of_the_first():
@@ -213,17 +215,17 @@ def test_a_second_hyperparameter_is_followed_from_the_best_value_of_the_first():
     context = complete(replace(CONTEXT, methods=("power",)), accuracy_of)
     settings = [
         tuple(json.loads(run.hyperparameters).values())
-        for run in experiments.variant_runs(context, "power", 2.7)
+        for run in tuning.variant_runs(context, "power", 2.7)
     ]
     norms = [(norm, 0.5) for norm in (0.55, 2.2, 4.4, 8.8, 17.6)]
     powers = [(17.6, power) for power in (0.4, 0.6, 0.3, 0.2, 0.1)]
     assert settings == 2 * (norms + powers)
-    (tuned,) = experiments.tuned_runs(context, "power", 4.5, seed=3)
+    (tuned,) = tuning.tuned_runs(context, "power", 4.5, seed=3)
     assert json.loads(tuned.hyperparameters) == {"initial_value": 17.6, "power": 0.1}
 
 
 def test_a_tie_goes_to_the_earlier_cell():
-    chosen = experiments.choice(complete(CONTEXT, lambda run: 0.8), "power").run
+    chosen = tuning.choice(complete(CONTEXT, lambda run: 0.8), "power").run
     assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (1.0, 20, "relu")
     assert json.loads(chosen.hyperparameters) == {"initial_value": 1.1, "power": 0.5}
 
@@ -328,7 +330,7 @@ def test_work_resumes(tmp_path, trained, capsys):
     file = ResultsFile(tmp_path)
     assert not driver.work(TWO, file, None, STAGES, minutes=-1.0)
     assert not trained
-    first = experiments.paper_run(TWO, "power", 2.7, seed=1)
+    first = paper_run(TWO, "power", 2.7, seed=1)
     file.append("paper", first, MEASURED)
     assert driver.work(TWO, file, None, STAGES)
     assert len(trained) == 3 + 2 * len(GRID)
@@ -399,7 +401,7 @@ def test_tables_without_results():
     text = tables.report(CONTEXT)
     assert "| power decay (Lin) | – | 84.7 ± 0.3 | – | 87.7 ± 0.1 |" in text
     assert "Best first" not in text
-    one = {experiments.paper_run(CONTEXT, "fixed", 2.7, 1).key: result(0.851)}
+    one = {paper_run(CONTEXT, "fixed", 2.7, 1).key: result(0.851)}
     text = tables.report(replace(CONTEXT, results=one))
     assert "| 85.1 (1) | 85.2 ± 0.2 |" in text
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from . import driver, figures, tables
 from . import greedy as searching
+from .context import GRID_SEED, Cell, Context
 from .data_sets import DATA_SETS, images, public_images
 from .driver import STAGES, Stage
-from .experiments import EXPERIMENTS, GRID_SEED, Cell, Context
+from .experiments import EXPERIMENTS
 from .methods import METHODS
 from .results import ResultsFile
 from .runs import Scale

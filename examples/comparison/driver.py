@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from .context import GRID_SEED, Context
 from .data_sets import DATA_SETS
-from .experiments import EXPERIMENTS, GRID_SEED, Context
+from .experiments import EXPERIMENTS
 from .methods import METHODS, PAPER_METHODS
 from .results import ResultsFile
 from .runs import Run, Scale, train

@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from .context import Context
 from .driver import STAGES, Stage, planned
-from .experiments import EXPERIMENTS, Context
+from .experiments import EXPERIMENTS
 from .methods import METHODS
 from .results import Result
 

@@ -21,8 +21,8 @@ import keras_adaclip as ka
 from keras_adaclip.datasets import ImageData
 
 from . import networks
+from .context import PAPER_EPOCHS, PAPER_LEARNING_RATE
 from .data_sets import DATA_SETS
-from .experiments import PAPER_EPOCHS, PAPER_LEARNING_RATE
 from .methods import Transferred
 from .runs import Scale, calibrated_noise, compiled
 

@@ -5,20 +5,13 @@ import statistics
 from collections.abc import Callable
 
 from .checks import CHECKS
+from .context import GRID_SEED, Context
 from .data_sets import DATA_SETS, paper
 from .driver import STAGES, Planned, Stage, planned
-from .experiments import (
-    EXPERIMENTS,
-    GRID_SEED,
-    POWERS,
-    Choice,
-    Context,
-    check_run,
-    choice,
-    grid_runs,
-)
+from .experiments import EXPERIMENTS, POWERS, check_run
 from .methods import METHODS
 from .runs import AVERAGED_STEPS, Run
+from .tuning import Choice, choice, grid_runs
 
 _MISSING = "–"
 
