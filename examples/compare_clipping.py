@@ -71,6 +71,8 @@ def main() -> None:
     if options.command == "greedy":
         if options.public_data is None:
             sys.exit("`greedy` needs --public-data FILE.npz")
+        if options.searches < 1:
+            sys.exit(f"`--searches` must be at least 1. Received: {options.searches}")
         commands.greedy(
             options.public_data,
             options.data_set,
