@@ -20,6 +20,7 @@ from keras_adaclip import (
     plots,
     sampling,
     schedules,
+    tuners,
 )
 from keras_adaclip.federated import FederatedModel, federate
 from keras_adaclip.models import (
@@ -59,4 +60,5 @@ __all__ = [
     "privatize",
     "sampling",
     "schedules",
+    "tuners",
 ]
