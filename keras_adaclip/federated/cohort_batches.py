@@ -153,14 +153,14 @@ class CohortBatches(keras.utils.PyDataset):
         examples, steps = [], []
         for position in positions:
             x, y = self._checked_examples(position)
-            num_examples = len(keras.tree.flatten(x)[0])
+            num_examples = _num_rows(x)
             rows, of_client = self.local.orders(generator, num_examples)
             is_whole = len(rows) == num_examples
             examples.append((x, y) if is_whole else (_taken(x, rows), _taken(y, rows)))
             steps.append(of_client)
         num_clients = self._padded_num_clients(len(positions))
-        most_rows = max((len(keras.tree.flatten(x)[0]) for x, _ in examples), default=0)
-        num_rows = rounded_up(most_rows)
+        sizes = [_num_rows(x) for x, _ in examples]
+        num_rows = rounded_up(max(sizes, default=0))
         num_steps = rounded_up(max(map(len, steps), default=0))
         batch_size = num_rows if self.local.batch_size is None else self.local.batch_size
         order = np.full((num_clients, num_steps, batch_size), -1, np.int32)
@@ -182,7 +182,6 @@ class CohortBatches(keras.utils.PyDataset):
         batch["num_steps"][: len(steps)] = [len(of_client) for of_client in steps]
         batch["weight"] = np.ones(num_clients, np.float32)
         if self.weighting is not None:
-            sizes = [len(keras.tree.flatten(x)[0]) for x, _ in examples]
             batch["weight"][: len(sizes)] = [self.weighting.weight(size) for size in sizes]
         batch["mask"] = np.arange(num_clients) < len(positions)
         return batch
@@ -198,9 +197,10 @@ class CohortBatches(keras.utils.PyDataset):
         for name, part in (("x", x), ("y", y)):
             if self._like[name] is None:
                 continue
-            keras.tree.assert_same_structure(self._like[name], part)
-            pairs = zip(keras.tree.flatten(self._like[name]), keras.tree.flatten(part), strict=True)
-            for first, array in pairs:
+            like = self._like[name]
+            if not (isinstance(like, np.ndarray) and isinstance(part, np.ndarray)):
+                keras.tree.assert_same_structure(like, part)
+            for first, array in zip(_leaves(like), _leaves(part), strict=True):
                 lengths.add(len(array))
                 if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
                     problems.append(
@@ -232,6 +232,16 @@ def rounded_up(number: int) -> int:
         return max(number, 1)
     power = 1 << (number - 1).bit_length()
     return 3 * power // 4 if number <= 3 * power // 4 else power
+
+
+def _leaves(part: Any) -> list[np.ndarray]:
+    """The arrays of a structure; an array is looked at first, as there is one for each client."""
+    return [part] if isinstance(part, np.ndarray) else keras.tree.flatten(part)
+
+
+def _num_rows(part: Any) -> int:
+    """How many examples a structure of arrays holds."""
+    return len(_leaves(part)[0])
 
 
 def _taken(part: Any, rows: np.ndarray) -> Any:

@@ -137,12 +137,15 @@ class LocalTraining:
                 variable.assign(value)
             return found[: len(carry)]
 
-        num_clients = ops.shape(leaves[0])[0]
-        carry = [_repeated(value, num_clients) for value in [*server, *fresh]]
+        carry = [*server, *fresh]
+        if self.is_vectorized:
+            num_clients = ops.shape(leaves[0])[0]
+            carry = [_repeated(value, num_clients) for value in carry]
         carry = backend.loop_over_chunks(
             one_step, carry, num_steps, changing, self.model.trainable_variables
         )
-        return carry[: len(server)]
+        weights = carry[: len(server)]
+        return weights if self.is_vectorized else [ops.expand_dims(value, 0) for value in weights]
 
     def _step(
         self,
@@ -154,7 +157,8 @@ class LocalTraining:
         """One local step of every client of the chunk.
 
         Args:
-            carry: the clients' weights, then the variables of their optimizers.
+            carry: the clients' weights, then the variables of their optimizers; of a single client
+                without the axis of clients, which would make XLA copy them in every step.
             server: the server's weights.
             batch: a batch of each client.
             seeds: for each seed generator, a state of each client in this step.
@@ -222,8 +226,7 @@ class LocalTraining:
                 after = [ops.where(is_active, new, old) for new, old in pairs]
             return [*after, *shown]
 
-        found = self._for_each([*carry, *seeds, *batch.leaves], of_client)
-        carry, (losses, *shown) = found[: len(carry)], found[len(carry) :]
+        carry, (losses, *shown) = self._for_each(carry, [*seeds, *batch.leaves], of_client)
         increments, shown = shown[: len(trackers)], shown[len(trackers) :]
         (y_pred,) = of_predictions
         half = len(shown) // 2
@@ -236,13 +239,27 @@ class LocalTraining:
         )
 
     def _for_each(
-        self, values: list[Tensor], function: Callable[[list[Tensor]], list[Tensor]]
-    ) -> list[Tensor]:
-        """Applies a function to each client of the chunk."""
+        self,
+        carry: list[Tensor],
+        values: list[Tensor],
+        function: Callable[[list[Tensor]], list[Tensor]],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Applies a function to each client of the chunk.
+
+        Args:
+            carry: as `_step` has it.
+            values: of the clients, the first axis being theirs.
+            function: of both, for one client; what it returns begins with the new `carry`.
+
+        Returns:
+            The new `carry`, and the rest of what `function` returned, by client.
+        """
         if self.is_vectorized:
-            return backend.map_units(function, values)
+            found = backend.map_units(function, [*carry, *values])
+            return found[: len(carry)], found[len(carry) :]
         alone = [ops.reshape(value, ops.shape(value)[1:]) for value in values]
-        return [ops.expand_dims(value, 0) for value in function(alone)]
+        found = function([*carry, *alone])
+        return found[: len(carry)], [ops.expand_dims(value, 0) for value in found[len(carry) :]]
 
     def _seeds_of_clients(self, seed: Tensor | None, num_clients: int) -> list[Tensor]:
         """For each seed generator, a state of each client."""
