@@ -46,7 +46,7 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
     Args:
         num_parameters: of the model.
     """
-    return True
+    return num_parameters <= 1 << 17
 
 
 def unsupported_compilation(model: keras.Model) -> str | None:

@@ -12,14 +12,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from keras_adaclip.backend.torch_graphs import shorten
+
 Tensor = Any
 _MOST_RECORDS = 64
-_aten = torch.ops.aten
-_NOTHING_BUT_A_VIEW = (_aten.detach.default, _aten.alias.default)
-# A number that the function itself has made into a tensor.
-_OF_NUMBERS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
-# What they return follows from the shapes of what they are given.
-_OF_SHAPES = (_aten.ones_like.default, _aten.zeros_like.default, _aten.scalar_tensor.default)
 # How a tensor's numbers leave PyTorch: what is made of them would be the first client's for all.
 _WAYS_OUT = {
     "__array__",
@@ -105,7 +101,7 @@ def _recorded(
             others = [_changed(value) for value in values]
             proofs = [(each, function(each)) for each in (values, others)]
             with torch.no_grad():
-                _shorten(module, values)
+                shorten(module, values)
                 for record in (_without_python(module, values), module.forward):
                     if record is not None and _agrees(record, proofs):
                         return record
@@ -158,68 +154,6 @@ def _agrees(
         for values, expected in proofs
         for pair in zip(record(*values), expected, strict=True)
     )
-
-
-def _shorten(module: torch.fx.GraphModule, values: list[Tensor]) -> None:
-    """Takes out views of the whole, and replaces what is always the same by its value."""
-    graph = module.graph
-    if any(_changes_in_place(node) for node in graph.nodes):
-        return
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _NOTHING_BUT_A_VIEW:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    constants = _Constants(module)
-    constants.run(*values)
-    for number, (node, value) in enumerate(constants.found.items()):
-        name = f"_constant_{number}"
-        module.register_buffer(name, value)
-        with graph.inserting_before(node):
-            node.replace_all_uses_with(graph.get_attr(name))
-    (output,) = graph.find_nodes(op="output")
-    for node in [node for node in output.all_input_nodes if node.op == "get_attr"]:
-        # Whoever gets it may write to it.
-        with graph.inserting_before(output):
-            output.replace_input_with(node, graph.call_function(_aten.clone.default, (node,)))
-    graph.eliminate_dead_code()
-    module.recompile()
-
-
-def _changes_in_place(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-class _Constants(torch.fx.Interpreter):
-    """Runs a graph, and finds the tensors that depend on none of its inputs.
-
-    A tensor that was there before, such as a variable that no input stands for, is not constant.
-    """
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[torch.fx.Node, Tensor] = {}
-        self._fixed: set[torch.fx.Node] = set()
-
-    def run_node(self, node: torch.fx.Node) -> Any:
-        """Runs one operation."""
-        value = super().run_node(node)
-        if self._is_fixed(node):
-            self._fixed.add(node)
-            if node.op == "call_function" and isinstance(value, torch.Tensor):
-                self.found[node] = value.clone()
-        return value
-
-    def _is_fixed(self, node: torch.fx.Node) -> bool:
-        if node.op != "call_function" or _is_random(node):
-            return False
-        if node.target in _OF_NUMBERS or node.target in _OF_SHAPES:
-            return True
-        return self._fixed.issuperset(node.all_input_nodes)
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -20,6 +20,8 @@ from keras_adaclip.models.layout import CONVOLUTIONS
 _ONE_AFTER_ANOTHER = (keras.layers.RNN, *CONVOLUTIONS)
 # Numbers that the clients of a chunk hold as weights, gradients and optimizers' states: 256 MiB.
 _MOST_NUMBERS = 1 << 26
+# Of clients that train one after another, what they contribute is to stay in the cache: 4 MiB.
+_MOST_IN_CACHE = 1 << 20
 _LEAST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
 
@@ -61,7 +63,8 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
         chunk_size = 1
     elif chunk_size is None:
         quarter = max(cohorts.cohort_size // 4, 1)
-        most = _MOST_NUMBERS // (4 * max(model.count_params(), 1))
+        most = _MOST_NUMBERS // 4 if is_vectorized else _MOST_IN_CACHE
+        most //= max(model.count_params(), 1)
         wanted = min(1 << (quarter - 1).bit_length(), _LARGEST_CHUNK, most)
         chunk_size = max(wanted, min(_LEAST_CHUNK, max(most, 1)))
         # Chunks of one size, with as few clients of padding as that allows.
