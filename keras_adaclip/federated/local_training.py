@@ -111,39 +111,37 @@ class LocalTraining:
             The weights of each client, of shape `(num_clients, ...)`.
         """
         server = [variable.value for variable in self.model.trainable_variables]
-        fresh = [variable.value for variable in self.optimizer.variables]
+        own = [*server, *(variable.value for variable in self.optimizer.variables)]
+        if self.is_vectorized:
+            num_clients = ops.shape(leaves[0])[0]
+            own = [_repeated(value, num_clients) for value in own]
 
         def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
             number = ops.convert_to_tensor(number, "int32")
-            read = [variable.value for variable in changing]
-            parts = [carry, server, seeds, leaves, read, [number]]
+            parts = [carry[: len(own)], carry[len(own) :], server, seeds, leaves, [number]]
 
             def observed_step(values: list[Tensor]) -> list[Tensor]:
                 """The step as a function of all that it reads."""
-                carry, server, seeds, leaves, read, (number,) = _split(values, parts)
+                own, read, server, seeds, leaves, (number,) = _split(values, parts)
                 batch = clients.with_leaves(leaves).local_batch(number)
                 moved = [self._moved(state, number) for state in seeds]
                 with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
-                    carry, observed = self._step(carry, server, batch, moved)
+                    own, observed = self._step(own, server, batch, moved)
                     observe(observed)
-                    return [*carry, *(scope.get_current_value(each) for each in changing)]
+                    return [*own, *(scope.get_current_value(each) for each in changing)]
 
             values = [value for part in parts for value in part]
             if self.recording is None or seeds:  # a record would repeat its random numbers
-                found = observed_step(values)
-            else:
-                found = self.recording.call(observed_step, values)
-            for variable, value in zip(changing, found[len(carry) :], strict=True):
-                variable.assign(value)
-            return found[: len(carry)]
+                return observed_step(values)
+            return self.recording.call(observed_step, values)
 
-        carry = [*server, *fresh]
-        if self.is_vectorized:
-            num_clients = ops.shape(leaves[0])[0]
-            carry = [_repeated(value, num_clients) for value in carry]
+        carry = [*own, *(ops.convert_to_tensor(variable) for variable in changing)]
         carry = backend.loop_over_chunks(
-            one_step, carry, num_steps, changing, self.model.trainable_variables
+            one_step, carry, num_steps, [], self.model.trainable_variables
         )
+        # Assigned once: in Keras that costs more than a small operation does.
+        for variable, value in zip(changing, carry[len(own) :], strict=True):
+            variable.assign(value)
         weights = carry[: len(server)]
         return weights if self.is_vectorized else [ops.expand_dims(value, 0) for value in weights]
 
