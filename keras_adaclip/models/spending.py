@@ -28,9 +28,13 @@ class PrivacySpending:
 
     Attributes:
         privacy_unit: whose privacy the ledger is about.
+        pledged_ledger: what files that are saved from now on carry at least; None means no more
+            than what ran. A checkpoint that is chosen among the epochs of a run has seen all of
+            them, those after it too.
     """
 
     privacy_unit: str = "example"
+    pledged_ledger: Ledger | None = None
     _carried_run: Run = Run()
 
     @property
@@ -112,7 +116,10 @@ class PrivacySpending:
         """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""
         super().save_own_variables(store)  # type: ignore[misc]
         run = self._run
-        rows, noise_multipliers = run.ledger.to_arrays(MAX_ROWS)
+        ledger = run.ledger
+        if self.pledged_ledger is not None:
+            ledger = ledger.union_upward(self.pledged_ledger, same_run=True)
+        rows, noise_multipliers = ledger.to_arrays(MAX_ROWS)
         saved = (rows, noise_multipliers, np.asarray(run.identity, np.int32))
         for key, value in zip(LEDGER_KEYS, saved, strict=True):
             store[key] = value

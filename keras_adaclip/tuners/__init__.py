@@ -7,12 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
+    from keras_adaclip.tuners.strategy_choices import clipping_choices
 
 # Where each public name stands.
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {
+    "ClippingHyperModel": "clipping_hypermodel",
+    "clipping_choices": "strategy_choices",
+}
 
-__all__: list[str] = []
+__all__ = [
+    "ClippingHyperModel",
+    "clipping_choices",
+]
 
 
 def __getattr__(name: str) -> Any:
