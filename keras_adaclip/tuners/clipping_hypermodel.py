@@ -82,7 +82,9 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         The ledger of a trial's model never holds more than `privacy_plan` says, whose epsilon is at
         most `target_epsilon` at `delta`. Of a model that `Hyperband` trains in several trials that
         is what all of them spend together. A checkpoint that is chosen among the epochs carries
-        the whole run on its ledger, since all of it was looked at.
+        the whole run on its ledger, since all of it was looked at. (`get_best_models` of
+        `Hyperband` loads the checkpoint that a model began with and then its own, and counts the
+        epochs of the former twice; `accounting.read_ledger` of the latter's file does not.)
 
         That is the epsilon of one trial, as if it were the only one. A search looks at many, and
         on private data costs more: `executions_per_trial` and every trial count, together

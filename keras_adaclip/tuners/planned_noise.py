@@ -8,6 +8,7 @@ with s the shape of the noise schedule and e the epoch from 0.
 import dataclasses
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -115,6 +116,7 @@ def calibrated(
     if seconds > _SECONDS_WITHOUT_A_WORD:
         print(
             f"ClippingHyperModel: the noise for batch size {batch_size} and noise schedule "
-            f"{noise_schedule!r} took {seconds:.0f} s to calibrate, and is kept for later trials."
+            f"{noise_schedule!r} took {seconds:.0f} s to calibrate, and is kept for later trials.",
+            file=sys.stderr,
         )
     return PlannedNoise(tuple(noise_multipliers), batch_size, num_examples)

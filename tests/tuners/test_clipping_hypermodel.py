@@ -1,0 +1,408 @@
+"""`ClippingHyperModel` under keras-tuner's tuners: what each trial spends, what is refused."""
+
+import functools
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
+from keras_adaclip.tuners import ClippingHyperModel
+from keras_adaclip.tuners.strategy_choices import STRATEGIES
+
+DELTA = 1e-3
+TARGET = 3.0
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+Y = (X[:, :1] > 0).astype("float32")
+
+
+def build_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid")])
+
+
+def hypermodel(**arguments):
+    settings = {
+        "num_examples": 32,
+        "epochs": 2,
+        "delta": DELTA,
+        "noise_multiplier": None if "target_epsilon" in arguments else 1.0,
+        "batch_sizes": (8, 16),
+        "learning_rates": (0.1, 0.3),
+        "strategies": ("fixed",),
+        "loss": "binary_crossentropy",
+        "metrics": ["accuracy"],
+        "accountant": "rdp",
+    }
+    return ClippingHyperModel(build_model, **{**settings, **arguments})
+
+
+@functools.cache
+def space_at_the_target():
+    """One for several tests: it keeps the noise that it has calibrated."""
+    return hypermodel(target_epsilon=TARGET, noise_schedules=("constant", "growing"))
+
+
+class Ledgers(keras.callbacks.Callback):
+    """Keeps what each model had spent when its training ended."""
+
+    kept = ()
+
+    def __deepcopy__(self, memo):
+        # The tuner copies callbacks for each trial; this one sees them all.
+        return self
+
+    def on_train_begin(self, logs=None):
+        self.kept = (*self.kept, None)
+
+    def on_train_end(self, logs=None):
+        self.kept = (*self.kept[:-1], self.model.privacy_ledger)
+
+
+class Epoch(keras.callbacks.Callback):
+    """An objective that finds the first epoch of every run the best one."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_epoch"] = float(epoch)
+
+
+FIRST_EPOCH = keras_tuner.Objective("val_epoch", "min")
+
+
+def search(name, space, folder, *, objective="val_loss", callbacks=(), **arguments):
+    """The trials of a search with one of keras-tuner's tuners, and what each model has spent."""
+    tuner = getattr(keras_tuner, name)(
+        space, objective=objective, directory=folder, project_name="search", seed=3, **arguments
+    )
+    ledgers = Ledgers()
+    tuner.search(X, Y, validation_data=(X, Y), verbose=0, callbacks=[*callbacks, ledgers])
+    trials = list(tuner.oracle.trials.values())
+    assert [trial.message for trial in trials if trial.status != "COMPLETED"] == []
+    return tuner, trials, ledgers.kept
+
+
+def epsilons(ledgers):
+    return np.array([ledger_epsilon(ledger, DELTA, "rdp") for ledger in ledgers])
+
+
+@pytest.mark.parametrize("name", ["RandomSearch", "BayesianOptimization", "GridSearch"])
+def test_every_trial_spends_the_target_at_its_batch_size_and_schedule(name, tmp_path):
+    space = space_at_the_target()
+    tuner, trials, ledgers = search(name, space, tmp_path, max_trials=4)
+    spent = epsilons(ledgers)
+    assert len(spent) == 4
+    assert np.all(spent <= TARGET)
+    assert np.all(spent > 0.99 * TARGET)
+    for trial, ledger in zip(trials, ledgers, strict=True):
+        batch_size = trial.hyperparameters.get("batch_size")
+        assert {row.expected_batch_size for row in ledger} == {batch_size}
+        is_constant = trial.hyperparameters.get("noise_schedule") == "constant"
+        assert len(ledger) == (1 if is_constant else 2)
+        assert space.privacy_plan(trial.hyperparameters) == ledger
+    if name == "RandomSearch":
+        assert {ledger.steps for ledger in ledgers} == {4, 8}
+        assert {len(ledger) for ledger in ledgers} == {1, 2}
+    (best,) = tuner.get_best_models(1)
+    assert best.privacy_spent(DELTA, "rdp").epsilon <= TARGET
+
+
+def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
+    # The checkpoint is of the first epoch of two, and with noise that grows each epoch costs less
+    # than the one before: to run the second one again would pass the target.
+    space = hypermodel(
+        target_epsilon=TARGET, batch_sizes=(8,), noise_schedules=("growing",), epochs=3
+    )
+    _, trials, ledgers = search(
+        "Hyperband",
+        space,
+        tmp_path,
+        objective=FIRST_EPOCH,
+        callbacks=[Epoch()],
+        max_epochs=3,
+        factor=2,
+    )
+    plan = space.privacy_plan(trials[0].hyperparameters)
+    assert 0.99 * TARGET < ledger_epsilon(plan, DELTA, "rdp") <= TARGET
+    lengths = []
+    for trial, ledger in zip(trials, ledgers, strict=True):
+        begin, end = (trial.hyperparameters.get(f"tuner/{n}") for n in ("initial_epoch", "epochs"))
+        lengths.append((begin, end))
+        noises = sorted((row.noise_multiplier, row.steps) for row in ledger)
+        assert noises == [(row.noise_multiplier, row.steps) for row in plan][:end]
+        file = tmp_path / "search" / f"trial_{trial.trial_id}" / "checkpoint.weights.h5"
+        saved = read_ledger(file)
+        assert ledger.is_covered_by(saved)
+        assert saved.is_covered_by(plan)
+    assert set(lengths) == {(0, 2), (2, 3), (0, 3)}
+
+
+def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path):
+    tuner, _, ledgers = search(
+        "RandomSearch",
+        hypermodel(batch_sizes=(8,)),
+        tmp_path,
+        objective=FIRST_EPOCH,
+        callbacks=[Epoch()],
+        max_trials=1,
+        executions_per_trial=2,
+    )
+    assert [ledger.steps for ledger in ledgers] == [8, 8]
+    (best,) = tuner.get_best_models(1)
+    # Its weights are those of four steps; which epoch was taken depends on eight.
+    assert int(best.optimizer.iterations) == 4
+    assert best.privacy_ledger.steps == 8
+
+
+def test_the_target_holds_by_pld_too():
+    space = hypermodel(target_epsilon=TARGET, batch_sizes=(8,), accountant="pld")
+    plan = space.privacy_plan(keras_tuner.HyperParameters())
+    assert 0.99 * TARGET < ledger_epsilon(plan, DELTA, "pld") <= TARGET
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("noise_multiplier", [0.05, 0.8, 3.0])
+def test_no_strategy_fails_for_what_its_statistics_cost(strategy, noise_multiplier):
+    # A batch of four pays for the usual noise on statistics only with little noise of its own.
+    space = hypermodel(strategies=(strategy,), batch_sizes=(4,), noise_multiplier=noise_multiplier)
+    clipping = space.build(keras_tuner.HyperParameters()).optimizer.clipping
+    of_sum, _ = clipping.noise_split(noise_multiplier, 4.0)
+    assert noise_multiplier <= of_sum < 1.16 * noise_multiplier
+    usual = clipping.get_config().get("count_noise_stddev", 0.2) is None
+    assert not usual or noise_multiplier == 0.05
+
+
+def test_many_epochs_make_twenty_mechanisms_at_most():
+    space = hypermodel(noise_schedules=("linear",), noise_multiplier=2.0, epochs=50)
+    plan = space.privacy_plan(keras_tuner.HyperParameters())
+    assert len(plan) == 17
+    assert plan.steps == 50 * 4
+    noises = [row.noise_multiplier for row in plan]
+    assert noises[0] == 2.0
+    assert noises == sorted(noises, reverse=True)
+    assert 1.0 < noises[-1] < 1.1
+
+
+@pytest.mark.parametrize(
+    ("name", "last"), [("constant", 1.0), ("linear", 0.5), ("exponential", 0.5), ("growing", 2.0)]
+)
+def test_the_shapes_of_the_noise(name, last):
+    space = hypermodel(noise_schedules=(name,), noise_multiplier=3.0, epochs=20)
+    rows = space.privacy_plan(keras_tuner.HyperParameters()).rows
+    assert rows[0].noise_multiplier == 3.0
+    assert rows[-1].noise_multiplier == pytest.approx(3.0 * last, rel=0.05)
+
+
+# A fixed noise multiplier
+
+
+def test_a_noise_multiplier_in_the_place_of_a_target():
+    space = hypermodel(noise_multiplier=1.25)
+    hp = keras_tuner.HyperParameters()
+    for batch_size in (8, 16):
+        hp.values["batch_size"] = batch_size
+        (row,) = space.privacy_plan(hp)
+        assert (row.noise_multiplier, row.expected_batch_size) == (1.25, batch_size)
+        assert row.steps == 2 * 32 // batch_size
+        planned = compute_epsilon(1.25, 32, batch_size, epochs=2, delta=DELTA, accountant="rdp")
+        assert ledger_epsilon([row], DELTA, "rdp") == pytest.approx(planned)
+
+
+def test_with_noise_multiplier_changes_nothing_else():
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    space = hypermodel(
+        optimizer=optimizer, noise_schedules=("growing",), ranges={"clip_norm": (1.0, 2.0)}
+    )
+    other = space.with_noise_multiplier(1.5)
+    assert (other.target_epsilon, other.noise_multiplier) == (None, 1.5)
+    hps = [keras_tuner.HyperParameters() for _ in range(2)]
+    assert space.noise_multiplier == 1.0
+    models = [each.build(hp) for each, hp in zip((space, other), hps, strict=True)]
+    assert hps[0].get_config() == hps[1].get_config()
+    for model, first in zip(models, (1.0, 1.5), strict=True):
+        noises = model.optimizer.noise_multiplier.values
+        assert noises == pytest.approx([first, first * 2.0**0.5])
+    for model in models:
+        assert model.optimizer.inner_optimizer.momentum == 0.9
+        assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+        assert model.optimizer.inner_optimizer is not optimizer
+
+
+def test_a_plan_asks_nothing_and_changes_nothing():
+    hp = keras_tuner.HyperParameters()
+    hypermodel().privacy_plan(hp)
+    assert (hp.values, hp.space) == ({}, [])
+
+
+def test_the_hyperparameters_of_build_model_are_in_the_space():
+    def build_with(hp):
+        units = hp.Choice("units", [3, 5])
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
+
+    space = ClippingHyperModel(
+        build_with,
+        num_examples=32,
+        epochs=1,
+        noise_multiplier=1.0,
+        batch_sizes=(8,),
+        strategies=("quantile",),
+        loss="mse",
+        metrics=[keras.metrics.MeanAbsoluteError()],
+    )
+    hp = keras_tuner.HyperParameters()
+    hp.values["units"] = 5
+    first, second = space.build(hp), space.build(hp)
+    assert first.output_shape == (None, 5)
+    assert isinstance(first, ka.PrivateSequential)
+    assert hp.get("noise_schedule") == "constant"
+    first_metric, second_metric = (model.given_metrics[0] for model in (first, second))
+    assert first_metric is not second_metric
+
+
+# What would break the promise
+
+
+def run(space, *args, **kwargs):
+    hp = keras_tuner.HyperParameters()
+    model = space.build(hp)
+    return space.fit(hp, model, *(args or (X, Y)), verbose=0, **kwargs)
+
+
+FATAL = keras_tuner.errors.FatalError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 8}, "`batch_size` is chosen by each trial"),
+        ({"epochs": 3}, "must not exceed the 2 epochs"),
+        ({"epochs": 0}, "must be above `initial_epoch`"),
+        ({"steps_per_epoch": 9}, "`steps_per_epoch` must be None"),
+        ({"sampling": "shuffle"}, "`sampling` must be 'poisson'"),
+        ({"initial_epoch": 1}, "must go on with the model of another trial"),
+        ({"validation_split": 0.25}, "24 rows, after validation_split=0.25"),
+        ({"kernel": 1}, "unexpected keyword argument 'kernel'"),
+    ],
+)
+def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
+    with pytest.raises(FATAL, match=words):
+        run(hypermodel(), **arguments)
+
+
+def test_data_other_than_planned_ends_the_search():
+    with pytest.raises(FATAL, match=r"must have 32 rows.*Received: 16 rows"):
+        run(hypermodel(), X[:16], Y[:16])
+    with pytest.raises(FATAL, match=r"must have 32 rows.*Received: 64 rows"):
+        run(hypermodel(), np.tile(X, (2, 1)), np.tile(Y, (2, 1)))
+    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=16)
+    with pytest.raises(FATAL, match=r"must hold arrays.*PoissonDataset"):
+        run(hypermodel(), dataset)
+    with pytest.raises(FATAL, match="must hold arrays"):
+        run(hypermodel(), iter([(X, Y)]))
+
+
+def test_the_rest_of_a_validation_split_may_be_what_was_planned():
+    x, y = np.tile(X, (2, 1)), np.tile(Y, (2, 1))
+    history = run(hypermodel(), x, y, validation_split=0.5, epochs=1)
+    assert "val_loss" in history.history
+
+
+def test_an_error_ends_the_search_before_it_trains(tmp_path):
+    tuner = keras_tuner.RandomSearch(
+        hypermodel(), objective="val_loss", max_trials=2, directory=tmp_path
+    )
+    ledgers = Ledgers()
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="`batch_size`"):
+        tuner.search(X, Y, batch_size=32, validation_data=(X, Y), callbacks=[ledgers], verbose=0)
+    assert ledgers.kept == ()
+
+
+def test_another_optimizer_ends_the_search():
+    hp = keras_tuner.HyperParameters()
+    space = hypermodel()
+    model = space.build(hp)
+    other = ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1)
+    model.compile(optimizer=other, loss="mse")
+    with pytest.raises(FATAL, match=r"must be the one of `ClippingHyperModel.build`"):
+        space.fit(hp, model, X, Y, verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_trials_that_share_weights_end_the_search():
+    shared = build_model()
+    space = ClippingHyperModel(
+        lambda: shared,
+        num_examples=32,
+        epochs=2,
+        noise_multiplier=1.0,
+        batch_sizes=(8,),
+        loss="mse",
+    )
+    run(space)
+    with pytest.raises(FATAL, match="has spent other than what was planned"):
+        run(space)
+
+
+def test_a_callback_that_lowers_the_noise_ends_the_search():
+    class Lower(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.noise_multiplier = 0.5
+
+    with pytest.raises(FATAL, match="has spent other than what was planned"):
+        run(hypermodel(), callbacks=[Lower()])
+
+
+def test_a_callback_that_trains_in_between_ends_the_search():
+    class Train(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.model.optimizer.end_run()
+            self.model.train_on_batch(X, Y)
+
+    with pytest.raises(FATAL, match="has spent other than what was planned"):
+        run(hypermodel(), callbacks=[Train()])
+
+
+def test_models_that_cannot_serve_end_the_search():
+    def without_shape():
+        return keras.Sequential([keras.layers.Dense(1)])
+
+    arguments = {"num_examples": 32, "epochs": 1, "noise_multiplier": 1.0, "batch_sizes": (8,)}
+    hp = keras_tuner.HyperParameters()
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="knows its input shape"):
+        ClippingHyperModel(without_shape, **arguments).build(hp)
+    with pytest.raises(keras_tuner.errors.FatalTypeError, match="cannot be made private"):
+        ClippingHyperModel(lambda: "model", **arguments).build(hp)
+    unreachable = hypermodel(target_epsilon=1e9)
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="target_epsilon"):
+        unreachable.build(hp)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, ValueError, "Exactly one of"),
+        ({"noise_multiplier": None}, ValueError, "Exactly one of"),
+        ({"target_epsilon": 1.0, "delta": None}, ValueError, "`delta` must be given"),
+        ({"target_epsilon": -1.0}, ValueError, "`target_epsilon` must be positive"),
+        ({"noise_multiplier": -1.0}, ValueError, "`noise_multiplier`"),
+        ({"batch_sizes": (8, 64)}, ValueError, "`batch_sizes` must lie between 1 and 32"),
+        ({"batch_sizes": ()}, ValueError, "`batch_sizes` must hold one value or more"),
+        ({"batch_sizes": 8}, TypeError, "`batch_sizes` must be a sequence"),
+        ({"learning_rates": (0.1, 0.1)}, ValueError, "each once"),
+        ({"learning_rates": (0.0,)}, ValueError, "`learning_rates` must hold positive"),
+        ({"noise_schedules": ("cosine",)}, ValueError, "`noise_schedules` must hold some of"),
+        ({"strategies": ("median",)}, ValueError, "`strategies` must hold"),
+        ({"ranges": {"norm": (1, 2)}}, ValueError, "`ranges` must name"),
+        ({"accountant": "gdp"}, ValueError, "`accountant` must be one of"),
+        ({"epochs": 0}, ValueError, "`epochs` must lie"),
+        ({"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, ValueError, "`clipnorm`"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, words):
+    with pytest.raises(error, match=words):
+        hypermodel(**arguments)
+
+
+def test_build_model_must_be_a_function():
+    with pytest.raises(TypeError, match="`build_model` must be a function"):
+        ClippingHyperModel("model", num_examples=32, epochs=1, noise_multiplier=1.0)
