@@ -1,6 +1,7 @@
 """The examples run from end to end, on a little data."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,21 @@ def test_best_fashion_mnist(tmp_path):
     for words in ("directions stand out of the noise", "Test accuracy", "differential privacy"):
         assert words in " ".join(printed.split())
     assert result.read_text().startswith("seed,accuracy,epsilon,seconds")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is enough")
+@pytest.mark.parametrize(
+    ("script", "searched"),
+    [("search_quantile", "target_quantile"), ("search_decay", "decay_power")],
+)
+def test_tuning(script, searched, tmp_path):
+    options = ("--smoke", "--output", tmp_path / "trials", "--verbose", "0")
+    printed = run_example(f"tuning/{script}.py", tmp_path, *options)
+    words = printed.split("Best of 2 trials: ")[1]
+    assert f"{searched} 0." in words.splitlines()[0]
+    assert "Its test accuracy: " in words
+    # One trial, all trials, a search that pays for the selection.
+    alone, together, selected = (float(n) for n in re.findall(r"^  epsilon (\S+)", words, re.M))
+    assert alone <= 2.7 < together
+    assert alone < selected
+    assert len(list((tmp_path / "trials").glob("*/trial_*"))) == 2
