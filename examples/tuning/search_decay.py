@@ -1,8 +1,8 @@
 """How fast the clipping norm should fall, and from where, by keras-tuner.
 
 Every trial trains the small network of Lin et al. 2022 on Fashion-MNIST by DP-SGD at epsilon 2.7
-and delta 1e-5. Its clipping norm falls like a power of the epoch, `clip_norm / epoch ** decay_power`,
-which is what that paper proposes.
+and delta 1e-5. Its clipping norm falls like a power of the epoch, as that paper proposes:
+`clip_norm / epoch ** decay_power`.
 
     python examples/tuning/search_decay.py
     python examples/tuning/search_decay.py --tuner bayesian --trials 30
