@@ -8,17 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
+    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
+    from keras_adaclip.tuners.greedy_oracle import GreedyOracle
+    from keras_adaclip.tuners.greedy_search import GreedyRule
+    from keras_adaclip.tuners.initial_norm import initial_norm_from
+    from keras_adaclip.tuners.power_trend import PowerTrend
+    from keras_adaclip.tuners.private_search import PrivateSearch
     from keras_adaclip.tuners.strategy_choices import clipping_choices
 
 # Where each public name stands.
 _MODULES: dict[str, str] = {
     "ClippingHyperModel": "clipping_hypermodel",
+    "GreedyClipTuner": "greedy_clip_tuner",
+    "GreedyOracle": "greedy_oracle",
+    "GreedyRule": "greedy_search",
+    "PowerTrend": "power_trend",
+    "PrivateSearch": "private_search",
     "clipping_choices": "strategy_choices",
+    "initial_norm_from": "initial_norm",
 }
 
 __all__ = [
     "ClippingHyperModel",
+    "GreedyClipTuner",
+    "GreedyOracle",
+    "GreedyRule",
+    "PowerTrend",
+    "PrivateSearch",
     "clipping_choices",
+    "initial_norm_from",
 ]
 
 

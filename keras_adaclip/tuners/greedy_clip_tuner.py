@@ -1,0 +1,380 @@
+"""The clipping norm of each epoch, by trying.
+
+Source: Lin et al. 2022, "Understanding adaptive gradient clipping in DP-SGD, empirically",
+section 4.3.1 and algorithm 1.
+"""
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+from keras_tuner.engine.trial import Trial, TrialStatus
+
+from keras_adaclip.accounting import Ledger, PrivacySpent, check_delta, check_integer
+from keras_adaclip.schedules import PiecewiseConstant
+from keras_adaclip.tuners.epoch_search import EPOCH
+from keras_adaclip.tuners.greedy_oracle import CLIP_NORM, GreedyOracle
+from keras_adaclip.tuners.greedy_search import GreedyRule
+from keras_adaclip.tuners.greedy_summary import privacy_statement, summary
+from keras_adaclip.tuners.power_trend import PowerTrend
+from keras_adaclip.tuners.progress import Progress
+from keras_adaclip.tuners.project_files import write_whole
+from keras_adaclip.tuners.trial_epoch import TrialEpoch
+from keras_adaclip.tuners.trial_model import check_model
+from keras_adaclip.tuners.trial_run import (
+    begin_trial,
+    checkpoint_path,
+    metrics_of,
+    trial_model,
+)
+from keras_adaclip.tuners.trial_spending import RunSpending, refuse_to_forget, spent_in
+from keras_adaclip.tuners.waiting import Waiting
+
+_BUILD_CONFIG = "build_config.json"
+_OURS = ("epochs", "initial_epoch")
+
+
+class GreedyClipTuner(keras_tuner.Tuner):
+    """Finds the best clipping norm of each epoch, one epoch after the other.
+
+    Each trial trains one private epoch with one threshold, from the best weights of the epoch
+    before. The thresholds of an epoch are tried from `start` upward, until the objective has
+    dropped by more than `max_drop` below the best of the epoch; the best threshold and its weights
+    are kept, and the next epoch begins. Searching in the same folder again goes on where an
+    earlier search stopped.
+
+    Args:
+        hypermodel: function of keras-tuner's `hp`, or a `keras_tuner.HyperModel`, that returns a
+            private model, compiled with a `DPOptimizer` with a fixed norm, of which the value is
+            replaced (and is `hp.get("clip_norm")`). Its other hyperparameters keep their defaults.
+        start: positive float, the first threshold.
+        step: positive float, what is added each time; with `spacing="geometric"` the factor,
+            above 1.
+        max_drop: float from 0, in units of the objective.
+        epochs: int from 1, the number of epochs.
+        objective: name of a metric in the logs of `fit`, or a `keras_tuner.Objective` with a
+            direction. Use public validation data.
+        max_clip_norm: the largest threshold; None for no bound.
+        max_trials_per_epoch: int, the most trials of an epoch, repeats and refinements included.
+        directory: folder for the files; None for the working directory.
+        project_name: name of this search's folder in it.
+        repeats: int from 1, trials of each threshold with other noise and other draws; their
+            objectives are averaged, and the weights of the best of them are kept.
+        spacing: `"linear"` or `"geometric"`.
+        refinements: int from 0 to 20; so often the spacing around the best threshold is halved.
+        private: whether the training data need protection.
+        delta: float in (0, 1), for epsilon; needed with `private=True`, and only then.
+        seed: integer that the seeds of the trials are derived from, which makes the first weights
+            and the draws of examples repeatable, and the noise of the first epoch (later ones
+            begin from a checkpoint, and that draws its noise anew). None leaves both to the
+            operating system, or to the seed of the hypermodel's optimizer and the trial. Not with
+            `private=True`, where all of it comes from the operating system: the seeds are written
+            to disk.
+        overwrite: whether to begin anew where the folder holds a search, unless that was one on
+            private data: what it has spent would be forgotten.
+
+    Raises:
+        TypeError: where an argument is not of its kind.
+        ValueError: where an argument is out of range, or the folder holds a search with other
+            settings.
+
+    Guarantees:
+        **The search is not private.** It trains many models on the data and chooses by their
+        scores, so what it finds must come from public data, unless all of it is paid for. With
+        `private=True`, `privacy_spent` adds up every trial that was begun, those that lost, failed
+        or were interrupted included, each as a whole epoch and on disk before its first step. It
+        covers the schedule and the weights of all trials, for public validation data. The ledger
+        in a trial's own weights holds the epochs that led to them, and nothing of the others.
+
+    Example:
+
+    >>> import keras_adaclip as ka
+    >>> def build(hp):
+    ...     model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(2)])
+    ...     optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
+    ...     model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
+    ...     return model
+    >>> import tempfile
+    >>> tuner = GreedyClipTuner(
+    ...     build, start=0.1, step=0.1, epochs=3, objective="val_mae", directory=tempfile.mkdtemp()
+    ... )
+    >>> tuner.oracle.objective.direction
+    'min'
+
+    Then `tuner.search(x, y, validation_data=(x_val, y_val), batch_size=256)`, with the arguments
+    of `fit`, and `tuner.best_schedule().save("schedule.json")`. Another data set is trained with
+    `ScheduledClipping(PiecewiseConstant.load("schedule.json"))`.
+
+    Reference:
+        Lin et al. 2022, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        hypermodel: Any,
+        start: float = 0.05,
+        step: float = 0.01,
+        max_drop: float = 0.02,
+        epochs: int = 10,
+        objective: Any = "val_accuracy",
+        max_clip_norm: float | None = None,
+        max_trials_per_epoch: int = 200,
+        directory: str | os.PathLike[str] | None = None,
+        project_name: str | None = None,
+        *,
+        repeats: int = 1,
+        spacing: str = "linear",
+        refinements: int = 0,
+        private: bool = False,
+        delta: float | None = None,
+        seed: int | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        repeats = check_integer(repeats, "repeats", minimum=1)
+        most = check_integer(max_trials_per_epoch, "max_trials_per_epoch", minimum=repeats)
+        self.delta = _checked_delta(private, delta)
+        rule = GreedyRule(
+            start, step, max_drop, spacing, max_clip_norm, most // repeats, refinements
+        )
+        self._greedy = GreedyOracle(
+            rule,
+            check_integer(epochs, "epochs", minimum=1),
+            objective,
+            repeats,
+            private,
+            _checked_seed(private, seed),
+        )
+        self._verbose = 1
+        self._waiting = Waiting()
+        if overwrite:
+            refuse_to_forget(Path(directory or ".") / (project_name or "untitled_project"))
+        super().__init__(
+            self._greedy,
+            hypermodel,
+            directory=None if directory is None else os.fspath(directory),
+            project_name=project_name,
+            overwrite=overwrite,
+        )
+        # keras-tuner looks for a file that a search which died in its first trial, or ran under
+        # another tuner's name, has not left.
+        found = (Path(self.project_dir) / "oracle.json").exists()
+        if found and not self._is_client and not self._greedy.is_reloaded:
+            self._greedy.reload()
+
+    # The search
+
+    def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
+        """Searches, or goes on with a search that was interrupted.
+
+        Args:
+            *fit_args: arguments for `fit`: the training data.
+            **fit_kwargs: arguments for `fit`: validation data, `batch_size`, `callbacks` (each
+                trial gets copies). `verbose` is 0 for silence, 1 for a line a trial, 2 for Keras's
+                lines too.
+
+        Raises:
+            ValueError: where an argument is the search's own, or the hypermodel's model has no
+                norm to set; nothing was trained then.
+            RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
+        """
+        given = [name for name in _OURS if name in fit_kwargs]
+        if given:
+            raise ValueError(
+                f"Argument `{given[0]}` is set by the search, one epoch a trial. Give `epochs` to "
+                f"the tuner. Received: {given[0]}={fit_kwargs[given[0]]!r}"
+            )
+        verbose = fit_kwargs.pop("verbose", 1)
+        self._verbose = 1 if verbose == "auto" else int(verbose)
+        if not self._is_client:
+            shown = self._verbose > 0
+            objective = self._greedy.objective.name
+            self._greedy.progress = Progress(self._greedy.epochs, objective) if shown else None
+            self._greedy.retry_unfinished()
+            if shown:
+                print(privacy_statement(self._greedy.is_private), flush=True)
+        check_model(self.hypermodel.build(self.oracle.get_space()))
+        super().search(*fit_args, **fit_kwargs)
+
+    def on_search_begin(self) -> None:
+        """Leaves on disk what a search that dies in its first trial is resumed from."""
+        self.save()
+
+    def pre_create_trial(self) -> None:
+        """Waits a little where the oracle had nothing to do a moment ago."""
+        self._waiting.ask()
+
+    def on_trial_begin(self, trial: Trial) -> None:
+        """Notes that the oracle had something to do."""
+        self._waiting.has_trial()
+
+    def on_trial_end(self, trial: Trial) -> None:
+        """As of keras-tuner; says why a trial failed, which a chief is not told."""
+        if trial.status != TrialStatus.COMPLETED:
+            print(f"Trial {trial.trial_id} failed:\n{trial.message}", flush=True)
+        super().on_trial_end(trial)
+
+    def on_search_end(self) -> None:
+        """Raises where the search could not be finished; says what it has spent.
+
+        Raises:
+            RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
+        """
+        oracle = self._state()
+        if oracle.failure is not None:
+            raise RuntimeError(oracle.failure)
+        if oracle.is_private and self._verbose > 0:
+            print(f"All trials: {self.privacy_spent()}", flush=True)
+
+    def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
+        """Trains one epoch with one threshold, and keeps its weights."""
+        where = trial.hyperparameters.values
+        folder = Path(self.get_trial_dir(trial.trial_id))
+        project = Path(self.project_dir)
+        spending = RunSpending(folder) if self._greedy.is_private else None
+        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
+        if spending is not None:
+            # A hypermodel may have trained what it returns.
+            spending.add(model.privacy_ledger)
+        epoch = TrialEpoch(
+            where[EPOCH],
+            where[CLIP_NORM],
+            lambda model: begin_trial(model, trial, project),
+            spending,
+        )
+        callbacks = [epoch, *copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))]
+        results = self.hypermodel.fit(
+            trial.hyperparameters,
+            model,
+            *fit_args,
+            **fit_kwargs,
+            callbacks=callbacks,
+            initial_epoch=where[EPOCH] - 1,
+            epochs=where[EPOCH],
+            verbose=2 if self._verbose > 1 else 0,
+        )
+        epoch.check(model)
+        metrics = metrics_of(results, self.oracle.objective)
+        model.save_weights(checkpoint_path(project, trial.trial_id))
+        write_whole(project / _BUILD_CONFIG, json.dumps(model.get_build_config()))
+        return metrics
+
+    def load_model(self, trial: Trial) -> Any:
+        """A model with the weights, optimizer and ledger that a trial ended with.
+
+        Args:
+            trial: one whose weights were kept, as `get_best_models` has them.
+        """
+        project = Path(self.project_dir)
+        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
+        if not model.built:
+            model.build_from_config(json.loads((project / _BUILD_CONFIG).read_text("utf-8")))
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(checkpoint_path(project, trial.trial_id))
+        return model
+
+    def save(self) -> None:
+        """Writes the state, whole or not at all."""
+        if not self._is_client:
+            self._greedy.save()
+        write_whole(self._get_tuner_fname(), json.dumps(self.get_state()))
+
+    # What it found
+
+    def best_schedule(self) -> PiecewiseConstant:
+        """The best threshold of each finished epoch; `save` it, and train other data with it.
+
+        Raises:
+            RuntimeError: where no epoch is finished.
+        """
+        thresholds = [epoch.threshold for epoch in self._state().finished_epochs]
+        if not thresholds:
+            raise RuntimeError("No epoch is finished yet: call `search` first.")
+        return PiecewiseConstant(thresholds)
+
+    def trend(self) -> PowerTrend:
+        """The `PowerDecay` that is closest to the best schedule.
+
+        Raises:
+            RuntimeError: where no epoch is finished.
+            ValueError: where one epoch only is.
+        """
+        return PowerTrend.of(self.best_schedule())
+
+    @property
+    def privacy_ledger(self) -> Ledger:
+        """What all trials together have spent, with `private=True`.
+
+        Raises:
+            RuntimeError: where the data were said to be public, and nothing was counted.
+        """
+        if not self._greedy.is_private:
+            raise RuntimeError(
+                "The search counts what it spends with `private=True` only; without, the data are "
+                "taken to be public, and what it finds has no privacy guarantee."
+            )
+        return spent_in(self.project_dir)
+
+    def privacy_spent(self, delta: float | None = None, accountant: str = "pld") -> PrivacySpent:
+        """Epsilon of all trials together, with `private=True`.
+
+        Args:
+            delta: float in (0, 1); None stands for the tuner's.
+            accountant: `"pld"` or `"rdp"`.
+
+        Raises:
+            RuntimeError: where the data were said to be public.
+        """
+        ledger = self.privacy_ledger
+        delta = self.delta if delta is None else delta
+        return PrivacySpent.from_ledger(ledger, check_delta(delta), accountant)
+
+    def results_summary(self, num_trials: int = 10) -> None:
+        """Prints the best threshold of each epoch, the trend, and what the search has spent.
+
+        Args:
+            num_trials: so many of the last epochs are shown.
+        """
+        spent = self.privacy_spent() if self._greedy.is_private else None
+        print(summary(self._state(), self.project_dir, spent, num_trials))
+
+    @property
+    def _is_client(self) -> bool:
+        """Whether another process has the oracle."""
+        return bool(self._is_worker())
+
+    def _state(self) -> GreedyOracle:
+        """The oracle, or in a worker what the chief's one has written."""
+        if self._is_client and (Path(self.project_dir) / "oracle.json").exists():
+            self._greedy.reload()
+        return self._greedy
+
+
+def _checked_seed(private: bool, seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    if private:
+        raise ValueError(
+            "Argument `seed` cannot be combined with `private=True`: the seeds are written to "
+            "disk, and whoever has them can subtract the noise. "
+            f"Received: seed={seed!r}, private={private!r}"
+        )
+    return check_integer(seed, "seed")
+
+
+def _checked_delta(private: bool, delta: float | None) -> float | None:
+    if not isinstance(private, bool):
+        raise TypeError(f"Argument `private` must be a truth value. Received: private={private!r}")
+    if private and delta is None:
+        raise ValueError(
+            "Argument `delta` is needed with `private=True`, to report epsilon. "
+            "Received: delta=None"
+        )
+    if not private and delta is not None:
+        raise ValueError(
+            "Argument `delta` goes with `private=True`: without, nothing is counted. "
+            f"Received: delta={delta!r}, private={private!r}"
+        )
+    return None if delta is None else check_delta(delta)

@@ -1,0 +1,26 @@
+"""Files of a search that are there whole or not at all, whenever the process is killed."""
+
+import os
+import uuid
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces a file by one with this text.
+
+    Args:
+        path: the file; its folder is there.
+        text: what it is to hold.
+    """
+    path = Path(path)
+    unfinished = unfinished_path(path)
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def unfinished_path(path: Path) -> Path:
+    """A name beside `path` that no other process takes."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
