@@ -18,7 +18,7 @@ from keras_adaclip.schedules import PiecewiseConstant
 from keras_adaclip.tuners.epoch_search import EPOCH
 from keras_adaclip.tuners.greedy_oracle import CLIP_NORM, GreedyOracle
 from keras_adaclip.tuners.greedy_search import GreedyRule
-from keras_adaclip.tuners.greedy_summary import privacy_statement, summary
+from keras_adaclip.tuners.greedy_summary import privacy_statement, statement_of_all, summary
 from keras_adaclip.tuners.power_trend import PowerTrend
 from keras_adaclip.tuners.progress import Progress
 from keras_adaclip.tuners.project_files import write_whole
@@ -91,6 +91,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
 
     Example:
 
+    >>> import keras
     >>> import keras_adaclip as ka
     >>> def build(hp):
     ...     model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -226,7 +227,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         if oracle.failure is not None:
             raise RuntimeError(oracle.failure)
         if oracle.is_private and self._verbose > 0:
-            print(f"All trials: {self.privacy_spent()}", flush=True)
+            print(statement_of_all(self.privacy_spent()), flush=True)
 
     def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
         """Trains one epoch with one threshold, and keeps its weights."""

@@ -109,10 +109,16 @@ class GreedyOracle(keras_tuner.Oracle):
                 self.progress.begin_trial()
         return trial
 
+    @keras_tuner.synchronized
+    def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
+        """As of keras-tuner; what is not finite is the worst there is."""
+        worst = -self._sign * math.inf
+        known = {name: x if math.isfinite(x) else worst for name, x in metrics.items()}
+        return super().update_trial(trial_id, known, step=step)
+
     def score_trial(self, trial: Trial) -> None:
-        """Takes the objective; one that is not finite is the worst there is."""
-        score = float(trial.metrics.get_last_value(self.objective.name))
-        trial.score = score if math.isfinite(score) else -self._sign * math.inf
+        """Takes the objective as it is."""
+        trial.score = float(trial.metrics.get_last_value(self.objective.name))
         trial.best_step = 0
 
     @keras_tuner.synchronized

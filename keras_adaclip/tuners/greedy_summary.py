@@ -1,5 +1,7 @@
 """What a greedy search says of itself."""
 
+import textwrap
+
 from keras_adaclip.accounting import PrivacySpent
 from keras_adaclip.schedules import PiecewiseConstant
 from keras_adaclip.tuners.greedy_oracle import GreedyOracle
@@ -19,6 +21,11 @@ def privacy_statement(is_private: bool) -> str:
     return _PRIVATE if is_private else _PUBLIC
 
 
+def statement_of_all(spent: PrivacySpent) -> str:
+    """What all trials of a search have spent, in lines."""
+    return textwrap.fill(f"All trials together: {spent}", 80)
+
+
 def summary(oracle: GreedyOracle, folder: str, spent: PrivacySpent | None, most_epochs: int) -> str:
     """The results as text.
 
@@ -32,7 +39,7 @@ def summary(oracle: GreedyOracle, folder: str, spent: PrivacySpent | None, most_
     lines = [
         f"Greedy search for clipping norms in {folder}",
         f"{len(finished)} of {oracle.epochs} epochs are finished, after {len(oracle.trials)} "
-        f"trials. Objective: {oracle.objective}",
+        f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction}).",
     ]
     if finished:
         lines.append(f"{'epoch':>5}  {'clip_norm':>10}  {'objective':>10}  {'trials':>6}")
@@ -47,5 +54,5 @@ def summary(oracle: GreedyOracle, folder: str, spent: PrivacySpent | None, most_
         lines.append(f"Trend: {trend}")
     lines.append(privacy_statement(oracle.is_private))
     if spent is not None:
-        lines.append(f"All trials: {spent}")
+        lines.append(statement_of_all(spent))
     return "\n".join(lines)

@@ -5,19 +5,22 @@ import uuid
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
+def write_whole(path: str | os.PathLike[str], text: str, *, is_lasting: bool = False) -> None:
     """Replaces a file by one with this text.
 
     Args:
         path: the file; its folder is there.
         text: what it is to hold.
+        is_lasting: whether it must have reached the disk when this returns, so that it outlives
+            the machine and not just the process.
     """
     path = Path(path)
     unfinished = unfinished_path(path)
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if is_lasting:
+            file.flush()
+            os.fsync(file.fileno())
     unfinished.replace(path)
 
 

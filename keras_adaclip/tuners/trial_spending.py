@@ -32,7 +32,7 @@ class RunSpending:
         """Counts rows, on disk when this returns."""
         self._rows.extend(row for row in rows if row.steps > 0)
         document = [[row.to_integers().tolist(), row.noise_multiplier] for row in self._rows]
-        write_whole(self._path, json.dumps(document) + "\n")
+        write_whole(self._path, json.dumps(document) + "\n", is_lasting=True)
 
 
 def epoch_row(row: LedgerRow, steps: int) -> LedgerRow:

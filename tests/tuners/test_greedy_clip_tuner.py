@@ -1,0 +1,234 @@
+"""Real searches, tiny: what each trial begins from, clips to, and refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip import tuners
+from keras_adaclip.schedules import PiecewiseConstant
+from tests.soundness.setups import flat_weights, line_data, minus_output, without_xla
+
+NUM_EXAMPLES, BATCH_SIZE, STEPS = 8, 4, 2
+
+
+def build(hp, clipping=1.0, noise_multiplier=0.0, **options):
+    """A kernel whose example gradients are minus the inputs; the validation loss falls with it."""
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="glorot_normal")
+    model = ka.PrivateSequential([keras.Input((1,)), dense])
+    optimizer = ka.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.5),
+        clipping=clipping,
+        noise_multiplier=noise_multiplier,
+        **options,
+    )
+    model.compile(optimizer=optimizer, loss=minus_output, **without_xla({}))
+    return model
+
+
+def tuner_in(folder, hypermodel=build, **options):
+    settings = {"start": 0.5, "step": 0.5, "max_drop": 10.0, "epochs": 2, "objective": "val_loss"}
+    settings |= {"max_trials_per_epoch": 2, "directory": folder, "project_name": "search"}
+    return tuners.GreedyClipTuner(hypermodel, **{**settings, **options})
+
+
+def search(tuner, **options):
+    x, y = line_data([10.0] * NUM_EXAMPLES)
+    x_val, y_val = line_data([1.0] * 4)
+    settings = {"validation_data": (x_val, y_val), "batch_size": BATCH_SIZE, "verbose": 0}
+    tuner.search(x, y, **{**settings, **options})
+
+
+class Notes(keras.callbacks.Callback):
+    """What each trial had before its first step and after its last one; copies share the list."""
+
+    def __init__(self, notes):
+        super().__init__()
+        self.notes = notes
+
+    def __deepcopy__(self, memo):
+        return Notes(self.notes)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.notes.append({"epoch": epoch, "before": state_of(self.model)})
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.notes[-1]["after"] = state_of(self.model)
+
+
+def state_of(model):
+    optimizer = model.optimizer
+    inner = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.inner_optimizer.variables]
+    return {
+        "weights": flat_weights(model),
+        "optimizer": np.concatenate([np.ravel(value) for value in inner]),
+        "steps": optimizer.ledger.steps,
+        "clip_norm": optimizer.clip_norm,
+    }
+
+
+def same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in ("weights", "optimizer", "steps"))
+
+
+def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
+    """Weights, momentum, steps and ledger; and every first trial with the same weights."""
+    notes = []
+    tuner = tuner_in(tmp_path, lambda hp: build(hp, noise_multiplier=1.0))
+    search(tuner, callbacks=[Notes(notes)])
+    assert [note["epoch"] for note in notes] == [0, 0, 1, 1]
+    assert [note["before"]["clip_norm"] for note in notes] == [0.5, 1.0] * 2
+    assert [note["before"]["steps"] for note in notes] == [0, 0, STEPS, STEPS]
+    assert same(notes[0]["before"], notes[1]["before"])
+    first = int(np.argmax([note["after"]["weights"][0] for note in notes[:2]]))
+    assert tuner.best_schedule().values[0] == [0.5, 1.0][first]
+    for note in notes[2:]:
+        assert same(note["before"], notes[first]["after"])
+    second = 2 + int(np.argmax([note["after"]["weights"][0] for note in notes[2:]]))
+    kept = tuner.load_model(tuner.oracle.finished_epochs[-1].winner)
+    assert same(state_of(kept), notes[second]["after"])
+    assert kept.privacy_ledger.steps == 2 * STEPS
+
+
+def test_training_clips_to_the_threshold_of_the_trial(tmp_path, monkeypatch):
+    """Every gradient is 10 long, so a step without noise moves by the threshold."""
+    monkeypatch.setattr(
+        ka.sampling.PoissonDataset, "draw", lambda dataset: np.arange(BATCH_SIZE, dtype=np.int64)
+    )
+    notes = []
+    tuner = tuner_in(tmp_path, epochs=1, max_trials_per_epoch=4, step=0.25)
+    search(tuner, callbacks=[Notes(notes)])
+    moved = [float((n["after"]["weights"] - n["before"]["weights"])[0]) for n in notes]
+    # Two steps of SGD with momentum: 0.1 C, then 0.1 C and half of the first.
+    expected = [0.25 * norm for norm in (0.5, 0.75, 1.0, 1.25)]
+    np.testing.assert_allclose(moved, expected, rtol=1e-4)
+    assert tuner.best_schedule().values == [1.25]
+
+
+def test_the_threshold_is_the_joint_norm_of_groups(tmp_path):
+    notes = []
+    per_layer = ka.clipping.FixedClipping(3.0, groups="per_layer")
+    tuner = tuner_in(tmp_path, lambda hp: build(hp, per_layer), epochs=1)
+    search(tuner, callbacks=[Notes(notes)])
+    norms = [float(np.linalg.norm(note["before"]["clip_norm"])) for note in notes]
+    assert norms == pytest.approx([0.5, 1.0])
+
+
+@pytest.mark.parametrize("seeded", ["optimizer", "tuner"])
+def test_no_two_trials_share_noise_or_draws(tmp_path, seeded):
+    """With one noise and two thresholds, their difference would lay the noise bare."""
+    seeds = []
+
+    class Seeds(keras.callbacks.Callback):
+        def __deepcopy__(self, memo):
+            return Seeds()
+
+        def on_epoch_begin(self, epoch, logs=None):
+            seeds.append(self.model.optimizer.seed)
+
+    if seeded == "optimizer":
+        tuner = tuner_in(tmp_path, lambda hp: build(hp, seed=7))
+    else:
+        tuner = tuner_in(tmp_path, seed=7)
+    search(tuner, callbacks=[Seeds()])
+    assert None not in seeds
+    assert len(set(seeds)) == len(seeds) == 4
+
+
+def test_a_seed_repeats_the_first_epoch(tmp_path):
+    def found(folder, seed):
+        notes = []
+        tuner = tuner_in(
+            tmp_path / folder, lambda hp: build(hp, noise_multiplier=1.0), seed=seed, epochs=1
+        )
+        search(tuner, callbacks=[Notes(notes)])
+        return [float(note["after"]["weights"][0]) for note in notes]
+
+    assert found("a", 1) == found("b", 1) != found("c", 2)
+
+
+def plain_model(hp):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def used_model(hp):
+    model = build(hp)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("hypermodel", "error", "message"),
+    [
+        (plain_model, TypeError, "must return a private model"),
+        (used_model, ValueError, "in use already"),
+        (lambda hp: build(hp, "quantile"), ValueError, "fixed clipping norm"),
+        (lambda hp: build(hp, ka.clipping.FixedClipping([1.0])), ValueError, "one number"),
+    ],
+)
+def test_models_without_a_norm_to_set_are_refused_before_training(
+    tmp_path, hypermodel, error, message
+):
+    tuner = tuner_in(tmp_path, hypermodel)
+    with pytest.raises(error, match=message):
+        search(tuner)
+    assert not tuner.oracle.trials
+
+
+@pytest.mark.parametrize("name", ["epochs", "initial_epoch"])
+def test_the_epoch_is_not_the_users(tmp_path, name):
+    with pytest.raises(ValueError, match=f"`{name}` is set by the search"):
+        search(tuner_in(tmp_path), **{name: 3})
+
+
+def test_a_missing_objective_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match="'val_accuracy' is not among what `fit` returned"):
+        search(tuner_in(tmp_path, objective="val_accuracy"))
+
+
+def test_the_schedule_survives_its_file_and_trains_other_data(tmp_path):
+    tuner = tuner_in(tmp_path)
+    search(tuner)
+    tuner.best_schedule().save(tmp_path / "schedule.json")
+    schedule = PiecewiseConstant.load(tmp_path / "schedule.json")
+    assert schedule.values == tuner.best_schedule().values
+    model = build(None, ka.clipping.ScheduledClipping(schedule), 1.0)
+    notes = []
+    model.fit(*line_data([2.0] * 4), epochs=2, batch_size=2, verbose=0, callbacks=[Notes(notes)])
+    assert [note["before"]["clip_norm"] for note in notes] == pytest.approx(schedule.values)
+
+
+def test_there_is_no_schedule_before_an_epoch_is_finished(tmp_path):
+    with pytest.raises(RuntimeError, match="No epoch is finished yet"):
+        tuner_in(tmp_path).best_schedule()
+
+
+def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
+    x, y = line_data([10.0] * NUM_EXAMPLES)
+    norm = tuners.initial_norm_from(
+        lambda hp: build(hp, noise_multiplier=4.0),
+        x,
+        y,
+        validation_data=(x, y),
+        batch_size=BATCH_SIZE,
+        verbose=0,
+        runs=3,
+        directory=tmp_path,
+        search_options={
+            "start": 0.5,
+            "step": 0.5,
+            "max_trials_per_epoch": 2,
+            "objective": "val_loss",
+        },
+    )
+    found = [
+        tuner_in(tmp_path, project_name=f"initial_norm_{run}", epochs=1, max_drop=0.02)
+        for run in range(3)
+    ]
+    assert norm == pytest.approx(np.mean([tuner.best_schedule().values[0] for tuner in found]))
+    weights = [np.load(tmp_path / f"initial_norm_{run}/initial_weights.npz") for run in range(3)]
+    assert len({float(kept["arr_0"][0, 0]) for kept in weights}) == 3
+    with pytest.raises(ValueError, match="must not hold 'private'"):
+        tuners.initial_norm_from(build, x, y, search_options={"private": True})
