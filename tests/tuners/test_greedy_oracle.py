@@ -5,7 +5,7 @@ import math
 import keras_tuner
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from keras_tuner.engine.trial import TrialStatus
 
@@ -47,7 +47,7 @@ def options(higher, max_drop):
     }
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, phases=[Phase.generate])
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.0, 0.3, 5.0]))
 def test_one_worker_visits_what_algorithm_1_does(tmp_path_factory, seed, higher, max_drop):
     script = table(seed)
@@ -77,7 +77,7 @@ class Killed(BaseException):
     """What nobody catches, like the end of a process."""
 
 
-@settings(max_examples=8)
+@settings(max_examples=8, phases=[Phase.generate])
 @given(st.data())
 def test_a_search_killed_at_any_write_goes_on_to_the_same_end(tmp_path_factory, data):
     """A process dies just before one of its files is replaced, or just after, several times."""
@@ -221,7 +221,7 @@ def end(oracle, trial, score):
     oracle.end_trial(type(trial).from_proto(sent.to_proto()))
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, phases=[Phase.generate])
 @given(st.data(), st.integers(2, 4), st.integers(0, 10**6), st.integers(1, 2), st.integers(0, 2))
 def test_workers_in_turns_come_to_the_same_schedule(
     tmp_path_factory, data, num_workers, seed, repeats, refinements

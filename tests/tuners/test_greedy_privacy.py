@@ -76,20 +76,20 @@ def test_a_trial_that_was_begun_counts_as_an_epoch_and_again_when_repeated(tmp_p
     expected = KeyboardInterrupt if error is KeyboardInterrupt else RuntimeError
     with pytest.raises(expected):
         search(tuner, callbacks=[Dies(moment, [], third_dies)])
-    assert tuner.privacy_spent().steps == 3 * STEPS
+    assert tuner.privacy_ledger.steps == 3 * STEPS
     resumed = tuner_in(tmp_path)
-    assert resumed.privacy_spent().steps == 3 * STEPS
+    assert resumed.privacy_ledger.steps == 3 * STEPS
     search(resumed)
-    assert resumed.privacy_spent().steps == 5 * STEPS
+    assert resumed.privacy_ledger.steps == 5 * STEPS
     assert resumed.privacy_spent().epsilon == pytest.approx(epsilon_of(5), rel=1e-6)
 
 
 def test_an_epoch_is_on_disk_before_its_first_step(tmp_path):
     on_disk = []
     tuner = tuner_in(tmp_path)
-    watch = Dies("begin", [], lambda number: on_disk.append(tuner_in(tmp_path).privacy_spent()))
+    watch = Dies("begin", [], lambda number: on_disk.append(tuner_in(tmp_path).privacy_ledger))
     search(tuner, callbacks=[watch])
-    assert [spent.steps for spent in on_disk] == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    assert [ledger.steps for ledger in on_disk] == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
 
 
 def test_an_epoch_counts_with_its_own_noise(tmp_path):
@@ -125,7 +125,7 @@ def test_what_was_spent_is_not_forgotten(tmp_path):
             tuner_of(tmp_path, overwrite=True, **options)
     with pytest.raises(ValueError, match="begun with other settings"):
         tuner_of(tmp_path)
-    assert tuner_in(tmp_path).privacy_spent().steps == 2 * STEPS
+    assert tuner_in(tmp_path).privacy_ledger.steps == 2 * STEPS
 
 
 def test_training_outside_of_the_trial_is_counted_and_refused(tmp_path):
@@ -142,7 +142,7 @@ def test_training_outside_of_the_trial_is_counted_and_refused(tmp_path):
     tuner = tuner_in(tmp_path, Disobedient())
     with pytest.raises(RuntimeError, match="must hand `initial_epoch`"):
         search(tuner)
-    assert tuner.privacy_spent().steps == 3 * STEPS
+    assert tuner.privacy_ledger.steps == 3 * STEPS
 
 
 def test_delta_and_private_go_together(tmp_path):
