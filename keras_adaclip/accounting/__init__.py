@@ -7,7 +7,8 @@
     epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
     budget, calibration   the steps that a budget allows, the noise that it asks for
     planning, solving   what is missing of a plan, by the others
-    selection   epsilon of the best of a random number of runs
+    selection, random_counts   the best of a random number of runs: epsilon, and the number drawn
+    run_bounds   what each run of a search may spend at most
     group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
     saved_ledger   the ledger in a model's file
     report    what was spent and how, for those who have to trust it
@@ -25,7 +26,10 @@ from keras_adaclip.accounting._validation import (
     warn_of_large_delta,
 )
 from keras_adaclip.accounting.budget import max_steps_within
-from keras_adaclip.accounting.calibration import calibrate_noise_multiplier
+from keras_adaclip.accounting.calibration import (
+    calibrate_noise_multiplier,
+    least_noise_multiplier,
+)
 from keras_adaclip.accounting.epsilon import PrivacySpent, compute_epsilon, ledger_epsilon
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
@@ -33,6 +37,7 @@ from keras_adaclip.accounting.kinds import Unit
 from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import PrivacyReport, check_report_path
+from keras_adaclip.accounting.run_bounds import RunBounds
 from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
@@ -48,6 +53,7 @@ __all__ = [
     "default_delta",
     "gaussian_mu",
     "group_epsilon",
+    "least_noise_multiplier",
     "ledger_epsilon",
     "max_steps_within",
     "plan",
@@ -61,6 +67,7 @@ __all__ = [
     "PrivacyReport",
     "PrivacySpent",
     "RandomSelection",
+    "RunBounds",
     "Sampling",
     "Unit",
 ]

@@ -48,7 +48,7 @@ _MOST_KEPT = 4
 _UNDERFLOWING_LOSS = 700.0
 _LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that dp_accounting cuts off
 _RDP_ROUNDING = 1e-15
-_ALL_ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 # Whole orders: few, quick, and they converge for any noise.
 _ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 
@@ -74,7 +74,7 @@ def composed_epsilon(
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return math.inf
     if accountant == "rdp" or has_fixed_size(events):
-        return _rdp_epsilon(events, delta, _ALL_ORDERS)
+        return _rdp_epsilon(events, delta, ORDERS)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
 
@@ -112,11 +112,28 @@ def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
     if interval <= _COARSEST_INTERVAL:
         epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
     if math.isinf(epsilon):
-        return _rdp_epsilon(events, delta, _ALL_ORDERS)
+        return _rdp_epsilon(events, delta, ORDERS)
     if epsilon > _UNDERFLOWING_LOSS:
         # One bucket more, so that the answer of a coarser grid stays above that of a finer one.
         epsilon += interval
     return epsilon
+
+
+def composed_divergences(events: CountedEvents) -> npt.NDArray[np.float64]:
+    """Rényi divergences of some events at each of `ORDERS`, infinite where noise is missing."""
+    if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
+        return np.full(len(ORDERS), math.inf)
+    none = np.zeros(len(ORDERS))
+    return sum((count * _release_rdp(event, ORDERS) for event, count in events), start=none)
+
+
+def epsilon_of_divergences(divergences: npt.NDArray[np.float64], delta: float) -> float:
+    """Epsilon of what has these Rényi divergences at `ORDERS`; 0.0 where all are zero."""
+    if not divergences.any():
+        return 0.0
+    if not np.isfinite(divergences).any():
+        return math.inf
+    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, divergences, delta)[0])
 
 
 def _rdp_epsilon(events: CountedEvents, delta: float, orders: tuple[float, ...]) -> float:

@@ -163,6 +163,32 @@ def calibrate_noise_multiplier(
     return schedule.scaled(factor)
 
 
+def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: float) -> float:
+    """The least noise multiplier with which something stays within a privacy budget.
+
+    Args:
+        epsilon: Function of a noise multiplier, which does not grow with it: what is to stay
+            within the budget, a search over several plans for one.
+        target_epsilon: The budget, positive.
+
+    Returns:
+        A noise multiplier that float32 holds exactly, with an epsilon within 0.1% of the target.
+
+    Raises:
+        TypeError: If the target is no number.
+        ValueError: If it is out of range, or no noise reaches it.
+    """
+    target = _validation.check_target_epsilon(target_epsilon)
+    noise_multiplier = _least_noise(epsilon, target, 1.0)
+    reached = epsilon(noise_multiplier)
+    if not (1 - _LARGEST_JUMP) * target <= reached <= target:
+        raise ValueError(
+            "No noise multiplier reaches the target epsilon: the nearest is "
+            f"{noise_multiplier:.6g}, with epsilon {reached:.6g}. Received: target_epsilon={target}"
+        )
+    return noise_multiplier
+
+
 def _least_factor(
     epsilon: Callable[[float, int], float],
     target: float,

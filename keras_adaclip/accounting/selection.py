@@ -9,8 +9,8 @@ whatever was chosen:
     logarithmic    P[K = k] proportional to (1 - g)^k / k
     poisson        P[K = k] = e^-m m^k / k!, where K may be zero, and then nothing is released
 
-The theorems are 2 (the first two laws) and 6 (the third) of the paper; `dp_accounting` has them as
-`RepeatAndSelectDpEvent`, in Rényi divergences.
+The theorems are 2 (the first two laws) and 6 (the third) of the paper. `dp_accounting` has them as
+`RepeatAndSelectDpEvent`, and `random_counts` has them for the largest divergences of several runs.
 
 Guarantees:
     Epsilon holds for the best run's weights and its number being unknown, under the relation that
@@ -25,27 +25,23 @@ Reference:
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+import random
+import secrets
+from collections.abc import Iterable, Sequence
 
-from dp_accounting import (
-    ComposedDpEvent,
-    NeighboringRelation,
-    SelfComposedDpEvent,
-)
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.rdp import RdpAccountant
+import numpy as np
+import numpy.typing as npt
 
-from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.accountants import composed_epsilon, has_fixed_size
+from keras_adaclip.accounting import _validation, events
+from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import checked_plan
-from keras_adaclip.accounting.events import CountedEvents, counted_events
-from keras_adaclip.accounting.rows import LedgerRow
-
-# The shape of the truncated negative binomial law that each of them is.
-_SHAPES: Mapping[str, float] = MappingProxyType(
-    {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.random_counts import (
+    DISTRIBUTIONS,
+    drawn_count,
+    selected_divergences,
 )
+from keras_adaclip.accounting.rows import LedgerRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +73,9 @@ class RandomSelection:
 
     def __post_init__(self) -> None:
         mean_trials = _validation.check_real(self.mean_trials, "mean_trials")
-        if self.distribution not in tuple(_SHAPES):
+        if self.distribution not in DISTRIBUTIONS:
             raise ValueError(
-                f"Argument `distribution` must be one of {', '.join(map(repr, _SHAPES))}. "
+                f"Argument `distribution` must be one of {', '.join(map(repr, DISTRIBUTIONS))}. "
                 f"Received: distribution={self.distribution!r}"
             )
         # One trial for certain is no law of the first two kinds.
@@ -92,6 +88,19 @@ class RandomSelection:
             )
         object.__setattr__(self, "mean_trials", mean_trials)
 
+    def draw(self, source: random.Random | None = None) -> int:
+        """A number of runs, drawn from the law.
+
+        Args:
+            source: Where the randomness comes from; None means the operating system, as the
+                guarantee needs: a number that can be found out again is not secret.
+
+        Returns:
+            The number of runs, from 1; from 0 by Poisson's law.
+        """
+        source = secrets.SystemRandom() if source is None else source
+        return drawn_count(self.mean_trials, self.distribution, source)
+
     def epsilon(self, rows: Iterable[LedgerRow], delta: float) -> float:
         """Epsilon of the selection, if each run is what a ledger says.
 
@@ -103,28 +112,49 @@ class RandomSelection:
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        return self.epsilon_of_events(counted_events(rows), _validation.check_delta(delta))
+        return self.epsilon_of_runs([tuple(rows)], delta)
 
-    def epsilon_of_events(self, events: CountedEvents, delta: float) -> float:
+    def epsilon_of_runs(self, runs: Iterable[Iterable[LedgerRow]], delta: float) -> float:
+        """Epsilon of the selection, if each run is one of several, drawn from a fixed law.
+
+        Args:
+            runs: Ledgers, or rows of each: all that a run may be. What counts is the largest
+                divergence among them at each order.
+            delta: Delta, between 0 and 1.
+
+        Returns:
+            Epsilon, an upper bound by Rényi divergences.
+        """
+        ledgers = [tuple(rows) for rows in runs]
+        relation = events.neighboring_relation(row for rows in ledgers for row in rows)
+        return self._epsilon(
+            [events.counted_events(rows, relation) for rows in ledgers],
+            _validation.check_delta(delta),
+        )
+
+    def epsilon_of_events(self, counted: CountedEvents, delta: float) -> float:
         """Epsilon of the selection, if each run has these events; see `epsilon`."""
-        alone = composed_epsilon(events, delta, "rdp")
-        if not events or math.isinf(alone):
+        return self._epsilon([counted], delta)
+
+    def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
+        divergences = largest_divergences(runs)
+        alone = epsilon_of_divergences(divergences, delta)
+        if alone == 0.0 or math.isinf(alone):
             return alone
-        if has_fixed_size(events):
-            relation = NeighboringRelation.REPLACE_ONE
-        else:
-            relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        run = ComposedDpEvent([SelfComposedDpEvent(event, count) for event, count in events])
-        selection = RepeatAndSelectDpEvent(run, self.mean_trials, _SHAPES[self.distribution])
-        accountant = RdpAccountant(neighboring_relation=relation)
+        selected = selected_divergences(divergences, self.mean_trials, self.distribution)
         # The best of one run or more is worth no less than one.
-        return max(alone, float(accountant.compose(selection).get_epsilon(delta)))
+        return max(alone, epsilon_of_divergences(selected, delta))
 
     def __str__(self) -> str:
         return (
             f"the best of a number of runs drawn from the {self.distribution} law with mean "
             f"{self.mean_trials:g}"
         )
+
+
+def largest_divergences(runs: Sequence[CountedEvents]) -> npt.NDArray[np.float64]:
+    """The largest Rényi divergence among some runs at each order; zeros where there is none."""
+    return np.max([composed_divergences(run) for run in runs] or [composed_divergences(())], axis=0)
 
 
 def selection_epsilon(

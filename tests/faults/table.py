@@ -236,9 +236,30 @@ FAULTS = (
     Fault(
         "the best of many runs accounted as one run",
         "accounting/selection.py",
-        "return max(alone, float(accountant.compose(selection).get_epsilon(delta)))",
+        "return max(alone, epsilon_of_divergences(selected, delta))",
         "return alone",
         "tests/accounting/test_selection.py",
+    ),
+    Fault(
+        "a number of runs that is known accounted as a secret one",
+        "tuners/search_privacy.py",
+        "return self.bounds.epsilon(delta, self.num_known_trials)",
+        "return self.bounds.selection_epsilon(self.selection, delta)",
+        "tests/tuners/test_private_search_account.py",
+    ),
+    Fault(
+        "losing runs, and how many they were, left on the disk",
+        "tuners/private_search.py",
+        "self._record.remove_trials()",
+        "pass",
+        "tests/tuners/test_private_search.py",
+    ),
+    Fault(
+        "a run of a search that spends more than was said",
+        "tuners/search_runs.py",
+        "if model is not None and not self._privacy.bounds.covers(model.privacy_ledger):",
+        "if False:",
+        "tests/tuners/test_private_search_account.py",
     ),
     Fault(
         "what was spent on frozen weights forgotten",

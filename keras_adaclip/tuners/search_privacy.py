@@ -1,0 +1,119 @@
+"""What a search for hyperparameters spends, and how it is told."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from keras_adaclip.accounting import (
+    Ledger,
+    PrivacyReport,
+    PrivacySpent,
+    RandomSelection,
+    RunBounds,
+)
+
+PUBLIC_VALIDATION = "validation data are taken to be public"
+UNCOVERED_VALIDATION = "the guarantee does not cover the validation data"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpent(PrivacySpent):
+    """The privacy of what a search releases; `str()` of it is a statement in words.
+
+    Epsilon, by Rényi divergences, is that of the released run with its selection. Steps are those
+    of one run, the longest that may be drawn.
+
+    Args:
+        epsilon_of_one_run: epsilon of a run that nobody selected, by the same accountant.
+        selection: how the run was selected, in words.
+    """
+
+    epsilon_of_one_run: float = 0.0
+    selection: str = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} Selection: {self.selection}."
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchPrivacy:
+    """The account of a search.
+
+    Args:
+        selection: the law of the number of runs.
+        bounds: what each run spends at most.
+        num_known_trials: the number of runs where it was not drawn in secret; None where it was.
+        validation_is_public: whether the data that scores come from need no protection.
+        keeps_losers: whether the losing runs stay on the disk.
+    """
+
+    selection: RandomSelection
+    bounds: RunBounds
+    num_known_trials: int | None
+    validation_is_public: bool
+    keeps_losers: bool
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of all that the search releases."""
+        if self.num_known_trials is None:
+            return self.bounds.selection_epsilon(self.selection, delta)
+        return self.bounds.epsilon(delta, self.num_known_trials)
+
+    def spent(self, delta: float) -> SearchSpent:
+        """The privacy of what is released, beside that of one run."""
+        longest = max(self.bounds.plans, key=lambda plan: plan.steps)
+        of_one = PrivacySpent.from_ledger(longest, delta, "rdp")
+        values = {field.name: getattr(of_one, field.name) for field in dataclasses.fields(of_one)}
+        labels = dict.fromkeys(
+            row.sampling.label for plan in self.bounds.plans for row in plan if row.steps > 0
+        )
+        values |= {
+            "epsilon": self.epsilon(delta),
+            "neighboring_relation": self.bounds.neighboring_relation,
+            "sampling": " + ".join(sorted(labels)) or "none",
+            "accountant": "rdp",
+        }
+        return SearchSpent(
+            **values, epsilon_of_one_run=self.bounds.epsilon(delta), selection=self.in_words()
+        )
+
+    def report(
+        self, delta: float, released: Ledger | None, group_sizes: Sequence[int]
+    ) -> PrivacyReport:
+        """The report of the search.
+
+        Args:
+            delta: delta of every epsilon.
+            released: what the released run has spent; None where there is none, and the costliest
+                plan stands in its place.
+            group_sizes: for how many units of one person epsilon of one run is given.
+        """
+        ledger = self.bounds.costliest(delta) if released is None else released
+        report = PrivacyReport.from_ledger(
+            ledger, delta, group_sizes=group_sizes, selection=self.selection
+        )
+        not_covered = report.not_covered
+        if not self.validation_is_public:
+            not_covered += ("The validation data, whose scores decided which run is released.",)
+        if self.keeps_losers:
+            not_covered += (
+                "The losing runs, which private_diagnostics=True has kept, and their scores.",
+            )
+        return dataclasses.replace(
+            report,
+            tuning=self.in_words(),
+            epsilon_with_selection=self.epsilon(delta),
+            not_covered=not_covered,
+        )
+
+    def in_words(self) -> str:
+        """How the released run was selected, and on which data."""
+        validation = PUBLIC_VALIDATION if self.validation_is_public else UNCOVERED_VALIDATION
+        if self.num_known_trials is None:
+            return (
+                f"{self.selection}, the number kept secret and nothing else released; {validation}"
+            )
+        return (
+            f"the best of {self.num_known_trials} runs, a number that is known, so that the "
+            f"guarantee of a random number of runs is gone: epsilon is that of all "
+            f"{self.num_known_trials} runs together; {validation}"
+        )

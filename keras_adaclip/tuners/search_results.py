@@ -1,0 +1,180 @@
+"""What a private search releases, and how it says what that costs."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+from keras_tuner.engine.trial import Trial
+
+from keras_adaclip.accounting import PrivacyReport, read_ledger
+from keras_adaclip.accounting.epsilon import rounded_up
+from keras_adaclip.tuners.search_privacy import SearchPrivacy, SearchSpent
+from keras_adaclip.tuners.search_record import (
+    BUILD_CONFIG,
+    FAILED,
+    RELEASED,
+    WEIGHTS,
+    SearchRecord,
+)
+
+ALL_FAILED = (
+    "The best run failed, and so did all of them: nothing is released. What went wrong is not "
+    "told, since it may depend on the data. Train one model of the hypermodel on made-up data, or "
+    "begin another search with private_diagnostics=True, whose files tell."
+)
+
+
+class SearchResults(keras_tuner.Tuner):
+    """The results of a search that has ended, and its account: a part of `PrivateSearch`."""
+
+    _record: SearchRecord
+    _privacy: SearchPrivacy
+    _private_diagnostics: bool
+    _objective: keras_tuner.Objective
+    _delta: float | None
+
+    def _require_not_refused(self) -> None:
+        if (refusal := self._record.refusal) is not None:
+            raise RuntimeError(refusal)
+
+    def _released(self) -> dict[str, Any] | None:
+        """What is released; None where that is nothing."""
+        self._require_not_refused()
+        if not self._record.has_ended:
+            raise RuntimeError(
+                "Nothing is released before the search has ended: what is known of a part of the "
+                "runs is not covered by its epsilon. Call `search`."
+            )
+        outcome, released = self._record.result()
+        if outcome == FAILED:
+            raise RuntimeError(ALL_FAILED)
+        return released
+
+    def best_model(self) -> Any:
+        """The released model, whose own `privacy_spent` tells what its one run has spent.
+
+        Returns:
+            The model, with the weights of its best epoch; None where the number of runs was drawn
+            as zero, and there is nothing to release.
+
+        Raises:
+            RuntimeError: where the search has not ended, or nothing can be released.
+        """
+        if (released := self._released()) is None:
+            return None
+        hp = keras_tuner.HyperParameters.from_config(released["hyperparameters"])
+        return self._loaded(hp, self._record.best_folder)
+
+    def load_model(self, trial: Trial) -> Any:
+        """The model of a trial, where `private_diagnostics` has kept it."""
+        return self._loaded(trial.hyperparameters, Path(self.get_trial_dir(trial.trial_id)))
+
+    def _loaded(self, hp: keras_tuner.HyperParameters, folder: Path) -> Any:
+        model = self.hypermodel.build(hp)
+        if not model.built:
+            model.build_from_config(json.loads((folder / BUILD_CONFIG).read_text("utf-8")))
+        # The file holds the optimizer's state as well, as it was built when it was saved.
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(folder / WEIGHTS)
+        return model
+
+    def get_best_models(self, num_models: int = 1) -> list[Any]:
+        """The released model in a list, which is empty where nothing is released.
+
+        Args:
+            num_models: 1; more with `private_diagnostics`.
+        """
+        if self._one_is_wanted(num_models, "num_models"):
+            model = self.best_model()
+            return [] if model is None else [model]
+        return super().get_best_models(num_models)
+
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[keras_tuner.HyperParameters]:
+        """The released run's hyperparameters in a list, empty where nothing is released.
+
+        Args:
+            num_trials: 1; more with `private_diagnostics`.
+        """
+        if not self._one_is_wanted(num_trials, "num_trials"):
+            return super().get_best_hyperparameters(num_trials)
+        if (released := self._released()) is None:
+            return []
+        return [keras_tuner.HyperParameters.from_config(released["hyperparameters"])]
+
+    def _one_is_wanted(self, number: int, name: str) -> bool:
+        if number != 1 and not self._private_diagnostics:
+            raise ValueError(
+                f"Argument `{name}` must be 1: the best run alone is released. "
+                f"Received: {name}={number}"
+            )
+        return number == 1
+
+    @property
+    def best_score(self) -> float | None:
+        """The released run's score; None where nothing is released."""
+        released = self._released()
+        return None if released is None else float(released["score"])
+
+    def privacy_spent(self, delta: float) -> SearchSpent:
+        """The privacy that the search spends, known from its plans before the first run.
+
+        Args:
+            delta: float in (0, 1), well below one over the number of examples.
+
+        Returns:
+            Epsilon of the released run with its selection, and that of one run beside it.
+        """
+        self._require_not_refused()
+        return self._privacy.spent(delta)
+
+    def privacy_report(self, delta: float, group_sizes: Sequence[int] = ()) -> PrivacyReport:
+        """The report of the search, with the selection.
+
+        Args:
+            delta: delta of every epsilon, in (0, 1).
+            group_sizes: for how many examples of one person epsilon of one run is given; each
+                takes seconds.
+
+        Returns:
+            The report: what was released, or before that the costliest plan.
+        """
+        self._require_not_refused()
+        ledger = None
+        if self._record.has_ended and self._record.result()[0] == RELEASED:
+            ledger = read_ledger(self._record.best_folder / WEIGHTS)
+        return self._privacy.report(delta, ledger, group_sizes)
+
+    def results_summary(
+        self,
+        num_trials: int = 1,
+        *,
+        delta: float | None = None,
+        print_fn: Callable[[str], Any] = print,
+    ) -> None:
+        """Prints what the search has released, and what that costs.
+
+        Args:
+            num_trials: 1; with more, and `private_diagnostics`, keras-tuner's summary follows.
+            delta: delta of the epsilons; None means that of the constructor, or leaves them out.
+            print_fn: function that takes each line.
+        """
+        is_one = self._one_is_wanted(num_trials, "num_trials")
+        released = self._released()
+        delta = self._delta if delta is None else delta
+        print_fn(f"Private search: {self._privacy.in_words()}.")
+        if delta is not None:
+            spent = self.privacy_spent(delta)
+            print_fn(
+                f"epsilon = {rounded_up(spent.epsilon)} at delta = {delta:g}, by Rényi divergences"
+            )
+            print_fn(f"epsilon of one run = {rounded_up(spent.epsilon_of_one_run)}")
+        if released is None:
+            print_fn("There was no run, and nothing is released.")
+        else:
+            print_fn(f"{self._objective.name}: {released['score']:.5g}")
+            for name, value in released["hyperparameters"]["values"].items():
+                print_fn(f"{name}: {value}")
+        if not is_one:
+            super().results_summary(num_trials)

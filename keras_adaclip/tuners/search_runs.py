@@ -1,0 +1,99 @@
+"""The runs of a private search: trained, checked against their bound, and told by one number."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+from keras_tuner.engine.trial import Trial
+
+from keras_adaclip.tuners.private_search_oracle import PrivateSearchOracle
+from keras_adaclip.tuners.search_privacy import SearchPrivacy
+from keras_adaclip.tuners.search_record import BUILD_CONFIG, WEIGHTS, SearchRecord
+from keras_adaclip.tuners.search_run import SearchRun, overspent
+
+SEEDED = (
+    "The optimizer of a run has a `seed`, with which several runs draw the same noise: the theorem "
+    "needs independent ones. Leave `DPOptimizer(seed=...)` out."
+)
+
+
+class SearchRuns(keras_tuner.Tuner):
+    """How a private search makes one run: a part of `PrivateSearch`."""
+
+    _oracle: PrivateSearchOracle
+    _objective: keras_tuner.Objective
+    _privacy: SearchPrivacy
+    _private_diagnostics: bool
+    _record: SearchRecord
+
+    def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """One run, of which keras-tuner gets the objective alone; NaN where it failed."""
+        hp = trial.hyperparameters
+        num_declared = len(hp.space)
+        folder = Path(self.get_trial_dir(trial.trial_id))
+        # What an interrupted run has left.
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        self._begin_independently(trial)
+        run = SearchRun(self._objective, self._privacy.bounds)
+        callbacks = [*copy.deepcopy(kwargs.pop("callbacks", None) or []), run]
+        model = None
+        try:
+            model = self.hypermodel.build(hp)
+            results = self.hypermodel.fit(hp, model, *args, callbacks=callbacks, **kwargs)
+            value = self._kept(model, results, run, folder)
+        except keras_tuner.errors.FatalError:
+            raise
+        except Exception:
+            # keras-tuner would print it, and how many runs fail is as secret as how many there are.
+            if self._private_diagnostics:
+                raise
+            value = math.nan
+        finally:
+            self._check_run(hp, num_declared, model, run)
+        return {self._objective.name: value}
+
+    def _begin_independently(self, trial: Trial) -> None:
+        """Leaves no run what an earlier one has drawn or named.
+
+        With one global seed for all, initial weights would depend on how many runs went before,
+        and so would the names that Keras gives to layers.
+        """
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(self._oracle.source_of(trial.trial_id).getrandbits(32))
+
+    def _kept(self, model: Any, results: Any, run: SearchRun, folder: Path) -> float:
+        """Saves the run's best weights, and returns their score."""
+        if not isinstance(results, keras.callbacks.History):
+            value = results[self._objective.name] if isinstance(results, dict) else results
+        elif run.best_value is None:
+            return math.nan
+        else:
+            value = run.best_value
+            run.restore_best()
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model.save_weights(folder / WEIGHTS)
+        (folder / BUILD_CONFIG).write_text(json.dumps(model.get_build_config()), "utf-8")
+        return float(value)
+
+    def _check_run(
+        self, hp: keras_tuner.HyperParameters, num_declared: int, model: Any, run: SearchRun
+    ) -> None:
+        """Ends the search where a run was not what the account says, failed ones too."""
+        if run.refusal is not None:
+            self._record.refuse(run.refusal)
+        if model is not None and not self._privacy.bounds.covers(model.privacy_ledger):
+            self._record.refuse(overspent(model.privacy_ledger, "has spent"))
+        if model is not None and model.optimizer.seed is not None:
+            self._record.refuse(SEEDED)
+        if len(hp.space) > num_declared:
+            new = ", ".join(repr(each.name) for each in hp.space[num_declared:])
+            self._record.refuse(
+                f"A run has asked for {new}, which the search space does not have, so that it was "
+                "not drawn from the law that was fixed. Nothing is released. Declare it in "
+                "`declare_hyperparameters` or `hyperparameters`, and begin another search."
+            )

@@ -1,0 +1,90 @@
+"""What each run of a search may spend at most: the largest divergence at every order."""
+
+import numpy as np
+import pytest
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    RandomSelection,
+    RunBounds,
+    Sampling,
+    Unit,
+    ledger_epsilon,
+)
+
+DELTA = 1e-5
+
+
+def ledger(noise, steps, sampling=Sampling.POISSON, batch_size=10, unit=Unit.EXAMPLE):
+    row = LedgerRow.open(sampling, batch_size, 1000, noise, unit=unit)
+    return Ledger((row.advance(steps),))
+
+
+# Neither costs less at every order: much noise on all, or little noise with rare samples.
+CROSSING = (
+    ledger(6.0, 30, Sampling.STREAM),
+    Ledger((LedgerRow.open(Sampling.POISSON, 1, 1000, 0.6).advance(3000),)),
+)
+
+
+def test_the_bound_is_the_largest_of_several_plans_at_every_order():
+    bounds = RunBounds(CROSSING)
+    assert all(bounds.covers(plan) for plan in CROSSING)
+    assert not any(RunBounds((a,)).covers(b) for a, b in (CROSSING, CROSSING[::-1]))
+    selection = RandomSelection(10)
+    alone = [RunBounds((plan,)).selection_epsilon(selection, DELTA) for plan in CROSSING]
+    assert bounds.selection_epsilon(selection, DELTA) >= max(alone)
+    assert bounds.epsilon(DELTA) >= max(ledger_epsilon(plan, DELTA, "rdp") for plan in CROSSING)
+
+
+def test_one_step_more_or_less_noise_is_not_covered():
+    bounds = RunBounds((ledger(1.0, 100),))
+    assert bounds.covers(ledger(1.0, 100))
+    assert bounds.covers(ledger(1.0, 99))
+    assert bounds.covers(ledger(1.01, 100))
+    assert bounds.covers(Ledger())
+    assert not bounds.covers(ledger(1.0, 101))
+    assert not bounds.covers(ledger(float(np.nextafter(np.float32(1), np.float32(0))), 100))
+    assert not bounds.covers(ledger(1.0, 100, batch_size=11))
+    assert not bounds.covers(ledger(0.0, 1))
+
+
+def test_what_is_stated_otherwise_is_not_covered():
+    bounds = RunBounds((ledger(1.0, 100),))
+    # One pass of full releases costs less, but says nothing of a unit that is added.
+    assert not bounds.covers(ledger(50.0, 1, Sampling.STREAM))
+    assert not bounds.covers(ledger(1.0, 1, unit=Unit.CLIENT))
+    assert RunBounds((*bounds.plans, ledger(1.0, 1, Sampling.STREAM))).covers(
+        ledger(50.0, 1, Sampling.STREAM)
+    )
+
+
+def test_several_runs_together_cost_their_sum():
+    bounds = RunBounds((ledger(1.0, 100),))
+    assert bounds.epsilon(DELTA, 3) == pytest.approx(ledger_epsilon(ledger(1.0, 300), DELTA, "rdp"))
+    assert bounds.epsilon(DELTA, 0) == 0.0
+
+
+def test_a_plan_without_noise_has_no_epsilon():
+    bounds = RunBounds((ledger(1.0, 1), ledger(0.0, 1)))
+    assert bounds.epsilon(DELTA) == bounds.selection_epsilon(RandomSelection(5), DELTA) == np.inf
+
+
+def test_plain_values():
+    bounds = RunBounds((*CROSSING, CROSSING[0]))
+    assert len(bounds.plans) == 2
+    assert RunBounds.from_list(bounds.to_list()) == bounds
+
+
+@pytest.mark.parametrize(
+    ("plans", "error", "message"),
+    [
+        ((), ValueError, "must hold a `Ledger`"),
+        (({},), TypeError, "Received: a dict"),
+        ((ledger(1.0, 1), ledger(1.0, 1, unit=Unit.CLIENT)), ValueError, "not both"),
+    ],
+)
+def test_wrong_plans(plans, error, message):
+    with pytest.raises(error, match=message):
+        RunBounds(plans)

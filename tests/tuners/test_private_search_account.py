@@ -1,0 +1,333 @@
+"""What a private search costs: known before the first run, kept by every run, calibrated."""
+
+import json
+import math
+
+import keras
+import keras_tuner
+import pytest
+
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    RandomSelection,
+    RunBounds,
+    Sampling,
+    ledger_epsilon,
+    plan,
+    selection_epsilon,
+)
+from keras_adaclip.tuners import PrivateSearch
+from tests.tuners.hypermodels import Regression, Scored, data, planned, private_model
+
+DELTA = 1e-3
+# Draws four runs.
+SEED_OF_FEW = 5
+REFERENCE = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0).advance(3515)
+
+
+def search_of(hypermodel, folder, **arguments):
+    arguments = {"objective": "val_loss", "directory": folder, "project_name": "p", **arguments}
+    return PrivateSearch(hypermodel, **arguments)
+
+
+def run(search, **arguments):
+    search.search(*data(), validation_data=data(1), **arguments)
+    return search
+
+
+@pytest.mark.parametrize(
+    ("distribution", "mean_trials", "expected"),
+    [
+        ("geometric", 10, "3.17"),
+        ("geometric", 50, "3.81"),
+        ("logarithmic", 10, "2.69"),
+        ("logarithmic", 50, "3.11"),
+        ("poisson", 10, "3.32"),
+        ("poisson", 50, "8.63"),
+    ],
+)
+def test_reference_costs(tmp_path, distribution, mean_trials, expected):
+    search = search_of(
+        Scored(), tmp_path, mean_trials=mean_trials, distribution=distribution, base=REFERENCE
+    )
+    spent = search.privacy_spent(delta=1e-5)
+    assert f"{spent.epsilon:.2f}" == expected
+    assert f"{spent.epsilon_of_one_run:.2f}" == "1.56"
+    assert (spent.accountant, spent.steps, spent.sampling) == ("rdp", 3515, "poisson")
+
+
+def test_a_base_may_be_a_plan(tmp_path):
+    base = plan(noise_multiplier=2.0, delta=DELTA, num_examples=600, batch_size=60, epochs=3)
+    search = search_of(keras_tuner_function, tmp_path, base=base)
+    expected = selection_epsilon(2.0, 600, 60, epochs=3, delta=DELTA)
+    assert search.privacy_spent(DELTA).epsilon == expected
+
+
+def keras_tuner_function(hp):
+    return private_model(hp.Float("learning_rate", 0.1, 0.2))
+
+
+class Corners(Scored):
+    """Spends more at one corner of the space, which few trials reach."""
+
+    def build(self, hp):
+        hp.Choice("level", [1, 2, 3])
+        hp.Float("learning_rate", 1e-3, 1.0)
+        kind = hp.Choice("kind", ["short", "long"])
+        with hp.conditional_scope("kind", ["long"]):
+            steps = hp.Int("steps", 10, 50, step=20)
+            if kind == "long":
+                assert steps is not None
+        return private_model()
+
+    def privacy_plan(self, hp):
+        steps = hp.get("steps") if "steps" in hp else 8
+        return planned(0.5 if hp.get("level") == 3 and steps == 50 else 2.0, steps)
+
+
+def test_the_base_covers_every_corner_of_the_space(tmp_path):
+    search = search_of(Corners(), tmp_path)
+    levels, steps = (2.0, 2.0, 0.5), (8, 10, 30, 50)
+    every = {planned(2.0, count) for count in steps} | {planned(levels[-1], 50)}
+    expected = RunBounds(tuple(every)).selection_epsilon(RandomSelection(10), DELTA)
+    assert search.privacy_spent(DELTA).epsilon == expected
+    assert expected >= RandomSelection(10).epsilon(planned(0.5, 50), DELTA)
+
+
+class ReadsANumberWithoutStep(Regression):
+    def privacy_plan(self, hp):
+        return planned(1.0 + hp.get("learning_rate"))
+
+
+class ReadsWhatIsNotThere(Regression):
+    def privacy_plan(self, hp):
+        return planned(hp.Choice("noise", [1.0, 2.0]))
+
+
+class PlansNothing(Regression):
+    def privacy_plan(self, hp):
+        return 1.5
+
+
+@pytest.mark.parametrize(
+    ("hypermodel", "error", "message"),
+    [
+        (ReadsANumberWithoutStep(), ValueError, "'learning_rate', a number without a step"),
+        (ReadsWhatIsNotThere(), ValueError, "'noise', which the search space does not have"),
+        (PlansNothing(), TypeError, "must return a `keras_adaclip.accounting.Ledger`"),
+        (keras_tuner_function, TypeError, "What a run spends must be known before"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(tmp_path, hypermodel, error, message):
+    with pytest.raises(error, match=message):
+        search_of(hypermodel, tmp_path)
+
+
+@pytest.mark.parametrize("distribution", ["geometric", "poisson"])
+def test_noise_is_calibrated_to_the_whole_search(tmp_path, distribution):
+    search = search_of(
+        Regression(), tmp_path, target_epsilon=2.0, delta=DELTA, distribution=distribution
+    )
+    noise_multiplier = search.hypermodel.noise_multiplier
+    spent = search.privacy_spent(DELTA)
+    assert 0.99 * 2.0 <= spent.epsilon <= 2.0
+    assert spent.epsilon == RandomSelection(10, distribution).epsilon(
+        planned(noise_multiplier), DELTA
+    )
+    model = search.hypermodel.build(search.oracle.get_space())
+    assert model.optimizer.noise_multiplier == noise_multiplier
+
+
+def test_a_calibrated_search_trains_with_that_noise(tmp_path):
+    search = search_of(Regression(), tmp_path, target_epsilon=2.0, delta=DELTA, num_trials=1)
+    model = run(search).best_model()
+    assert {row.noise_multiplier for row in model.privacy_ledger} == {
+        search.hypermodel.noise_multiplier
+    }
+    assert search.privacy_spent(DELTA).epsilon <= 2.0
+
+
+class SpendsMore(Regression):
+    """Takes an epoch more than it plans."""
+
+    def __init__(self, noise_multiplier=2.0, epochs=3):
+        super().__init__(noise_multiplier, epochs)
+
+
+class SpendsMoreUnseen(SpendsMore):
+    """In a way that nobody sees before it has happened, and the run fails besides."""
+
+    def fit(self, hp, model, x, y, callbacks, **arguments):
+        super().fit(hp, model, x, y, **arguments)
+        raise ValueError("something else")
+
+
+class Continued(Regression):
+    """A model that goes on from run to run."""
+
+    def __init__(self, noise_multiplier=2.0):
+        super().__init__(noise_multiplier)
+        self.model = None
+
+    def build(self, hp):
+        self.model = self.model or super().build(hp)
+        return self.model
+
+
+@pytest.mark.parametrize(
+    ("hypermodel", "verb"),
+    [(SpendsMore(), "would spend"), (SpendsMoreUnseen(), "has spent"), (Continued(), "spen")],
+)
+def test_a_run_that_spends_more_ends_the_search(tmp_path, hypermodel, verb):
+    search = search_of(hypermodel, tmp_path, num_trials=3)
+    with pytest.raises(RuntimeError, match=f"A run .*{verb}.* more than the bound"):
+        run(search)
+    for use in (
+        search.best_model,
+        search.get_best_models,
+        search.get_best_hyperparameters,
+        search.results_summary,
+        lambda: search.privacy_spent(DELTA),
+        lambda: run(search_of(type(hypermodel)(), tmp_path, num_trials=3)),
+    ):
+        with pytest.raises(RuntimeError, match="Nothing is released"):
+            use()
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == [
+        "private_search.json",
+        "refused.json",
+    ]
+
+
+def test_a_run_that_would_spend_more_is_stopped_before_it_does(tmp_path):
+    ledgers = []
+
+    class Watched(SpendsMore):
+        def fit(self, hp, model, *args, **arguments):
+            try:
+                return super().fit(hp, model, *args, **arguments)
+            finally:
+                ledgers.append(model.privacy_ledger)
+
+    with pytest.raises(RuntimeError, match="would spend more"):
+        run(search_of(Watched(), tmp_path, num_trials=3))
+    assert [ledger.steps for ledger in ledgers] == [0]
+
+
+def test_the_base_is_fixed_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 2)
+    found = []
+
+    class Looks(Scored):
+        def fit(self, *arguments, **others):
+            record = json.loads((tmp_path / "p" / "private_search.json").read_text())
+            found.append(RunBounds.from_list(record["settings"]["base"]))
+            return super().fit(*arguments, **others)
+
+    run(search_of(Looks(), tmp_path))
+    assert found == [RunBounds((planned(),))] * 2
+
+
+@pytest.mark.parametrize("arguments", [{"num_trials": 3}, {"seed": SEED_OF_FEW}])
+def test_a_known_number_of_runs_costs_all_of_them(tmp_path, arguments):
+    search = search_of(Scored(), tmp_path, **arguments)
+    run(search)
+    num_runs = len(search.hypermodel.seen)
+    spent, report = search.privacy_spent(DELTA), search.privacy_report(DELTA)
+    together = Ledger(planned().rows).advance((num_runs - 1) * planned().steps)
+    assert spent.epsilon == pytest.approx(ledger_epsilon(together, DELTA, "rdp"))
+    assert report.epsilon_with_selection == spent.epsilon
+    for text in (str(spent), report.to_text()):
+        assert f"the best of {num_runs} runs, a number that is known" in text
+        assert "the guarantee of a random number of runs is gone" in text
+
+
+def test_the_report_tells_the_selection_and_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 1)
+    search = run(search_of(Regression(), tmp_path, mean_trials=2))
+    report, spent = search.privacy_report(DELTA), search.privacy_spent(DELTA)
+    assert report.epsilon_with_selection == spent.epsilon > spent.epsilon_of_one_run
+    assert report.epsilon_rdp == spent.epsilon_of_one_run
+    assert "drawn from the geometric law with mean 2" in report.tuning
+    assert "gone" not in report.to_text()
+    model = search.best_model()
+    assert model.privacy_spent(DELTA, "rdp").epsilon == spent.epsilon_of_one_run
+    assert "epsilon, one run" in report.to_text()
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_the_report_tells_what_holds_of_the_validation_data(tmp_path, is_public):
+    search = search_of(Scored(), tmp_path, validation_is_public=is_public)
+    for text in (search.privacy_report(DELTA).to_text(), str(search.privacy_spent(DELTA))):
+        assert ("validation data are taken to be public" in text) == is_public
+        assert ("the guarantee does not cover the validation data" in text) != is_public
+
+
+def test_without_noise_there_is_no_guarantee(tmp_path):
+    assert search_of(Regression(0.0), tmp_path).privacy_spent(DELTA).epsilon == math.inf
+
+
+class BestAtFirst(Regression):
+    """Its first epoch is the best one."""
+
+    def fit(self, hp, model, x, y, callbacks, **arguments):
+        class Worse(keras.callbacks.Callback):
+            kept = None
+
+            def on_epoch_end(self, epoch, logs=None):
+                logs["val_loss"] = float(epoch)
+                if epoch == 0:
+                    BestAtFirst.weights = self.model.get_weights()
+
+        return super().fit(hp, model, x, y, callbacks=[Worse(), *callbacks], **arguments)
+
+
+def test_the_best_epoch_is_released_and_every_epoch_counted(tmp_path):
+    model = run(search_of(BestAtFirst(), tmp_path, num_trials=1)).best_model()
+    for found, expected in zip(model.get_weights(), BestAtFirst.weights, strict=True):
+        assert (found == expected).all()
+    assert model.privacy_ledger.steps == planned().steps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"objective": "loss"}, ValueError, "must begin with 'val_'"),
+        ({"objective": keras_tuner.Objective("loss", "min")}, ValueError, "must begin with 'val_'"),
+        ({"objective": ["val_loss"]}, TypeError, "`objective`"),
+        ({"mean_trials": 1}, ValueError, "`mean_trials`"),
+        ({"distribution": "uniform"}, ValueError, "`distribution`"),
+        ({"max_trials": 3}, TypeError, "give its mean, `mean_trials`"),
+        ({"executions_per_trial": 2}, TypeError, "every run counts"),
+        ({"max_retries_per_trial": 2}, TypeError, "never tried again"),
+        ({"num_trials": 0}, ValueError, "`num_trials`"),
+        ({"seed": "one"}, TypeError, "`seed`"),
+        ({"base": 1.0}, TypeError, "`base`"),
+        ({"target_epsilon": 1.0}, ValueError, "needs `delta`"),
+        (
+            {"target_epsilon": 1.0, "delta": DELTA, "base": REFERENCE},
+            ValueError,
+            "instead of `base`",
+        ),
+        ({"target_epsilon": -1.0, "delta": DELTA}, ValueError, "`target_epsilon`"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        search_of(Regression(), tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "`validation_data` must be given"),
+        ({"validation_split": 0.2}, "`validation_split`"),
+        ({"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
+        ({"validation_data": data(1), "callbacks": [keras.callbacks.CSVLogger("x")]}, "write down"),
+    ],
+)
+def test_wrong_arguments_of_search(tmp_path, arguments, message):
+    search = search_of(Scored(), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        search.search(*data(), **arguments)
+    assert search.hypermodel.seen == []
