@@ -7,25 +7,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
-    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
-    from keras_adaclip.tuners.greedy_oracle import GreedyOracle
-    from keras_adaclip.tuners.greedy_search import GreedyRule
-    from keras_adaclip.tuners.initial_norm import initial_norm_from
-    from keras_adaclip.tuners.power_trend import PowerTrend
-    from keras_adaclip.tuners.private_search import PrivateSearch
-    from keras_adaclip.tuners.strategy_choices import clipping_choices
+    from keras_adaclip.tuners.choices.clipping_hypermodel import ClippingHyperModel
+    from keras_adaclip.tuners.choices.strategy_choices import clipping_choices
+    from keras_adaclip.tuners.greedy.greedy_clip_tuner import GreedyClipTuner
+    from keras_adaclip.tuners.greedy.greedy_oracle import GreedyOracle
+    from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
+    from keras_adaclip.tuners.greedy.initial_norm import initial_norm_from
+    from keras_adaclip.tuners.greedy.power_trend import PowerTrend
+    from keras_adaclip.tuners.private.private_search import PrivateSearch
 
 # Where each public name stands.
 _MODULES: dict[str, str] = {
-    "ClippingHyperModel": "clipping_hypermodel",
-    "GreedyClipTuner": "greedy_clip_tuner",
-    "GreedyOracle": "greedy_oracle",
-    "GreedyRule": "greedy_search",
-    "PowerTrend": "power_trend",
-    "PrivateSearch": "private_search",
-    "clipping_choices": "strategy_choices",
-    "initial_norm_from": "initial_norm",
+    "ClippingHyperModel": "choices.clipping_hypermodel",
+    "GreedyClipTuner": "greedy.greedy_clip_tuner",
+    "GreedyOracle": "greedy.greedy_oracle",
+    "GreedyRule": "greedy.greedy_search",
+    "PowerTrend": "greedy.power_trend",
+    "PrivateSearch": "private.private_search",
+    "clipping_choices": "choices.strategy_choices",
+    "initial_norm_from": "greedy.initial_norm",
 }
 
 __all__ = [

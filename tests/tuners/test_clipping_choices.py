@@ -6,7 +6,7 @@ import pytest
 
 from keras_adaclip.clipping import ClippingStrategy
 from keras_adaclip.tuners import clipping_choices
-from keras_adaclip.tuners.strategy_choices import DEFAULT_STRATEGIES, STRATEGIES
+from keras_adaclip.tuners.choices.strategy_choices import DEFAULT_STRATEGIES, STRATEGIES
 
 ALL = tuple(STRATEGIES)
 CLASSES = {

@@ -10,7 +10,7 @@ import pytest
 import keras_adaclip as ka
 from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
 from keras_adaclip.tuners import ClippingHyperModel
-from keras_adaclip.tuners.strategy_choices import STRATEGIES
+from keras_adaclip.tuners.choices.strategy_choices import STRATEGIES
 
 DELTA = 1e-3
 TARGET = 3.0

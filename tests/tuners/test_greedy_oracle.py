@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from keras_tuner.engine.trial import TrialStatus
 
 from keras_adaclip import tuners
-from keras_adaclip.tuners import greedy_clip_tuner, greedy_oracle
-from keras_adaclip.tuners.greedy_oracle import GreedyOracle
+from keras_adaclip.tuners.greedy import greedy_clip_tuner, greedy_oracle
+from keras_adaclip.tuners.greedy.greedy_oracle import GreedyOracle
 from tests.tuners.scripted import ScriptedTuner, algorithm_1, table
 
 EPOCHS, MOST = 3, 6

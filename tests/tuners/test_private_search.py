@@ -15,8 +15,8 @@ from scipy import stats
 import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection
 from keras_adaclip.tuners import PrivateSearch
-from keras_adaclip.tuners.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.search_record import SearchRecord
+from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
+from keras_adaclip.tuners.private.search_record import SearchRecord
 from tests.tuners.hypermodels import Regression, Scored, data, planned, private_model
 
 DELTA = 1e-3

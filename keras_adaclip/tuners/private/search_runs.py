@@ -10,10 +10,10 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip.tuners.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.search_privacy import SearchPrivacy
-from keras_adaclip.tuners.search_record import BUILD_CONFIG, WEIGHTS, SearchRecord
-from keras_adaclip.tuners.search_run import SearchRun, overspent
+from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
+from keras_adaclip.tuners.private.search_privacy import SearchPrivacy
+from keras_adaclip.tuners.private.search_record import BUILD_CONFIG, WEIGHTS, SearchRecord
+from keras_adaclip.tuners.private.search_run import SearchRun, overspent
 
 SEEDED = (
     "The optimizer of a run has a `seed`, with which several runs draw the same noise: the theorem "

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from keras_adaclip.tuners.greedy_search import GreedyRule
+from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
 
 # What a trial's values tell, besides the clipping norm. The names cannot be those of a user's own.
 EPOCH = "greedy/epoch"

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from keras_adaclip.accounting import check_integer
-from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
+from keras_adaclip.tuners.greedy.greedy_clip_tuner import GreedyClipTuner
 
 
 def initial_norm_from(

@@ -10,8 +10,8 @@ from keras_tuner.engine.trial import Trial
 
 from keras_adaclip.accounting import PrivacyReport, read_ledger
 from keras_adaclip.accounting.epsilon import rounded_up
-from keras_adaclip.tuners.search_privacy import SearchPrivacy, SearchSpent
-from keras_adaclip.tuners.search_record import (
+from keras_adaclip.tuners.private.search_privacy import SearchPrivacy, SearchSpent
+from keras_adaclip.tuners.private.search_record import (
     BUILD_CONFIG,
     FAILED,
     RELEASED,

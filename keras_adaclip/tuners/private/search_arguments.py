@@ -16,7 +16,7 @@ from keras_adaclip.accounting import (
     check_delta,
     check_target_epsilon,
 )
-from keras_adaclip.tuners.privacy_plans import CalibratedHyperModel, PlannedHyperModel
+from keras_adaclip.tuners.private.privacy_plans import CalibratedHyperModel, PlannedHyperModel
 
 _OF_TUNER = ("directory", "project_name", "overwrite", "tuner_id")
 _REASONS: Mapping[str, str] = {

@@ -13,24 +13,24 @@ from keras_adaclip.accounting import (
     check_integer,
     least_noise_multiplier,
 )
-from keras_adaclip.tuners.privacy_plans import planned_bounds
-from keras_adaclip.tuners.private_search_arguments import (
+from keras_adaclip.tuners.private.privacy_plans import planned_bounds
+from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
+from keras_adaclip.tuners.private.search_arguments import (
     base_bounds,
     check_plans,
     check_tuner_arguments,
     checked_fit_arguments,
     checked_objective,
 )
-from keras_adaclip.tuners.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.search_privacy import SearchPrivacy
-from keras_adaclip.tuners.search_record import (
+from keras_adaclip.tuners.private.search_privacy import SearchPrivacy
+from keras_adaclip.tuners.private.search_record import (
     FAILED,
     NO_RUN,
     RELEASED,
     SearchRecord,
 )
-from keras_adaclip.tuners.search_results import ALL_FAILED, SearchResults
-from keras_adaclip.tuners.search_runs import SEEDED, SearchRuns
+from keras_adaclip.tuners.private.search_results import ALL_FAILED, SearchResults
+from keras_adaclip.tuners.private.search_runs import SEEDED, SearchRuns
 
 
 class PrivateSearch(SearchRuns, SearchResults):

@@ -15,7 +15,7 @@ import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import RandomSelection
-from keras_adaclip.tuners.search_record import WEIGHTS, SearchRecord
+from keras_adaclip.tuners.private.search_record import WEIGHTS, SearchRecord
 
 
 class PrivateSearchOracle(keras_tuner.Oracle):

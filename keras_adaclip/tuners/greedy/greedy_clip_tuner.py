@@ -15,23 +15,23 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import Ledger, PrivacySpent, check_delta, check_integer
 from keras_adaclip.schedules import PiecewiseConstant
-from keras_adaclip.tuners.epoch_search import EPOCH
-from keras_adaclip.tuners.greedy_oracle import CLIP_NORM, GreedyOracle
-from keras_adaclip.tuners.greedy_search import GreedyRule
-from keras_adaclip.tuners.greedy_summary import privacy_statement, statement_of_all, summary
-from keras_adaclip.tuners.power_trend import PowerTrend
-from keras_adaclip.tuners.progress import Progress
-from keras_adaclip.tuners.project_files import write_whole
-from keras_adaclip.tuners.trial_epoch import TrialEpoch
-from keras_adaclip.tuners.trial_model import check_model
-from keras_adaclip.tuners.trial_run import (
+from keras_adaclip.tuners.greedy.epoch_search import EPOCH
+from keras_adaclip.tuners.greedy.greedy_oracle import CLIP_NORM, GreedyOracle
+from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
+from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all, summary
+from keras_adaclip.tuners.greedy.power_trend import PowerTrend
+from keras_adaclip.tuners.greedy.progress import Progress
+from keras_adaclip.tuners.greedy.project_files import write_whole
+from keras_adaclip.tuners.greedy.trial_epoch import TrialEpoch
+from keras_adaclip.tuners.greedy.trial_model import check_model
+from keras_adaclip.tuners.greedy.trial_run import (
     begin_trial,
     checkpoint_path,
     metrics_of,
     trial_model,
 )
-from keras_adaclip.tuners.trial_spending import RunSpending, refuse_to_forget, spent_in
-from keras_adaclip.tuners.waiting import Waiting
+from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget, spent_in
+from keras_adaclip.tuners.greedy.waiting import Waiting
 
 _BUILD_CONFIG = "build_config.json"
 _OURS = ("epochs", "initial_epoch")

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import keras_tuner
 
-from keras_adaclip.tuners.planned_noise import PlannedNoise
+from keras_adaclip.tuners.choices.planned_noise import PlannedNoise
 
 
 class PlanGuard(keras.callbacks.Callback):

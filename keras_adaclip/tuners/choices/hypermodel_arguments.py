@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_adaclip.accounting import check_real
-from keras_adaclip.tuners.planned_noise import NOISE_SCHEDULES
+from keras_adaclip.tuners.choices.planned_noise import NOISE_SCHEDULES
 
 
 def checked_choices(values: Any, name: str, check: Callable[[Any], Any]) -> tuple[Any, ...]:

@@ -18,15 +18,15 @@ from keras_adaclip.models import privatize
 from keras_adaclip.models.private_training import PrivateTraining
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
-from keras_adaclip.tuners.hypermodel_arguments import (
+from keras_adaclip.tuners.choices.hypermodel_arguments import (
     checked_choices,
     checked_learning_rate,
     checked_noise_schedule,
 )
-from keras_adaclip.tuners.plan_guard import PlanGuard, go_on
-from keras_adaclip.tuners.planned_noise import PlannedNoise, calibrated, shape_of
-from keras_adaclip.tuners.search_arguments import planned_arguments
-from keras_adaclip.tuners.strategy_choices import (
+from keras_adaclip.tuners.choices.plan_guard import PlanGuard, go_on
+from keras_adaclip.tuners.choices.planned_noise import PlannedNoise, calibrated, shape_of
+from keras_adaclip.tuners.choices.search_arguments import planned_arguments
+from keras_adaclip.tuners.choices.strategy_choices import (
     DEFAULT_STRATEGIES,
     checked_ranges,
     checked_strategies,

@@ -17,10 +17,17 @@ import numpy as np
 from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from keras_adaclip.tuners.epoch_search import EPOCH, PARENT, POSITION, REPEAT, SEED, EpochSearch
-from keras_adaclip.tuners.greedy_search import GreedyRule
-from keras_adaclip.tuners.progress import Progress
-from keras_adaclip.tuners.project_files import write_whole
+from keras_adaclip.tuners.greedy.epoch_search import (
+    EPOCH,
+    PARENT,
+    POSITION,
+    REPEAT,
+    SEED,
+    EpochSearch,
+)
+from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
+from keras_adaclip.tuners.greedy.progress import Progress
+from keras_adaclip.tuners.greedy.project_files import write_whole
 
 CLIP_NORM = "clip_norm"
 CHECKPOINT = "checkpoint.weights.h5"

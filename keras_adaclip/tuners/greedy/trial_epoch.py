@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.tuners.trial_spending import RunSpending, epoch_row
+from keras_adaclip.tuners.greedy.trial_spending import RunSpending, epoch_row
 
 
 class TrialEpoch(keras.callbacks.Callback):

@@ -9,9 +9,9 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip.tuners.epoch_search import EPOCH, PARENT, POSITION, REPEAT, SEED
-from keras_adaclip.tuners.greedy_oracle import CHECKPOINT, CLIP_NORM
-from keras_adaclip.tuners.trial_model import (
+from keras_adaclip.tuners.greedy.epoch_search import EPOCH, PARENT, POSITION, REPEAT, SEED
+from keras_adaclip.tuners.greedy.greedy_oracle import CHECKPOINT, CLIP_NORM
+from keras_adaclip.tuners.greedy.trial_model import (
     begin_from_shared_weights,
     check_model,
     set_seed,

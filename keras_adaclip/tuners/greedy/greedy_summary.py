@@ -4,8 +4,8 @@ import textwrap
 
 from keras_adaclip.accounting import PrivacySpent
 from keras_adaclip.schedules import PiecewiseConstant
-from keras_adaclip.tuners.greedy_oracle import GreedyOracle
-from keras_adaclip.tuners.power_trend import PowerTrend
+from keras_adaclip.tuners.greedy.greedy_oracle import GreedyOracle
+from keras_adaclip.tuners.greedy.power_trend import PowerTrend
 
 _PUBLIC = """\
 This search is NOT private: it trains many models and chooses among them by

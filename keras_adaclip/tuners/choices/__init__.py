@@ -1,0 +1,1 @@
+"""The choices of private training as hyperparameters of any keras-tuner search."""
