@@ -18,17 +18,17 @@ _TUNERS = {
 }
 
 
-def build_model() -> keras.Model:
+def build_model(activation: str = "tanh") -> keras.Model:
     """The network of Lin et al. 2022, table B1; its last layer has one unit a class."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
-            keras.layers.Conv2D(16, 3, strides=2, padding="same", activation="tanh"),
+            keras.layers.Conv2D(16, 3, strides=2, padding="same", activation=activation),
             keras.layers.MaxPooling2D(2, strides=1),
-            keras.layers.Conv2D(32, 3, padding="same", activation="tanh"),
+            keras.layers.Conv2D(32, 3, padding="same", activation=activation),
             keras.layers.MaxPooling2D(2, strides=1),
             keras.layers.Flatten(),
-            keras.layers.Dense(32, activation="tanh"),
+            keras.layers.Dense(32, activation=activation),
             keras.layers.Dense(10),
         ],
         name="fashion_cnn",

@@ -71,7 +71,7 @@ class EpochSearch:
         Raises:
             RuntimeError: where no threshold has a finite score yet.
         """
-        return self._rule.threshold(self.position)
+        return self.threshold_at(self.position)
 
     @property
     def winner(self) -> Trial:
@@ -92,6 +92,10 @@ class EpochSearch:
         if self.replay.best is not None:
             undecided.add(self.replay.best)
         return {self._best_trial(each).trial_id for each in undecided if self._completed(each)}
+
+    def threshold_at(self, position: int) -> float:
+        """The threshold at a position."""
+        return self._rule.threshold(position)
 
     def score(self, position: int) -> float:
         """The mean objective at a position that was tried."""

@@ -13,13 +13,13 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from keras_adaclip.accounting import Ledger, PrivacySpent, check_delta, check_integer
-from keras_adaclip.schedules import PiecewiseConstant
+from keras_adaclip.accounting import check_integer
 from keras_adaclip.tuners.greedy.epoch_search import EPOCH
 from keras_adaclip.tuners.greedy.greedy_oracle import CLIP_NORM, GreedyOracle
+from keras_adaclip.tuners.greedy.greedy_results import GreedyResults
 from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
-from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all, summary
-from keras_adaclip.tuners.greedy.power_trend import PowerTrend
+from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all
+from keras_adaclip.tuners.greedy.privacy_arguments import checked_delta, checked_seed
 from keras_adaclip.tuners.greedy.progress import Progress
 from keras_adaclip.tuners.greedy.project_files import write_whole
 from keras_adaclip.tuners.greedy.trial_epoch import TrialEpoch
@@ -30,14 +30,14 @@ from keras_adaclip.tuners.greedy.trial_run import (
     metrics_of,
     trial_model,
 )
-from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget, spent_in
+from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget
 from keras_adaclip.tuners.greedy.waiting import Waiting
 
 _BUILD_CONFIG = "build_config.json"
 _OURS = ("epochs", "initial_epoch")
 
 
-class GreedyClipTuner(keras_tuner.Tuner):
+class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
     """Finds the best clipping norm of each epoch, one epoch after the other.
 
     Each trial trains one private epoch with one threshold, from the best weights of the epoch
@@ -136,7 +136,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
     ) -> None:
         repeats = check_integer(repeats, "repeats", minimum=1)
         most = check_integer(max_trials_per_epoch, "max_trials_per_epoch", minimum=repeats)
-        self.delta = _checked_delta(private, delta)
+        self.delta = checked_delta(private, delta)
         rule = GreedyRule(
             start, step, max_drop, spacing, max_clip_norm, most // repeats, refinements
         )
@@ -146,7 +146,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             objective,
             repeats,
             private,
-            _checked_seed(private, seed),
+            checked_seed(private, seed),
         )
         self._verbose = 1
         self._waiting = Waiting()
@@ -282,65 +282,6 @@ class GreedyClipTuner(keras_tuner.Tuner):
             self._greedy.save()
         write_whole(self._get_tuner_fname(), json.dumps(self.get_state()))
 
-    # What it found
-
-    def best_schedule(self) -> PiecewiseConstant:
-        """The best threshold of each finished epoch; `save` it, and train other data with it.
-
-        Raises:
-            RuntimeError: where no epoch is finished.
-        """
-        thresholds = [epoch.threshold for epoch in self._state().finished_epochs]
-        if not thresholds:
-            raise RuntimeError("No epoch is finished yet: call `search` first.")
-        return PiecewiseConstant(thresholds)
-
-    def trend(self) -> PowerTrend:
-        """The `PowerDecay` that is closest to the best schedule.
-
-        Raises:
-            RuntimeError: where no epoch is finished.
-            ValueError: where one epoch only is.
-        """
-        return PowerTrend.of(self.best_schedule())
-
-    @property
-    def privacy_ledger(self) -> Ledger:
-        """What all trials together have spent, with `private=True`.
-
-        Raises:
-            RuntimeError: where the data were said to be public, and nothing was counted.
-        """
-        if not self._greedy.is_private:
-            raise RuntimeError(
-                "The search counts what it spends with `private=True` only; without, the data are "
-                "taken to be public, and what it finds has no privacy guarantee."
-            )
-        return spent_in(self.project_dir)
-
-    def privacy_spent(self, delta: float | None = None, accountant: str = "pld") -> PrivacySpent:
-        """Epsilon of all trials together, with `private=True`.
-
-        Args:
-            delta: float in (0, 1); None stands for the tuner's.
-            accountant: `"pld"` or `"rdp"`.
-
-        Raises:
-            RuntimeError: where the data were said to be public.
-        """
-        ledger = self.privacy_ledger
-        delta = self.delta if delta is None else delta
-        return PrivacySpent.from_ledger(ledger, check_delta(delta), accountant)
-
-    def results_summary(self, num_trials: int = 10) -> None:
-        """Prints the best threshold of each epoch, the trend, and what the search has spent.
-
-        Args:
-            num_trials: so many of the last epochs are shown.
-        """
-        spent = self.privacy_spent() if self._greedy.is_private else None
-        print(summary(self._state(), self.project_dir, spent, num_trials))
-
     @property
     def _is_client(self) -> bool:
         """Whether another process has the oracle."""
@@ -351,31 +292,3 @@ class GreedyClipTuner(keras_tuner.Tuner):
         if self._is_client and (Path(self.project_dir) / "oracle.json").exists():
             self._greedy.reload()
         return self._greedy
-
-
-def _checked_seed(private: bool, seed: int | None) -> int | None:
-    if seed is None:
-        return None
-    if private:
-        raise ValueError(
-            "Argument `seed` cannot be combined with `private=True`: the seeds are written to "
-            "disk, and whoever has them can subtract the noise. "
-            f"Received: seed={seed!r}, private={private!r}"
-        )
-    return check_integer(seed, "seed")
-
-
-def _checked_delta(private: bool, delta: float | None) -> float | None:
-    if not isinstance(private, bool):
-        raise TypeError(f"Argument `private` must be a truth value. Received: private={private!r}")
-    if private and delta is None:
-        raise ValueError(
-            "Argument `delta` is needed with `private=True`, to report epsilon. "
-            "Received: delta=None"
-        )
-    if not private and delta is not None:
-        raise ValueError(
-            "Argument `delta` goes with `private=True`: without, nothing is counted. "
-            f"Received: delta={delta!r}, private={private!r}"
-        )
-    return None if delta is None else check_delta(delta)
