@@ -1,5 +1,6 @@
 """The examples run from end to end, on a little data."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,9 +8,11 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip
+from keras_adaclip.schedules import PiecewiseConstant
 
 ROOT = Path(keras_adaclip.__file__).parents[1]
 
@@ -95,3 +98,20 @@ def test_tuning(script, searched, tmp_path):
     assert alone <= 2.7 < together
     assert alone < selected
     assert len(list((tmp_path / "trials").glob("*/trial_*"))) == 2
+
+
+@once
+def test_a_schedule_found_on_public_images(tmp_path):
+    public = tmp_path / "digits.npz"
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (400, 28, 28), dtype=np.uint8)
+    np.savez(public, x=x, y=rng.integers(0, 10, 400, dtype=np.uint8))
+    options = ("--smoke", "--public", public, "--output", tmp_path / "greedy")
+    printed = run_example("tuning/greedy_schedule.py", tmp_path, *options)
+    schedule = PiecewiseConstant.load(tmp_path / "greedy" / "schedule.json")
+    assert set(schedule.values) <= {0.05, 0.1, 0.05 + 2 * 0.05}
+    assert len(schedule.values) == 2
+    assert f"{schedule.values[0]:g} throughout" in printed
+    assert (tmp_path / "greedy" / "search.png").stat().st_size > 10_000
+    lines = json.loads((tmp_path / "greedy" / "transfer.json").read_text())
+    assert [len(line["accuracies"]) for line in lines] == [1, 1, 1]

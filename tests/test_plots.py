@@ -1,6 +1,7 @@
 """Figures of a run."""
 
 import builtins
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,3 +128,76 @@ def test_the_curve_of_a_membership_inference(tmp_path):
     points = set(zip(expected[0].round(9), expected[1].round(9), strict=True))
     shown = zip(*(np.asarray(values).round(9) for values in curve.get_data()), strict=True)
     assert set(shown) == points - {(0.0, 0.0)}
+
+
+class GreedySearch:
+    """A finished greedy search of two epochs."""
+
+    oracle = SimpleNamespace(objective=SimpleNamespace(name="val_accuracy"))
+
+    def searched_epochs(self):
+        return [
+            SimpleNamespace(threshold=0.4, score=0.6, thresholds=(0.2, 0.4), scores=(0.5, 0.6)),
+            SimpleNamespace(threshold=0.2, score=0.7, thresholds=(0.2, 0.4), scores=(0.7, 0.1)),
+        ]
+
+    def trend(self):
+        return SimpleNamespace(power=1.0, schedule=SimpleNamespace(initial_value=0.4))
+
+    def best_schedule(self):
+        raise AssertionError
+
+
+def test_a_greedy_search(tmp_path):
+    figure = ka.plots.search(GreedySearch(), tmp_path / "search.png", title="A search")
+    assert labels(figure) == ["clipping norm (grey: tried)", "val accuracy"]
+    norms, scores = figure.axes
+    best, trend = norms.lines
+    assert best.get_ydata() == pytest.approx([0.4, 0.2])
+    assert trend.get_ydata() == pytest.approx([0.4, 0.2])
+    assert [text.get_text() for text in norms.get_legend().get_texts()] == ["best", "0.4 / epoch^1"]
+    tried = np.concatenate([points.get_offsets() for points in scores.collections])
+    assert tried.tolist() == [[1, 0.5], [1, 0.6], [2, 0.7], [2, 0.1]]
+    assert scores.lines[0].get_ydata() == pytest.approx([0.6, 0.7])
+    assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
+
+
+def searched(direction, *trials):
+    """A tuner with trials: each has its values and its score."""
+    trials = {
+        str(number): SimpleNamespace(hyperparameters=SimpleNamespace(values=values), score=score)
+        for number, (values, score) in enumerate(trials)
+    }
+    objective = SimpleNamespace(name="val_loss", direction=direction)
+    return SimpleNamespace(
+        oracle=SimpleNamespace(objective=objective, trials=trials, start_order=list(trials))
+    )
+
+
+def test_a_search_by_trial_and_by_what_was_varied():
+    tuner = searched(
+        "min",
+        ({"rate": 0.01, "kind": "a", "same": 1, "tuner/epochs": 2}, 3.0),
+        ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, None),
+        ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, 1.0),
+        ({"rate": 0.1, "kind": "b", "same": 1, "tuner/epochs": 4}, 2.0),
+    )
+    by_trial, by_rate, by_kind = ka.plots.search(tuner).axes
+    assert by_trial.get_ylabel() == "val loss"
+    assert by_trial.lines[0].get_ydata() == pytest.approx([3.0, 1.0, 1.0])
+    assert by_rate.get_xlabel() == "rate"
+    assert by_rate.get_xscale() == "log"
+    assert by_rate.collections[0].get_offsets().tolist() == [[0.01, 3.0], [1.0, 1.0], [0.1, 2.0]]
+    assert by_kind.get_xlabel() == "kind"
+    assert [text.get_text() for text in by_kind.get_xticklabels()] == ["a", "b"]
+
+
+def test_a_search_of_which_nothing_can_be_shown():
+    with pytest.raises(ValueError, match="no finished trial"):
+        ka.plots.search(searched("max", ({}, None)))
+    with pytest.raises(ValueError, match="keeps all but its best run secret"):
+        ka.plots.search(SimpleNamespace(privacy_report=None))
+    empty = GreedySearch()
+    empty.searched_epochs = list
+    with pytest.raises(ValueError, match="no epoch"):
+        ka.plots.search(empty)

@@ -32,7 +32,7 @@ def search(tuner: Any, path: str | Path | None = None, title: str | None = None)
     """
     if hasattr(tuner, "best_schedule"):
         return finished(_greedy(tuner), path, title)
-    if hasattr(tuner, "selection"):
+    if hasattr(tuner, "privacy_report"):
         raise ValueError(
             "A private search keeps all but its best run secret: there is nothing to plot. "
             f"Received: tuner={tuner!r}"
