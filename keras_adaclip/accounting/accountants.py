@@ -19,8 +19,11 @@ Guarantees:
       there are.
 """
 
+import contextlib
 import functools
+import logging
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +153,8 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     try:
         accountant = rdp_privacy_accountant.RdpAccountant(orders, relation)
-        divergence = np.asarray(accountant.compose(event).rdp, dtype=np.float64)
+        with _quiet_about_orders():
+            divergence = np.asarray(accountant.compose(event).rdp, dtype=np.float64)
     except ValueError:
         # Older versions stop where rounding makes a difference negative. Without the orders in
         # question the bound holds all the same.
@@ -166,6 +170,21 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
         divergence = np.maximum(divergence, 0.0) + _RDP_ROUNDING
     divergence.flags.writeable = False
     return divergence
+
+
+@contextlib.contextmanager
+def _quiet_about_orders() -> Iterator[None]:
+    """Without `dp_accounting`'s warnings of orders that it leaves out, where epsilon only grows."""
+
+    def is_about_something_else(record: logging.LogRecord) -> bool:
+        return "Excluding this order" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_about_something_else)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_about_something_else)
 
 
 # Compositions of some first events of a run, the latest last.

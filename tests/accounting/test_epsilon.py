@@ -1,5 +1,6 @@
 """Epsilon: reference values, relations, and bounds that must hold for the recorded events."""
 
+import logging
 import math
 
 import dp_accounting
@@ -282,3 +283,11 @@ def test_privacy_spent_says_when_there_is_none():
     nothing = PrivacySpent.from_ledger([], DELTA)
     assert (nothing.epsilon, nothing.steps, nothing.sampling) == (0.0, 0, "none")
     assert "Nothing has been released yet" in str(nothing)
+
+
+def test_orders_that_are_left_out_are_not_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        compute_epsilon(1.483113, 320, 64, steps=10, delta=1e-3, accountant="rdp")
+        assert caplog.records == []
+        logging.getLogger("absl").warning("something else")
+    assert [record.message for record in caplog.records] == ["something else"]

@@ -11,6 +11,7 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
 from keras_adaclip.tuners import ClippingHyperModel
 from keras_adaclip.tuners.choices.strategy_choices import STRATEGIES
+from keras_adaclip.tuners.private.privacy_plans import planned_bounds
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -408,3 +409,19 @@ def test_arguments_are_checked(arguments, error, words):
 def test_build_model_must_be_a_function():
     with pytest.raises(TypeError, match="`build_model` must be a function"):
         ClippingHyperModel("model", num_examples=32, epochs=1, noise_multiplier=1.0)
+
+
+def test_a_private_search_needs_a_plan_for_each_batch_size_and_noise_schedule_only():
+    hypermodel = ClippingHyperModel(
+        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+        num_examples=32,
+        epochs=3,
+        noise_multiplier=2.0,
+        batch_sizes=(8, 16),
+        noise_schedules=("constant", "linear"),
+        loss="mse",
+    )
+    hp = keras_tuner.HyperParameters()
+    hypermodel.build(hp)
+    assert len(hp.space) > 3
+    assert len(planned_bounds(hypermodel, hp).plans) == 4

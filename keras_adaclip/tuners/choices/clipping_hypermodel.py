@@ -189,7 +189,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         """
         model = self._private_model(hp)
         trial = self._asked(hp)
-        planned = self._planned_noise(trial)
+        planned = self._planned_noise(trial.batch_size, trial.noise_schedule)
         noisiest = max(planned.noise_multipliers)
         clipping = clipping_choices(
             hp,
@@ -230,7 +230,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             FatalValueError: where the run would not be the one that was planned.
         """
         trial = self._asked(hp.copy())
-        planned = self._planned_noise(trial)
+        planned = self._planned_noise(trial.batch_size, trial.noise_schedule)
         arguments = planned_arguments(
             model, args, kwargs, num_examples=self.num_examples, epochs=self.epochs
         )
@@ -253,7 +253,10 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         Returns:
             Rows of what will run, no model being built.
         """
-        return self._planned_noise(self._asked(hp.copy())).ledger()
+        # No more is read than counts: a search may ask for the plan of every value that is read.
+        batch_size = hp.values.get("batch_size", self.batch_sizes[0])
+        noise_schedule = hp.values.get("noise_schedule", self.noise_schedules[0])
+        return self._planned_noise(int(batch_size), str(noise_schedule)).ledger()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """The same search space, all trials of which begin with this noise multiplier."""
@@ -286,8 +289,8 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             str(hp.Choice("noise_schedule", list(self.noise_schedules))),
         )
 
-    def _planned_noise(self, trial: "_Trial") -> PlannedNoise:
-        key = (trial.batch_size, trial.noise_schedule)
+    def _planned_noise(self, batch_size: int, noise_schedule: str) -> PlannedNoise:
+        key = (batch_size, noise_schedule)
         if key not in self._planned:
             try:
                 self._planned[key] = self._found_noise(*key)
