@@ -169,11 +169,7 @@ class CohortBatches(keras.utils.PyDataset):
                 order[client, step, : len(rows)] = rows
         parts = {"x": [x for x, _ in examples], "y": [y for _, y in examples]}
         batch: dict[str, Any] = {
-            name: keras.tree.map_structure(
-                lambda first, *arrays: _padded(first, arrays, num_clients, num_rows),
-                self._like[name],
-                *of_clients,
-            )
+            name: _padded_parts(self._like[name], of_clients, num_clients, num_rows)
             for name, of_clients in parts.items()
             if self._like[name] is not None
         }
@@ -246,6 +242,15 @@ def _num_rows(part: Any) -> int:
 
 def _taken(part: Any, rows: np.ndarray) -> Any:
     return None if part is None else keras.tree.map_structure(lambda array: array[rows], part)
+
+
+def _padded_parts(like: Any, of_clients: list[Any], num_clients: int, num_rows: int) -> Any:
+    """`_padded` for each array of a structure."""
+    if isinstance(like, np.ndarray):
+        return _padded(like, tuple(of_clients), num_clients, num_rows)
+    return keras.tree.map_structure(
+        lambda first, *arrays: _padded(first, arrays, num_clients, num_rows), like, *of_clients
+    )
 
 
 def _padded(
