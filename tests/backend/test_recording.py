@@ -168,3 +168,39 @@ def test_a_function_that_fails_for_other_numbers_is_called_each_time():
     function = Counted(lambda values: [torch.linalg.cholesky(torch.diag(values[0] - 0.9))])
     for _ in range(2):
         check(recording, function, [torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda product, w: [w - 0.5 * product],
+        lambda product, w: [w - 0.5 * product, product],
+        lambda product, w: [product * product + w, w - product],
+        lambda product, w: [(product + w) * (product - w)],
+        lambda product, w: [w - 0.5 * product, product.t()],
+        lambda product, w: [product * w[0] + w],
+        lambda product, w: [product[:2] - w[:2], product - w],
+    ],
+)
+def test_nothing_is_written_over_that_is_read_again(after):
+    recording = backend.Recording()
+
+    def function(values):
+        x, y, w = values
+        return after(x @ y, w)
+
+    counted = Counted(function)
+    shapes = ((4, 3), (3, 5), (4, 5))
+    recording.call(counted, draw(*shapes))
+    calls, kept = counted.num_calls, []
+    for seed in range(4):
+        values = draw(*shapes, seed=seed)
+        copies = [value.clone() for value in values]
+        found = recording.call(counted, values)
+        kept.append((found, [each.clone() for each in found]))
+        torch.testing.assert_close(found, function(copies))
+        # Neither what it was given nor what it gave before.
+        torch.testing.assert_close(values, copies)
+    assert counted.num_calls == calls, "a record that does not agree is not used"
+    for found, copies in kept:
+        torch.testing.assert_close(found, copies)
