@@ -10,11 +10,12 @@ data costs the private data nothing.
 `digits.npz` holds arrays `x`, of shape `(number, 28, 28)` and type uint8, and `y`, of shape
 `(number,)`. Its last fifth scores the trials. Prints the thresholds of the epochs and the power law
 that is closest; then the test accuracy on Fashion-MNIST at epsilon 2.7 with the schedule found,
-with the decay `first norm / sqrt(epoch)`, and with the first norm throughout. Writes the schedule
-and a plot. Interrupt the search at any time, and start it again to go on.
+with the decay `first norm / sqrt(epoch)`, and with the first norm throughout. Writes the schedule,
+what was tried, and a plot. Interrupt the search at any time, and start it again to go on.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -104,6 +105,8 @@ def found_schedule(
     tuner.results_summary()
     schedule = tuner.best_schedule()
     schedule.save(options.output / "schedule.json")
+    tried = [dataclasses.asdict(epoch) for epoch in tuner.searched_epochs()]
+    (options.output / "tried.json").write_text("[\n" + ",\n".join(map(json.dumps, tried)) + "\n]\n")
     ka.plots.search(tuner, options.output / "search.png", title=f"Greedy search on {public.source}")
     return schedule
 
