@@ -242,21 +242,21 @@ FAULTS = (
     ),
     Fault(
         "a number of runs that is known accounted as a secret one",
-        "tuners/search_privacy.py",
+        "tuners/private/search_privacy.py",
         "return self.bounds.epsilon(delta, self.num_known_trials)",
         "return self.bounds.selection_epsilon(self.selection, delta)",
         "tests/tuners/test_private_search_account.py",
     ),
     Fault(
         "losing runs, and how many they were, left on the disk",
-        "tuners/private_search.py",
+        "tuners/private/private_search.py",
         "self._record.remove_trials()",
         "pass",
         "tests/tuners/test_private_search.py",
     ),
     Fault(
         "a run of a search that spends more than was said",
-        "tuners/search_runs.py",
+        "tuners/private/search_runs.py",
         "if model is not None and not self._privacy.bounds.covers(model.privacy_ledger):",
         "if False:",
         "tests/tuners/test_private_search_account.py",
@@ -288,6 +288,13 @@ FAULTS = (
         "factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]",
         "factors = factors * weights[:, None]",
         "tests/federated/test_privacy.py",
+    ),
+    Fault(
+        "numbers of the first client that left PyTorch repeated for all",
+        "backend/torch_recording.py",
+        "if watched.are_taken:",
+        "if False:",
+        "tests/backend/test_recording.py",
     ),
     Fault(
         "shuffled epochs over clients counted as one",
