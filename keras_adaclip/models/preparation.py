@@ -58,6 +58,7 @@ class Preparation(PrivacySpending):
         if optimizer is not getattr(self, "optimizer", None):
             optimizer.mark_for_private_model()
             optimizer.include_run(self._run)
+            optimizer.remember_seeds(*self.used_seeds)
         return optimizer
 
     def _remember_metrics(self, metrics: Any, weighted_metrics: Any) -> None:
@@ -111,9 +112,14 @@ class Preparation(PrivacySpending):
             data.noise_scale,
             data.unit,
         )
-        if data.poisson is not None and data.is_sampled_by_fit:
+        self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
+        if data.poisson is None:
+            return
+        if data.is_sampled_by_fit:
             # A checkpoint that was loaded meanwhile has moved the number of steps.
             data.poisson.seed = self._sampling_seed()
+        else:
+            self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
     def _all_variables(self) -> list[keras.Variable]:
         """The variables of model, optimizer and metrics."""

@@ -43,6 +43,15 @@ class PrivacySpending:
         return self._run.ledger
 
     @property
+    def used_seeds(self) -> frozenset[int]:
+        """Every seed that this model's noise and Poisson draws came from in this process.
+
+        Empty where the operating system drew all of it, so that no other run draws the same.
+        """
+        seeds: frozenset[int] = getattr(getattr(self, "optimizer", None), "used_seeds", frozenset())
+        return seeds
+
+    @property
     def _run(self) -> Run:
         optimizer = getattr(self, "optimizer", None)
         return self._carried_run if optimizer is None else optimizer.run
@@ -109,6 +118,7 @@ class PrivacySpending:
             trained_by = getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
             if trained_by is not None and trained_by is not optimizer:
                 optimizer.include_run(trained_by.run)
+                optimizer.remember_seeds(*trained_by.used_seeds)
         for variable in self.trainable_variables:  # type: ignore[attr-defined]
             keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
 

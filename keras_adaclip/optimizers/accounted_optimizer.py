@@ -42,6 +42,8 @@ class AccountedOptimizer(WrappingOptimizer):
         diagnostics: names of what can be recorded of the contributions, which is not private.
         microbatch_size: number of units that are processed at a time; None lets the step decide.
         seed: of the noise and the draws of units; None takes both from the operating system.
+        used_seeds: every seed that noise or draws of a run came from so far, those of data sets
+            and of earlier optimizers of the model too. Another run may draw the same with them.
 
     Args:
         inner_optimizer: the optimizer that applies the updates.
@@ -57,6 +59,7 @@ class AccountedOptimizer(WrappingOptimizer):
     diagnostics: tuple[str, ...] = ("gradient_norm", "clipped_fraction")
     microbatch_size: int | str | None = None
     seed: int | None = None
+    used_seeds: frozenset[int] = frozenset()
     _ledger: LedgerVariables
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -107,6 +110,10 @@ class AccountedOptimizer(WrappingOptimizer):
             self._ledger.include(run)
         else:
             self._past_run = self._past_run.union_upward(run)
+
+    def remember_seeds(self, *seeds: int | None) -> None:
+        """Adds to `used_seeds`; None stands for randomness of the operating system."""
+        self.used_seeds |= {seed for seed in seeds if seed is not None}
 
     def configure(
         self,
@@ -234,6 +241,7 @@ class AccountedOptimizer(WrappingOptimizer):
 
     def _build_ledger(self) -> None:
         """Makes the variables of the ledger, and takes over what was spent before."""
+        self.remember_seeds(self.seed)
         first = np.float32(self._noise_multiplier_at(0, 1))
         self._ledger = LedgerVariables(self._add_own_variable, first)
         self._ledger.include(self._past_run)

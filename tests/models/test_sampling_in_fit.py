@@ -298,3 +298,30 @@ def test_the_ledger_says_how_examples_were_sampled(sampling, steps_per_release):
     (row,) = [row for row in model.privacy_ledger if row.steps]
     assert row.sampling is ka.accounting.Sampling[sampling.upper()]
     assert (row.steps, row.steps_per_release) == (4, steps_per_release)
+
+
+def test_seeds_of_noise_and_draws_are_remembered():
+    data = {"expected_batch_size": 6}
+    model = helpers.compiled()
+    helpers.quiet_fit(model, X, Y, batch_size=6)
+    helpers.quiet_fit(model, ka.sampling.PoissonDataset(X, Y, **data))
+    assert model.used_seeds == frozenset()
+    helpers.quiet_fit(model, ka.sampling.PoissonDataset(X, Y, seed=7, **data))
+    assert model.used_seeds == {7}
+    helpers.compiled(model, seed=3)
+    helpers.quiet_fit(model, X, Y, batch_size=6)
+    # Another optimizer, and other model objects with the same weights, do not forget.
+    helpers.compiled(model)
+    assert model.used_seeds == {3, 7}
+    twin = helpers.compiled(ka.PrivateModel(model.inputs, model.outputs))
+    helpers.quiet_fit(twin, X, Y, batch_size=6)
+    assert twin.used_seeds == {3, 7}
+
+
+def test_a_seed_that_the_noise_was_built_with_is_remembered():
+    model = helpers.compiled(seed=3)
+    model.build(X.shape)
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.seed = None
+    helpers.quiet_fit(model, X, Y, batch_size=6)
+    assert model.used_seeds == {3}
