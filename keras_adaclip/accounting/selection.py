@@ -139,7 +139,8 @@ class RandomSelection:
     def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
         divergences = largest_divergences(runs)
         alone = epsilon_of_divergences(divergences, delta)
-        if alone == 0.0 or math.isinf(alone):
+        # (0, delta)-DP of a run is no (0, delta)-DP of the best: the deltas of all runs add up.
+        if not divergences.any() or math.isinf(alone):
             return alone
         selected = selected_divergences(divergences, self.mean_trials, self.distribution)
         # The best of one run or more is worth no less than one.

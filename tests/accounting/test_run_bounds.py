@@ -10,8 +10,10 @@ from keras_adaclip.accounting import (
     RunBounds,
     Sampling,
     Unit,
+    events,
     ledger_epsilon,
 )
+from keras_adaclip.accounting.accountants import composed_divergences
 
 DELTA = 1e-5
 
@@ -48,6 +50,17 @@ def test_one_step_more_or_less_noise_is_not_covered():
     assert not bounds.covers(ledger(float(np.nextafter(np.float32(1), np.float32(0))), 100))
     assert not bounds.covers(ledger(1.0, 100, batch_size=11))
     assert not bounds.covers(ledger(0.0, 1))
+
+
+def test_orders_at_which_a_series_did_not_converge_refuse_nothing():
+    wide = Ledger((LedgerRow.open(Sampling.POISSON, 8, 32, 0.3).advance(1000),))
+    run = Ledger((LedgerRow.open(Sampling.POISSON, 16, 32, 0.93214).advance(4),))
+    divergences = composed_divergences(events.counted_events(run))
+    # The trap is there: infinite at some order, finite at a later one.
+    assert np.isinf(divergences[np.argmax(np.isinf(divergences)) :]).any()
+    assert np.isfinite(divergences[np.argmax(np.isinf(divergences)) :]).any()
+    assert RunBounds((wide,)).covers(run)
+    assert not RunBounds((run,)).covers(wide)
 
 
 def test_what_is_stated_otherwise_is_not_covered():

@@ -4,6 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import (
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    dp_event,
+)
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import integrate, stats
 
@@ -111,6 +117,20 @@ def test_a_selection_that_can_be_computed_stays_within_its_epsilon(distribution,
     # One run's epsilon would not do: the selection does cost something.
     if best_of == "larger":
         assert exact_delta(alone) > delta
+
+
+@pytest.mark.parametrize(("distribution", "shape"), [("geometric", 1), ("poisson", math.inf)])
+def test_the_best_of_runs_of_no_epsilon_has_one(distribution, shape):
+    row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=5000.0).advance(100)
+    run = SelfComposedDpEvent(PoissonSampledDpEvent(256 / 60_000, GaussianDpEvent(5000.0)), 100)
+    reference = rdp_privacy_accountant.RdpAccountant()
+    reference.compose(dp_event.RepeatAndSelectDpEvent(run, 10, shape))
+    expected = reference.get_epsilon(DELTA)
+    assert ledger_epsilon((row,), DELTA, "rdp") == 0.0
+    assert expected > 0.005
+    assert RandomSelection(10, distribution).epsilon((row,), DELTA) == pytest.approx(
+        expected, rel=1e-3
+    )
 
 
 def test_a_plan_costs_what_its_ledger_will_cost():
