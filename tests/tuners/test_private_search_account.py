@@ -17,6 +17,7 @@ from keras_adaclip.accounting import (
     plan,
     selection_epsilon,
 )
+from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.tuners import PrivateSearch
 from tests.tuners.hypermodels import Regression, Scored, data, planned, private_model
 
@@ -163,21 +164,9 @@ class SpendsMoreUnseen(SpendsMore):
         raise ValueError("something else")
 
 
-class Continued(Regression):
-    """A model that goes on from run to run."""
-
-    def __init__(self, noise_multiplier=2.0):
-        super().__init__(noise_multiplier)
-        self.model = None
-
-    def build(self, hp):
-        self.model = self.model or super().build(hp)
-        return self.model
-
-
 @pytest.mark.parametrize(
     ("hypermodel", "verb"),
-    [(SpendsMore(), "would spend"), (SpendsMoreUnseen(), "has spent"), (Continued(), "spen")],
+    [(SpendsMore(), "would spend"), (SpendsMoreUnseen(), "has spent")],
 )
 def test_a_run_that_spends_more_ends_the_search(tmp_path, hypermodel, verb):
     search = search_of(hypermodel, tmp_path, num_trials=3)
@@ -255,6 +244,18 @@ def test_the_report_tells_the_selection_and_one_run(tmp_path, monkeypatch):
     assert "epsilon, one run" in report.to_text()
 
 
+def test_no_text_says_that_losers_stay_secret_where_they_are_kept(tmp_path, capsys):
+    search = run(search_of(Scored(), tmp_path, private_diagnostics=True, mean_trials=2))
+    search.results_summary(delta=DELTA)
+    for text in (
+        str(search.privacy_spent(DELTA)),
+        search.privacy_report(DELTA).to_text(),
+        capsys.readouterr().out,
+    ):
+        assert "nothing else released" not in text
+        assert "has the epsilon of all runs together" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("is_public", [False, True])
 def test_the_report_tells_what_holds_of_the_validation_data(tmp_path, is_public):
     search = search_of(Scored(), tmp_path, validation_is_public=is_public)
@@ -317,13 +318,21 @@ def test_wrong_arguments(tmp_path, arguments, error, message):
         search_of(Regression(), tmp_path, **arguments)
 
 
+def with_callback(callback):
+    return {"validation_data": data(1), "callbacks": [callback]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "`validation_data` must be given"),
         ({"validation_split": 0.2}, "`validation_split`"),
         ({"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
-        ({"validation_data": data(1), "callbacks": [keras.callbacks.CSVLogger("x")]}, "write down"),
+        (with_callback(keras.callbacks.CSVLogger("x")), "write down"),
+        (with_callback(PrivacyCallback(DELTA, report_path="report.json")), "write down"),
+        (with_callback(PrivacyCallback()), "would print"),
+        (with_callback(keras.callbacks.EarlyStopping(verbose=1)), "would print"),
+        (with_callback(keras.callbacks.TerminateOnNaN()), "would print"),
     ],
 )
 def test_wrong_arguments_of_search(tmp_path, arguments, message):
@@ -331,3 +340,10 @@ def test_wrong_arguments_of_search(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         search.search(*data(), **arguments)
     assert search.hypermodel.seen == []
+
+
+def test_silent_callbacks_are_welcome(tmp_path, capsys):
+    search = search_of(Regression(), tmp_path, num_trials=1)
+    run(search, callbacks=[PrivacyCallback(DELTA), keras.callbacks.EarlyStopping("val_loss")])
+    assert capsys.readouterr().out == ""
+    assert search.best_model() is not None

@@ -21,7 +21,6 @@ from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
 from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all
 from keras_adaclip.tuners.greedy.privacy_arguments import checked_delta, checked_seed
 from keras_adaclip.tuners.greedy.progress import Progress
-from keras_adaclip.tuners.greedy.project_files import write_whole
 from keras_adaclip.tuners.greedy.trial_epoch import TrialEpoch
 from keras_adaclip.tuners.greedy.trial_model import check_model
 from keras_adaclip.tuners.greedy.trial_run import (
@@ -32,6 +31,7 @@ from keras_adaclip.tuners.greedy.trial_run import (
 )
 from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget
 from keras_adaclip.tuners.greedy.waiting import Waiting
+from keras_adaclip.tuners.project_files import write_whole
 
 _BUILD_CONFIG = "build_config.json"
 _OURS = ("epochs", "initial_epoch")

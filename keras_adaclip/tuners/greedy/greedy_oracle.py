@@ -27,7 +27,7 @@ from keras_adaclip.tuners.greedy.epoch_search import (
 )
 from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
 from keras_adaclip.tuners.greedy.progress import Progress
-from keras_adaclip.tuners.greedy.project_files import write_whole
+from keras_adaclip.tuners.project_files import write_whole
 
 CLIP_NORM = "clip_norm"
 CHECKPOINT = "checkpoint.weights.h5"

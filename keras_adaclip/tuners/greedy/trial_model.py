@@ -11,7 +11,7 @@ import numpy as np
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.optimizers import DPOptimizer
-from keras_adaclip.tuners.greedy.project_files import unfinished_path
+from keras_adaclip.tuners.project_files import unfinished_path
 
 _INITIAL_WEIGHTS = "initial_weights.npz"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from keras_adaclip.accounting import Ledger, LedgerRow
-from keras_adaclip.tuners.greedy.project_files import write_whole
+from keras_adaclip.tuners.project_files import write_whole
 
 _PATTERN = "trial_*/spent_*.json"
 

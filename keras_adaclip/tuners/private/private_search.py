@@ -1,5 +1,7 @@
 """A search for hyperparameters whose own cost is counted (Papernot and Steinke 2022)."""
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import keras_tuner
@@ -21,16 +23,19 @@ from keras_adaclip.tuners.private.search_arguments import (
     check_tuner_arguments,
     checked_fit_arguments,
     checked_objective,
+    refuse_seeds,
 )
+from keras_adaclip.tuners.private.search_lock import SearchLock
 from keras_adaclip.tuners.private.search_privacy import SearchPrivacy
 from keras_adaclip.tuners.private.search_record import (
     FAILED,
     NO_RUN,
     RELEASED,
     SearchRecord,
+    refuse_to_overwrite,
 )
 from keras_adaclip.tuners.private.search_results import ALL_FAILED, SearchResults
-from keras_adaclip.tuners.private.search_runs import SEEDED, SearchRuns
+from keras_adaclip.tuners.private.search_runs import SearchRuns
 
 
 class PrivateSearch(SearchRuns, SearchResults):
@@ -150,6 +155,8 @@ class PrivateSearch(SearchRuns, SearchResults):
         if target_epsilon is not None:
             # Any noise will do to find the search space.
             to_build = hypermodel.with_noise_multiplier(1.0)
+        if kwargs.get("overwrite"):
+            refuse_to_overwrite(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(self._oracle, to_build, **kwargs)
         known = PrivateSearchOracle.known_number(selection, num_trials, seed)
         self._privacy = SearchPrivacy(
@@ -226,35 +233,35 @@ class PrivateSearch(SearchRuns, SearchResults):
                 data.
         """
         fit_kwargs = checked_fit_arguments(fit_kwargs, self._private_diagnostics)
-        self._require_not_refused()
-        if self._record.has_ended:
+        refuse_seeds([*fit_args, *fit_kwargs.values()])
+        self._require_ours()
+        if self._is_worker_of_chief:
+            self._search_quietly(*fit_args, **fit_kwargs)
+            self._require_ours()
             return
-        if not self._is_worker_of_chief:
-            self._check_build()
+        with SearchLock(self.project_dir):
+            # Another process may have begun, or gone on, since this object was made.
+            self._require_ours()
+            if self._record.has_ended:
+                return
+            if self._record.has_begun and Path(self.project_dir, "oracle.json").exists():
+                # keras-tuner reads it where it finds a file of this tuner's name, and not later.
+                self._oracle.reload()
+            first_ledger = self._checked_build()
             if not self._record.has_begun:
-                self._record.begin(self._settings)
+                self._record.begin(self._settings, first_ledger)
             self._oracle.begin(self._record)
             self.save()
-        super().search(*fit_args, **fit_kwargs)
-        if not self._is_worker_of_chief:
+            self._search_quietly(*fit_args, **fit_kwargs)
             self._end()
-        self._require_not_refused()
+        self._require_ours()
 
-    def _check_build(self) -> None:
-        """Finds what is wrong with the hypermodel before anything is drawn or spent."""
-        model = self.hypermodel.build(self._oracle.get_space())
-        if not isinstance(getattr(model, "privacy_ledger", None), Ledger) or not model.compiled:
-            raise TypeError(
-                "`hypermodel.build` must return a compiled private model, such as "
-                f"`keras_adaclip.privatize` makes. Received: a {type(model).__name__}"
-            )
-        if model.optimizer.seed is not None:
-            raise ValueError(SEEDED)
-        if not self._privacy.bounds.covers(model.privacy_ledger):
-            raise ValueError(
-                "The model that `hypermodel.build` returns has spent more already than a run may. "
-                "Build a new model each time."
-            )
+    def _search_quietly(self, *fit_args: Any, **fit_kwargs: Any) -> None:
+        """keras-tuner's search, without warnings: some come once a run, and could be counted."""
+        with warnings.catch_warnings():
+            if not self._private_diagnostics:
+                warnings.simplefilter("ignore")
+            super().search(*fit_args, **fit_kwargs)
 
     def _end(self) -> None:
         """Fixes what is released, and deletes the rest."""

@@ -5,6 +5,7 @@ failed trials again, and ends when several fail in a row. Each of these makes th
 or the law of one depend on the others, for which the theorem does not hold.
 """
 
+import json
 import math
 import random
 import secrets
@@ -15,7 +16,8 @@ import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import RandomSelection
-from keras_adaclip.tuners.private.search_record import WEIGHTS, SearchRecord
+from keras_adaclip.tuners.private.search_record import WEIGHTS, WORST, SearchRecord
+from keras_adaclip.tuners.project_files import write_whole
 
 
 class PrivateSearchOracle(keras_tuner.Oracle):
@@ -66,11 +68,19 @@ class PrivateSearchOracle(keras_tuner.Oracle):
 
         Args:
             record: where it is said that a search cannot go on.
+
+        Raises:
+            RuntimeError: where there are trials, and it is not known how many there were to be.
         """
         self._record = record
         # The law of a trial is fixed from here on: what a trial adds is not drawn for later ones.
         self.tune_new_entries = False
         self._begin_interrupted_trials_anew()
+        if self._num_drawn_trials is None and self.trials:
+            raise RuntimeError(
+                "The search that has begun here cannot go on: its number of runs is lost, and "
+                "another one drawn for the runs that are there would not follow the law."
+            )
         if self._num_drawn_trials is None:
             self._num_drawn_trials = self.known_number(
                 self._selection, self._num_known_trials, self._given_seed
@@ -112,8 +122,20 @@ class PrivateSearchOracle(keras_tuner.Oracle):
     def score_trial(self, trial: Trial) -> None:
         """Scores a trial; what is no finite number makes it a failed one."""
         super().score_trial(trial)
-        if trial.score is None or not math.isfinite(trial.score):
+        if trial.score is None or not abs(trial.score) < WORST:
             trial.score = math.nan
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id: str) -> Trial:
+        """As of keras-tuner; a trial that was interrupted begins with no metrics.
+
+        Otherwise a worker that died after it had reported a score, and came back, would run the
+        trial again, and what it reports then would be ignored.
+        """
+        trial = super().create_trial(tuner_id)
+        trial.metrics = type(trial.metrics)()
+        trial.score = None
+        return trial
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Trial) -> None:
@@ -154,6 +176,16 @@ class PrivateSearchOracle(keras_tuner.Oracle):
         self._tried_so_far.clear()
         self._id_to_hash.clear()
         self._num_drawn_trials = None
+
+    def save(self) -> None:
+        """Writes `oracle.json`, whole or not at all: half a file would lose the search."""
+        # The names of keras-tuner's files are known to its private methods alone.
+        write_whole(self._get_oracle_fname(), json.dumps(self.get_state()))
+
+    def _save_trial(self, trial: Trial) -> None:
+        # In place of keras-tuner's, for the same reason as `save`.
+        path = Path(self._get_trial_dir(trial.trial_id)) / "trial.json"
+        write_whole(path, json.dumps(trial.get_state()))
 
     def get_state(self) -> dict[str, Any]:
         """keras-tuner's, and the number of trials, on the curator's disk until the search ends."""

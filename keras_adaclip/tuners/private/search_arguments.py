@@ -1,7 +1,7 @@
 """What a private search is given: refused where it would break or tell what must stay secret."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -16,6 +16,8 @@ from keras_adaclip.accounting import (
     check_delta,
     check_target_epsilon,
 )
+from keras_adaclip.callbacks import PrivacyCallback
+from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.tuners.private.privacy_plans import CalibratedHyperModel, PlannedHyperModel
 
 _OF_TUNER = ("directory", "project_name", "overwrite", "tuner_id")
@@ -27,10 +29,12 @@ _REASONS: Mapping[str, str] = {
     "tune_new_entries": "the law of the hyperparameters is fixed before the first trial",
     "allow_new_entries": "the law of the hyperparameters is fixed before the first trial",
 }
+_PRINTERS = (keras.callbacks.ProgbarLogger, keras.callbacks.TerminateOnNaN)
 _WRITERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
 
@@ -151,9 +155,40 @@ def checked_fit_arguments(arguments: dict[str, Any], keeps_losers: bool) -> dict
             f"Received: verbose={arguments['verbose']!r}"
         )
     for callback in keras.tree.flatten(callbacks):
-        if isinstance(callback, _WRITERS):
+        if _prints(callback):
+            raise ValueError(
+                f"{type(callback).__name__} would print something in every run, which tells how "
+                "many there are. Make it silent (`verbose=0`; `PrivacyCallback` with `delta`), "
+                "leave it out, or set private_diagnostics=True."
+            )
+        if isinstance(callback, _WRITERS) or getattr(callback, "report_path", None) is not None:
             raise ValueError(
                 f"{type(callback).__name__} would write down every run, and only the best one may "
                 "be seen. Leave it out, or set private_diagnostics=True."
             )
     return {**arguments, "verbose": 0}
+
+
+def _prints(callback: Any) -> bool:
+    """Whether a callback of this package or of Keras prints something during a run."""
+    if isinstance(callback, PrivacyCallback):
+        return callback.delta is None
+    return isinstance(callback, _PRINTERS) or bool(getattr(callback, "verbose", 0))
+
+
+def refuse_seeds(data: Iterable[Any]) -> None:
+    """Raises where training data draw the same batches in every run.
+
+    Args:
+        data: the arguments of `search`.
+
+    Raises:
+        ValueError: where a seed is among them.
+    """
+    for each in data:
+        if isinstance(each, PoissonDataset) and each.seed is not None:
+            raise ValueError(
+                "The training data must have no `seed`: with it all runs draw the same batches, "
+                "and the theorem needs independent ones. "
+                f"Received: PoissonDataset(seed={each.seed})"
+            )

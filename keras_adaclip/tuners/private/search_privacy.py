@@ -108,6 +108,12 @@ class SearchPrivacy:
     def in_words(self) -> str:
         """How the released run was selected, and on which data."""
         validation = PUBLIC_VALIDATION if self.validation_is_public else UNCOVERED_VALIDATION
+        if self.num_known_trials is None and self.keeps_losers:
+            return (
+                f"{self.selection}, while the losing runs and their scores are kept as well, which "
+                "tell the number: whoever sees them has the epsilon of all runs together; "
+                f"{validation}"
+            )
         if self.num_known_trials is None:
             return (
                 f"{self.selection}, the number kept secret and nothing else released; {validation}"

@@ -1,6 +1,7 @@
 """What a private search keeps in its project directory, apart from keras-tuner's own files.
 
-private_search.json   the settings, the bound on a run, and in the end what is released
+private_search.json   the settings, the bound on a run, what a model has spent when it is built, and
+                      in the end what is released
 refused.json          why nothing can be released, where that is so
 best/                 the released run's weights
 """
@@ -11,9 +12,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-FORMAT, VERSION = "keras_adaclip.PrivateSearch", 1
+import numpy as np
+
+from keras_adaclip.accounting import Ledger, RunBounds
+from keras_adaclip.tuners.project_files import write_whole
+
+FORMAT, VERSION = "keras_adaclip.PrivateSearch", 2
 # How a search may have ended.
 RELEASED, NO_RUN, FAILED = "released", "no run", "failed"
+# What keras-tuner gets of a failed run in the place of NaN, of which it warns. Exact in the single
+# precision of its messages between processes.
+WORST = float(np.finfo(np.float32).max)
 WEIGHTS, BUILD_CONFIG = "checkpoint.weights.h5", "build_config.json"
 
 
@@ -73,13 +82,33 @@ class SearchRecord:
                     f"Received: {name}={str(value)[:200]}, begun with {str(begun.get(name))[:200]}"
                 )
 
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Fixes the settings, before the first run."""
+    def begin(self, settings: dict[str, Any], first_ledger: Ledger) -> None:
+        """Fixes the settings, before the first run.
+
+        Args:
+            settings: of the search, as plain values.
+            first_ledger: what every model has spent when `build` returns it.
+        """
         document = {"format": FORMAT, "version": VERSION, "settings": settings}
+        document["first_ledger"] = RunBounds((first_ledger,)).to_list()
         _write(self._file, document)
 
+    @property
+    def first_ledger(self) -> Ledger:
+        """What every model of the search has spent when `build` returns it."""
+        return RunBounds.from_list(self._read()["first_ledger"]).plans[0]
+
     def end(self, outcome: str, released: dict[str, Any] | None) -> None:
-        """Fixes what is released."""
+        """Fixes what is released, once for all.
+
+        Raises:
+            RuntimeError: where that was done before.
+        """
+        if self.has_ended:
+            raise RuntimeError(
+                f"The search in {str(self._folder)!r} has ended already, in another process: what "
+                "that has released stands."
+            )
         _write(self._file, {**self._read(), "outcome": outcome, "released": released})
 
     def result(self) -> tuple[str, dict[str, Any] | None]:
@@ -114,11 +143,28 @@ class SearchRecord:
         return document
 
 
+def refuse_to_overwrite(directory: str | os.PathLike[str] | None, project_name: str | None) -> None:
+    """Raises where the folder that `overwrite` would delete holds a search.
+
+    Args:
+        directory: as of keras-tuner.
+        project_name: as of keras-tuner.
+
+    Raises:
+        ValueError: where a search has begun there.
+    """
+    folder = Path(directory or ".") / (project_name or "untitled_project")
+    record = SearchRecord(folder)
+    if record.has_begun or record.refusal is not None:
+        raise ValueError(
+            "Argument `overwrite` must be False here: the folder holds a search that has begun, "
+            "and what that has spent stays spent. Give another `project_name`: what both spend "
+            f"adds up. Received: overwrite=True, folder {str(folder)!r}"
+        )
+
+
 _OURS = ("private_search.json", "refused.json")
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Writes a file at once: an interrupted process leaves the old one or the new one."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(document, indent=2) + "\n")

@@ -35,13 +35,18 @@ class SearchResults(keras_tuner.Tuner):
     _objective: keras_tuner.Objective
     _delta: float | None
 
-    def _require_not_refused(self) -> None:
+    _settings: dict[str, Any]
+
+    def _require_ours(self) -> None:
+        """Raises where the folder holds another search, or one that releases nothing."""
+        if self._record.has_begun:
+            self._record.check(self._settings)
         if (refusal := self._record.refusal) is not None:
             raise RuntimeError(refusal)
 
     def _released(self) -> dict[str, Any] | None:
         """What is released; None where that is nothing."""
-        self._require_not_refused()
+        self._require_ours()
         if not self._record.has_ended:
             raise RuntimeError(
                 "Nothing is released before the search has ended: what is known of a part of the "
@@ -126,7 +131,7 @@ class SearchResults(keras_tuner.Tuner):
         Returns:
             Epsilon of the released run with its selection, and that of one run beside it.
         """
-        self._require_not_refused()
+        self._require_ours()
         return self._privacy.spent(delta)
 
     def privacy_report(self, delta: float, group_sizes: Sequence[int] = ()) -> PrivacyReport:
@@ -140,7 +145,7 @@ class SearchResults(keras_tuner.Tuner):
         Returns:
             The report: what was released, or before that the costliest plan.
         """
-        self._require_not_refused()
+        self._require_ours()
         ledger = None
         if self._record.has_ended and self._record.result()[0] == RELEASED:
             ledger = read_ledger(self._record.best_folder / WEIGHTS)

@@ -10,14 +10,24 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
+from keras_adaclip.accounting import Ledger
 from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
 from keras_adaclip.tuners.private.search_privacy import SearchPrivacy
-from keras_adaclip.tuners.private.search_record import BUILD_CONFIG, WEIGHTS, SearchRecord
+from keras_adaclip.tuners.private.search_record import BUILD_CONFIG, WEIGHTS, WORST, SearchRecord
 from keras_adaclip.tuners.private.search_run import SearchRun, overspent
 
 SEEDED = (
-    "The optimizer of a run has a `seed`, with which several runs draw the same noise: the theorem "
-    "needs independent ones. Leave `DPOptimizer(seed=...)` out."
+    "A run has a `seed`, with which several runs draw the same noise or the same batches: the "
+    "theorem needs independent ones. Leave `seed` out of `DPOptimizer` and `PoissonDataset`."
+)
+CONTINUED = (
+    "The model that `build` has returned has spent something else than the first one had: it goes "
+    "on from an earlier run, or from what another training has left meanwhile, and runs must be "
+    "independent. Nothing is released. Build a new model each time, and begin another search."
+)
+FATAL = (
+    "A run has raised a `FatalError`, which ends the search: running it again would choose among "
+    "runs by whether they fail. Nothing is released. Mend what is wrong, and begin another search."
 )
 
 
@@ -30,8 +40,32 @@ class SearchRuns(keras_tuner.Tuner):
     _private_diagnostics: bool
     _record: SearchRecord
 
+    def _checked_build(self) -> Ledger:
+        """Finds what is wrong with the hypermodel before anything is drawn or spent.
+
+        Returns:
+            What a model has spent when it is built.
+        """
+        model = self.hypermodel.build(self._oracle.get_space())
+        if not isinstance(getattr(model, "privacy_ledger", None), Ledger) or not model.compiled:
+            raise TypeError(
+                "`hypermodel.build` must return a compiled private model, such as "
+                f"`keras_adaclip.privatize` makes. Received: a {type(model).__name__}"
+            )
+        if model.used_seeds or model.optimizer.seed is not None:
+            raise ValueError(SEEDED)
+        ledger: Ledger = model.privacy_ledger
+        if self._record.has_begun and ledger != self._record.first_ledger:
+            raise ValueError(CONTINUED)
+        if not self._privacy.bounds.covers(ledger):
+            raise ValueError(
+                "The model that `hypermodel.build` returns has spent more already than a run may. "
+                "Build a new model each time."
+            )
+        return ledger
+
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """One run, of which keras-tuner gets the objective alone; NaN where it failed."""
+        """One run, of which keras-tuner gets the objective alone; `WORST` where it failed."""
         hp = trial.hyperparameters
         num_declared = len(hp.space)
         folder = Path(self.get_trial_dir(trial.trial_id))
@@ -43,9 +77,13 @@ class SearchRuns(keras_tuner.Tuner):
         model = None
         try:
             model = self.hypermodel.build(hp)
+            if model.privacy_ledger != self._record.first_ledger:
+                self._record.refuse(CONTINUED)
+                raise ValueError(CONTINUED)
             results = self.hypermodel.fit(hp, model, *args, callbacks=callbacks, **kwargs)
             value = self._kept(model, results, run, folder)
         except keras_tuner.errors.FatalError:
+            self._record.refuse(FATAL)
             raise
         except Exception:
             # keras-tuner would print it, and how many runs fail is as secret as how many there are.
@@ -54,6 +92,8 @@ class SearchRuns(keras_tuner.Tuner):
             value = math.nan
         finally:
             self._check_run(hp, num_declared, model, run)
+        if not math.isfinite(value):
+            value = -WORST if self._objective.direction == "max" else WORST
         return {self._objective.name: value}
 
     def _begin_independently(self, trial: Trial) -> None:
@@ -88,7 +128,7 @@ class SearchRuns(keras_tuner.Tuner):
             self._record.refuse(run.refusal)
         if model is not None and not self._privacy.bounds.covers(model.privacy_ledger):
             self._record.refuse(overspent(model.privacy_ledger, "has spent"))
-        if model is not None and model.optimizer.seed is not None:
+        if model is not None and (model.used_seeds or model.optimizer.seed is not None):
             self._record.refuse(SEEDED)
         if len(hp.space) > num_declared:
             new = ", ".join(repr(each.name) for each in hp.space[num_declared:])
