@@ -130,6 +130,10 @@ def test_a_seed_of_a_tree_is_the_users_and_is_said():
     found = [changes(model, 3, 1, sampling="shuffle")[0] for model in models]
     np.testing.assert_allclose(*found, rtol=1e-6)
     assert "seeded with 5" in models[0].privacy_report(1e-2, group_sizes=()).seeds
+    assert models[0].used_seeds == {5}
+    unseeded = wide(tree())
+    changes(unseeded, 3, 1, sampling="shuffle")
+    assert unseeded.used_seeds == frozenset()
 
 
 @pytest.mark.parametrize("way", ["compiled anew", "loaded"])

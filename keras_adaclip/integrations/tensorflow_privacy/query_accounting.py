@@ -160,6 +160,7 @@ class QueryAccounting(AccountedOptimizer):
 
     def _restart_trees(self) -> None:
         if trees.has_trees(self._query):
+            self.remember_seeds(trees.given_seed(self._query))
             self._rounds.state = trees.restarted(self._query, self._rounds.state, self._heeds_seed)
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:

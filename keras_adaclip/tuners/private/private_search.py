@@ -78,7 +78,7 @@ class PrivateSearch(SearchRuns, SearchResults):
     Raises:
         TypeError: where an argument is not of its kind.
         ValueError: where an argument is out of range, what a run spends cannot be known, or the
-            project holds another search.
+            project holds another search, or one that `overwrite` would delete.
 
     Guarantees:
         Epsilon holds for what `best_model`, `get_best_hyperparameters` and `results_summary`
@@ -86,7 +86,8 @@ class PrivateSearch(SearchRuns, SearchResults):
         stay secret. Until the search ends, that number, the scores and the last best weights
         stand in the project directory, which is the curator's; then all but the best run is
         deleted. Each run begins with `keras.utils.clear_session` and global seeds of its own, so
-        that runs are independent. Callbacks and hypermodels that write or print do so in every
+        that runs are independent; one that goes on from another, or whose noise or batches came
+        from a `seed`, ends the search with nothing released. Callbacks and hypermodels that write or print do so in every
         run. How long the search took tells how many runs there were.
 
     Example:
@@ -227,8 +228,9 @@ class PrivateSearch(SearchRuns, SearchResults):
             **fit_kwargs: as of `fit`, with `validation_data`.
 
         Raises:
-            RuntimeError: where nothing can be released: a run has spent more than was said, or
-                the best run failed, and so all did.
+            RuntimeError: where nothing can be released: a run has spent more than was said, was
+                not independent of others, or the best run failed, and so all did; and where
+                another process searches in the same folder.
             ValueError: where an argument would tell of losing runs, or there are no validation
                 data.
         """

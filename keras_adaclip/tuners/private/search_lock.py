@@ -90,5 +90,6 @@ class SearchLock:
         except ProcessLookupError:
             return True
         except PermissionError:
+            # It is another user's.
             return False
         return False
