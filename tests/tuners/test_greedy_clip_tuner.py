@@ -1,5 +1,7 @@
 """Real searches, tiny: what each trial begins from, clips to, and refuses."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -67,6 +69,14 @@ def state_of(model):
     }
 
 
+def loaded(tuner):
+    """The model of the last epoch's best trial, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = tuner.load_model(tuner.oracle.finished_epochs[-1].winner)
+    return model, [str(one.message) for one in caught if one.category is UserWarning]
+
+
 def same(one, other):
     return all(np.array_equal(one[name], other[name]) for name in ("weights", "optimizer", "steps"))
 
@@ -85,7 +95,9 @@ def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
     for note in notes[2:]:
         assert same(note["before"], notes[first]["after"])
     second = 2 + int(np.argmax([note["after"]["weights"][0] for note in notes[2:]]))
-    kept = tuner.load_model(tuner.oracle.finished_epochs[-1].winner)
+    kept, (warning,) = loaded(tuner)
+    assert "among 4 trials by a search that is not private" in warning
+    assert loaded(tuner)[1] == []
     assert same(state_of(kept), notes[second]["after"])
     assert kept.privacy_ledger.steps == 2 * STEPS
 

@@ -5,7 +5,14 @@ import keras
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from tests.tuners.test_greedy_clip_tuner import BATCH_SIZE, NUM_EXAMPLES, STEPS, build, search
+from tests.tuners.test_greedy_clip_tuner import (
+    BATCH_SIZE,
+    NUM_EXAMPLES,
+    STEPS,
+    build,
+    loaded,
+    search,
+)
 from tests.tuners.test_greedy_clip_tuner import tuner_in as tuner_of
 
 DELTA, NOISE = 1e-3, 2.0
@@ -57,12 +64,20 @@ def test_epsilon_is_that_of_all_trials_composed(tmp_path, capsys):
     assert spent.steps == 4 * STEPS
     assert spent.epsilon == pytest.approx(epsilon_of(4), rel=1e-6)
     # Its own model holds two epochs of the four.
-    model = tuner.load_model(tuner.oracle.finished_epochs[-1].winner)
+    model, (warning,) = loaded(tuner)
+    assert "among 4 trials" in warning
+    assert "`privacy_spent()` of the tuner" in warning
     assert model.privacy_spent(DELTA).epsilon == pytest.approx(epsilon_of(2), rel=1e-3)
     tuner.results_summary()
     assert "private data" in capsys.readouterr().out
-    # Another object on the same folder knows as much.
-    assert tuner_in(tmp_path).privacy_spent() == spent
+    # Another object on the same folder knows as much, or that it does not.
+    resumed = tuner_in(tmp_path)
+    assert resumed.privacy_spent() == spent
+    for path in tmp_path.glob("search/trial_2/spent_*.json"):
+        path.unlink()
+    for one in (tuner, resumed):
+        with pytest.raises(RuntimeError, match="trial 2 has run, and its account is not"):
+            one.privacy_spent()
 
 
 @pytest.mark.parametrize("moment", ["begin", "step"])
@@ -126,23 +141,6 @@ def test_what_was_spent_is_not_forgotten(tmp_path):
     with pytest.raises(ValueError, match="begun with other settings"):
         tuner_of(tmp_path)
     assert tuner_in(tmp_path).privacy_ledger.steps == 2 * STEPS
-
-
-def test_training_outside_of_the_trial_is_counted_and_refused(tmp_path):
-    import keras_tuner
-
-    class Disobedient(keras_tuner.HyperModel):
-        def build(self, hp):
-            return private_build(hp)
-
-        def fit(self, hp, model, *args, **kwargs):
-            options = {name: kwargs[name] for name in ("batch_size", "validation_data")}
-            return model.fit(*args, **options, epochs=3, verbose=0)
-
-    tuner = tuner_in(tmp_path, Disobedient())
-    with pytest.raises(RuntimeError, match="must hand `initial_epoch`"):
-        search(tuner)
-    assert tuner.privacy_ledger.steps == 3 * STEPS
 
 
 def test_delta_and_private_go_together(tmp_path):

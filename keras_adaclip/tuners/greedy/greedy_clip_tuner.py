@@ -15,8 +15,9 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import check_integer
 from keras_adaclip.tuners.greedy.epoch_search import EPOCH
+from keras_adaclip.tuners.greedy.fit_arguments import check_fit_arguments
 from keras_adaclip.tuners.greedy.greedy_oracle import CLIP_NORM, GreedyOracle
-from keras_adaclip.tuners.greedy.greedy_results import GreedyResults
+from keras_adaclip.tuners.greedy.greedy_results import BUILD_CONFIG, GreedyResults
 from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
 from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all
 from keras_adaclip.tuners.greedy.privacy_arguments import checked_delta, checked_seed
@@ -31,10 +32,8 @@ from keras_adaclip.tuners.greedy.trial_run import (
 )
 from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget
 from keras_adaclip.tuners.greedy.waiting import Waiting
+from keras_adaclip.tuners.private.search_arguments import checked_objective
 from keras_adaclip.tuners.project_files import write_whole
-
-_BUILD_CONFIG = "build_config.json"
-_OURS = ("epochs", "initial_epoch")
 
 
 class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
@@ -56,7 +55,8 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         max_drop: float from 0, in units of the objective.
         epochs: int from 1, the number of epochs.
         objective: name of a metric in the logs of `fit`, or a `keras_tuner.Objective` with a
-            direction. Use public validation data.
+            direction. Use public validation data; with `private=True` the name must begin with
+            `"val_"`.
         max_clip_norm: the largest threshold; None for no bound.
         max_trials_per_epoch: int, the most trials of an epoch, repeats and refinements included.
         directory: folder for the files; None for the working directory.
@@ -143,7 +143,7 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         self._greedy = GreedyOracle(
             rule,
             check_integer(epochs, "epochs", minimum=1),
-            objective,
+            checked_objective(objective) if private else objective,
             repeats,
             private,
             checked_seed(private, seed),
@@ -181,12 +181,7 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
                 norm to set; nothing was trained then.
             RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
         """
-        given = [name for name in _OURS if name in fit_kwargs]
-        if given:
-            raise ValueError(
-                f"Argument `{given[0]}` is set by the search, one epoch a trial. Give `epochs` to "
-                f"the tuner. Received: {given[0]}={fit_kwargs[given[0]]!r}"
-            )
+        check_fit_arguments(fit_args, fit_kwargs, self._greedy.is_private)
         verbose = fit_kwargs.pop("verbose", 1)
         self._verbose = 1 if verbose == "auto" else int(verbose)
         if not self._is_client:
@@ -235,46 +230,35 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         folder = Path(self.get_trial_dir(trial.trial_id))
         project = Path(self.project_dir)
         spending = RunSpending(folder) if self._greedy.is_private else None
-        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
         if spending is not None:
-            # A hypermodel may have trained what it returns.
-            spending.add(model.privacy_ledger)
+            spending.add(())  # an account there is, though the hypermodel may fail
+        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
         epoch = TrialEpoch(
             where[EPOCH],
             where[CLIP_NORM],
             lambda model: begin_trial(model, trial, project),
             spending,
         )
+        epoch.take_over(model)
         callbacks = [epoch, *copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))]
-        results = self.hypermodel.fit(
-            trial.hyperparameters,
-            model,
-            *fit_args,
-            **fit_kwargs,
-            callbacks=callbacks,
-            initial_epoch=where[EPOCH] - 1,
-            epochs=where[EPOCH],
-            verbose=2 if self._verbose > 1 else 0,
-        )
+        try:
+            results = self.hypermodel.fit(
+                trial.hyperparameters,
+                model,
+                *fit_args,
+                **fit_kwargs,
+                callbacks=callbacks,
+                initial_epoch=where[EPOCH] - 1,
+                epochs=where[EPOCH],
+                verbose=2 if self._verbose > 1 else 0,
+            )
+        finally:
+            epoch.count_unannounced(model)
         epoch.check(model)
         metrics = metrics_of(results, self.oracle.objective)
         model.save_weights(checkpoint_path(project, trial.trial_id))
-        write_whole(project / _BUILD_CONFIG, json.dumps(model.get_build_config()))
+        write_whole(project / BUILD_CONFIG, json.dumps(model.get_build_config()))
         return metrics
-
-    def load_model(self, trial: Trial) -> Any:
-        """A model with the weights, optimizer and ledger that a trial ended with.
-
-        Args:
-            trial: one whose weights were kept, as `get_best_models` has them.
-        """
-        project = Path(self.project_dir)
-        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
-        if not model.built:
-            model.build_from_config(json.loads((project / _BUILD_CONFIG).read_text("utf-8")))
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(checkpoint_path(project, trial.trial_id))
-        return model
 
     def save(self) -> None:
         """Writes the state, whole or not at all."""

@@ -1,12 +1,22 @@
 """What a greedy search has found, and what that has cost."""
 
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from keras_tuner.engine.trial import Trial, TrialStatus
+
 from keras_adaclip.accounting import Ledger, PrivacySpent, check_delta
 from keras_adaclip.schedules import PiecewiseConstant
 from keras_adaclip.tuners.greedy.greedy_oracle import GreedyOracle
-from keras_adaclip.tuners.greedy.greedy_summary import summary
+from keras_adaclip.tuners.greedy.greedy_summary import statement_of_model, summary
 from keras_adaclip.tuners.greedy.power_trend import PowerTrend
 from keras_adaclip.tuners.greedy.searched_epoch import SearchedEpoch
-from keras_adaclip.tuners.greedy.trial_spending import spent_in
+from keras_adaclip.tuners.greedy.trial_run import checkpoint_path, trial_model
+from keras_adaclip.tuners.greedy.trial_spending import has_account, spent_in
+
+BUILD_CONFIG = "build_config.json"
 
 
 class GreedyResults:
@@ -15,11 +25,16 @@ class GreedyResults:
     Attributes:
         delta: for epsilon; None where the data are public.
         project_dir: folder of the search.
+        project_name: its name.
+        hypermodel: builds the models.
     """
 
     delta: float | None
     project_dir: str
+    project_name: str
+    hypermodel: Any
     _greedy: GreedyOracle
+    _has_warned = False
 
     def best_schedule(self) -> PiecewiseConstant:
         """The best threshold of each finished epoch; `save` it, and train other data with it.
@@ -50,13 +65,23 @@ class GreedyResults:
         """What all trials together have spent, with `private=True`.
 
         Raises:
-            RuntimeError: where the data were said to be public, and nothing was counted.
+            RuntimeError: where the data were said to be public, and nothing was counted; or where
+                the account of a trial is not in the folder of the search.
         """
         if not self._greedy.is_private:
             raise RuntimeError(
                 "The search counts what it spends with `private=True` only; without, the data are "
                 "taken to be public, and what it finds has no privacy guarantee."
             )
+        for trial in self._state().trials.values():
+            has_run = trial.status != TrialStatus.RUNNING
+            if has_run and not has_account(Path(self.project_dir), trial.trial_id):
+                raise RuntimeError(
+                    "What the search has spent is not known: trial "
+                    f"{trial.trial_id} has run, and its account is not in its folder. All workers "
+                    "must have one `directory` that all of them see, and the files `spent_*.json` "
+                    f"must stay there. Received: folder {self.project_dir}"
+                )
         return spent_in(self.project_dir)
 
     def privacy_spent(self, delta: float | None = None, accountant: str = "pld") -> PrivacySpent:
@@ -67,11 +92,33 @@ class GreedyResults:
             accountant: `"pld"` or `"rdp"`.
 
         Raises:
-            RuntimeError: where the data were said to be public.
+            RuntimeError: where the data were said to be public, or an account is missing.
         """
         ledger = self.privacy_ledger
         delta = self.delta if delta is None else delta
         return PrivacySpent.from_ledger(ledger, check_delta(delta), accountant)
+
+    def load_model(self, trial: Trial) -> Any:
+        """A model with the weights, optimizer and ledger that a trial ended with.
+
+        It was chosen among all trials by their scores, and its ledger, with `privacy_spent` of the
+        model, holds its own epochs alone. With `private=True` the tuner's `privacy_spent()` is what
+        it costs; without, nothing is guaranteed. A `UserWarning` says so once.
+
+        Args:
+            trial: one whose weights were kept, as `get_best_models` has them.
+        """
+        if not self._has_warned:
+            self._has_warned = True
+            statement = statement_of_model(len(self._state().trials), self._greedy.is_private)
+            warnings.warn(statement, stacklevel=2)
+        project = Path(self.project_dir)
+        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
+        if not model.built:
+            model.build_from_config(json.loads((project / BUILD_CONFIG).read_text("utf-8")))
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(checkpoint_path(project, trial.trial_id))
+        return model
 
     def results_summary(self, num_trials: int = 10) -> None:
         """Prints the best threshold of each epoch, the trend, and what the search has spent.

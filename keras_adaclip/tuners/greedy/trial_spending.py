@@ -1,8 +1,9 @@
 """What every trial of a search has spent, on disk before it is spent.
 
-Each run of a trial has a file of its own, written before its first step: the rows of the ledger
-that the epoch will add if it runs to its end. A run that is interrupted stays counted as a whole
-epoch, and a trial that is run again is counted again. Nothing here is ever deleted.
+A trial that has run without a file in its folder means that accounts were lost. Each run of a trial
+has a file of its own, written before its first step: the rows of the ledger that the epoch will add
+if it runs to its end. A run that is interrupted stays counted as a whole epoch, and a trial that is
+run again is counted again. Nothing here is ever deleted.
 """
 
 import dataclasses
@@ -40,6 +41,27 @@ def epoch_row(row: LedgerRow, steps: int) -> LedgerRow:
     return dataclasses.replace(row, steps=0, releases=0).begin_segment().advance(steps)
 
 
+def rows_beyond(ledger: Ledger, known: Ledger) -> list[LedgerRow]:
+    """What of a ledger another one does not cover, at least.
+
+    Args:
+        ledger: what ran.
+        known: what is counted already.
+    """
+    counted = {row.mechanism: row for row in known}
+    rows = []
+    for row in ledger:
+        before = counted.get(row.mechanism)
+        steps = row.steps - (before.steps if before else 0)
+        releases = row.releases - (before.releases if before else 0)
+        if steps > 0 or releases > 0:
+            # Each release has at least one step.
+            releases = max(releases, 1)
+            steps = max(steps, releases)
+            rows.append(dataclasses.replace(row, steps=steps, releases=releases))
+    return rows
+
+
 def spent_in(project: str | Path) -> Ledger:
     """Everything that the trials of a search have spent.
 
@@ -59,6 +81,16 @@ def spent_in(project: str | Path) -> Ledger:
         for row in rows:
             ledger = ledger.append(row)
     return ledger
+
+
+def has_account(project: Path, trial_id: str) -> bool:
+    """Whether an account of a trial is there.
+
+    Args:
+        project: the folder of the search.
+        trial_id: the trial.
+    """
+    return any((project / f"trial_{trial_id}").glob("spent_*.json"))
 
 
 def refuse_to_forget(project: str | Path) -> None:
