@@ -73,10 +73,10 @@ def test_epsilon_is_that_of_all_trials_composed(tmp_path, capsys):
     # Another object on the same folder knows as much, or that it does not.
     resumed = tuner_in(tmp_path)
     assert resumed.privacy_spent() == spent
-    for path in tmp_path.glob("search/trial_2/spent_*.json"):
+    for path in tmp_path.glob("search/trial_0002/spent_*.json"):
         path.unlink()
     for one in (tuner, resumed):
-        with pytest.raises(RuntimeError, match="trial 2 has run, and its account is not"):
+        with pytest.raises(RuntimeError, match="trial 0002 has run, and its account is not"):
             one.privacy_spent()
 
 
