@@ -346,13 +346,20 @@ def test_trials_that_share_weights_end_the_search():
         run(space)
 
 
-def test_a_callback_that_lowers_the_noise_ends_the_search():
+@pytest.mark.parametrize(("moment", "epochs"), [("on_train_begin", 0), ("on_epoch_begin", 1)])
+def test_a_callback_that_lowers_the_noise_ends_the_search_before_a_step(moment, epochs):
     class Lower(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.model.optimizer.noise_multiplier = 0.5
+        def lower(self, *args, **kwargs):
+            self.model.optimizer.noise_multiplier = 0.05
 
-    with pytest.raises(FATAL, match="has spent other than what was planned"):
-        run(hypermodel(), callbacks=[Lower()])
+    setattr(Lower, moment, Lower.lower)
+    space, hp = hypermodel(), keras_tuner.HyperParameters()
+    model = space.build(hp)
+    with pytest.raises(FATAL, match="was about to run with other noise"):
+        space.fit(hp, model, X, Y, verbose=0, callbacks=[Lower()])
+    assert [(row.noise_multiplier, row.steps) for row in model.privacy_ledger] == [(1.0, 4)][
+        :epochs
+    ]
 
 
 def test_a_callback_that_trains_in_between_ends_the_search():

@@ -25,16 +25,30 @@ class PlanGuard(keras.callbacks.Callback):
         self._epochs_done = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Raises `FatalValueError` where more is on the ledger than earlier epochs spend."""
+        """Raises `FatalValueError` where the ledger or the noise is not that of the plan."""
         self._epochs_done = epoch + 1
         self._check(epoch)
+        self._check_noise(epoch)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Raises `FatalValueError` where more is on the ledger than the epochs that ran spend."""
         self._check(self._epochs_done)
 
+    def _check_noise(self, epoch: int) -> None:
+        """Compares the row that the epoch is about to run in, still empty, with the plan's."""
+        row = self.model.optimizer.open_row
+        planned = self._planned.row(epoch)
+        if row.mechanism != planned.mechanism:
+            raise keras_tuner.errors.FatalValueError(
+                f"Epoch {epoch + 1} of this trial was about to run with other noise or batches "
+                "than were planned for it, so its epsilon might exceed the target. Nothing but the "
+                f"search may change them. Received: noise_multiplier={row.noise_multiplier:g}, "
+                f"sampling={row.sampling.label!r}, batch size {row.expected_batch_size}; planned: "
+                f"noise_multiplier={planned.noise_multiplier:g}, "
+                f"sampling={planned.sampling.label!r}, batch size {planned.expected_batch_size}"
+            )
+
     def _check(self, epochs: int) -> None:
-        # A noise multiplier that changed makes a row of its own, still empty.
         ledger = self.model.privacy_ledger
         if not ledger.is_covered_by(self._planned.ledger(epochs)):
             ran = [(row.sampling.label, row.steps, row.noise_multiplier) for row in ledger]

@@ -72,11 +72,18 @@ class PlannedNoise:
         """What the first epochs spend; None means all."""
         ledger = Ledger()
         for noise_multiplier, stage in itertools.groupby(self.noise_multipliers[:epochs]):
-            row = LedgerRow.open(
-                Sampling.POISSON, self.batch_size, self.num_examples, noise_multiplier
-            )
+            row = self._empty_row(noise_multiplier)
             ledger = ledger.append(row.advance(len(list(stage)) * self.steps_per_epoch))
         return ledger
+
+    def row(self, epoch: int) -> LedgerRow:
+        """The row of an epoch, from 0, before it runs."""
+        return self._empty_row(self.noise_multipliers[epoch])
+
+    def _empty_row(self, noise_multiplier: float) -> LedgerRow:
+        return LedgerRow.open(
+            Sampling.POISSON, self.batch_size, self.num_examples, noise_multiplier
+        )
 
 
 def shape_of(noise_schedule: str, epochs: int) -> list[float]:
