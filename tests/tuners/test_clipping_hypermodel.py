@@ -372,6 +372,35 @@ def test_a_callback_that_trains_in_between_ends_the_search():
         run(hypermodel(), callbacks=[Train()])
 
 
+@pytest.mark.parametrize(("num_sizes", "at_once"), [(4, True), (5, False)])
+def test_what_is_calibrated_does_not_tell_what_trials_have_drawn(
+    num_sizes, at_once, monkeypatch, capsys
+):
+    """Neither to who has the time nor to who reads what is printed."""
+    from keras_adaclip.tuners.choices import clipping_hypermodel, noise_plans
+    from keras_adaclip.tuners.choices.planned_noise import PlannedNoise
+
+    found = []
+
+    def calibrated(epsilon, delta, num_examples, batch_size, epochs, noise_schedule, accountant):
+        found.append((batch_size, noise_schedule))
+        return PlannedNoise((1.0,) * epochs, batch_size, num_examples)
+
+    monkeypatch.setattr(clipping_hypermodel, "calibrated", calibrated)
+    monkeypatch.setattr(noise_plans, "_SECONDS_WITHOUT_A_WORD", -1.0)
+    sizes = (4, 8, 16, 20, 32)[:num_sizes]
+    schedules = ("constant", "growing")
+    space = hypermodel(target_epsilon=TARGET, batch_sizes=sizes, noise_schedules=schedules)
+    hp = keras_tuner.HyperParameters()
+    hp.values.update(batch_size=8, noise_schedule="growing")
+    assert space.privacy_plan(hp).current.expected_batch_size == 8
+    space.privacy_plan(hp)
+    every = [(size, schedule) for size in sizes for schedule in schedules]
+    assert found == (every if at_once else [(8, "growing")])
+    printed = capsys.readouterr().err
+    assert printed.count("for all batch sizes and noise schedules") == (1 if at_once else 0)
+
+
 def test_models_that_cannot_serve_end_the_search():
     def without_shape():
         return keras.Sequential([keras.layers.Dense(1)])

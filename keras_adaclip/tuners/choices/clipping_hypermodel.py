@@ -14,15 +14,17 @@ from keras_adaclip.accounting import (
     check_integer,
     check_target_epsilon,
 )
-from keras_adaclip.models import privatize
-from keras_adaclip.models.private_training import PrivateTraining
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
 from keras_adaclip.tuners.choices.hypermodel_arguments import (
+    check_goal,
     checked_choices,
     checked_learning_rate,
     checked_noise_schedule,
+    fresh_metric,
+    private_model,
 )
+from keras_adaclip.tuners.choices.noise_plans import NoisePlans
 from keras_adaclip.tuners.choices.plan_guard import PlanGuard, go_on
 from keras_adaclip.tuners.choices.planned_noise import PlannedNoise, calibrated, shape_of
 from keras_adaclip.tuners.choices.search_arguments import planned_arguments
@@ -39,9 +41,9 @@ class ClippingHyperModel(keras_tuner.HyperModel):
 
     For `keras_tuner.RandomSearch`, `BayesianOptimization`, `Hyperband`, `GridSearch` and other
     tuners of Keras models. Batch size and noise schedule change what a noise multiplier is worth,
-    so the noise is calibrated for each of their combinations. The hyperparameters are named
-    `batch_size`, `learning_rate`, `noise_schedule` and as in `clipping_choices`; `build_model` may
-    ask for more.
+    so the noise is calibrated for each of their combinations: for all of them in the first trial,
+    or one at a time where there are more than eight. The hyperparameters are named `batch_size`,
+    `learning_rate`, `noise_schedule` and as in `clipping_choices`; `build_model` may ask for more.
 
     `search` takes arrays and what else `fit` takes, but what the trial decides (`batch_size`) and
     what the noise was calibrated for (`epochs` beyond the planned ones, `steps_per_epoch`,
@@ -142,16 +144,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         self.build_model = build_model
         self.num_examples = check_integer(num_examples, "num_examples", minimum=1)
         self.epochs = check_integer(epochs, "epochs", minimum=1)
-        if (target_epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                "Exactly one of the arguments `target_epsilon` and `noise_multiplier` must be "
-                f"given. Received: target_epsilon={target_epsilon}, "
-                f"noise_multiplier={noise_multiplier}"
-            )
-        if target_epsilon is not None and delta is None:
-            raise ValueError(
-                "Argument `delta` must be given with `target_epsilon`. Received: delta=None"
-            )
+        check_goal(target_epsilon, delta, noise_multiplier)
         self.target_epsilon = (
             None if target_epsilon is None else check_target_epsilon(target_epsilon)
         )
@@ -173,7 +166,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         self.loss = loss
         self.metrics = metrics
         self.accountant = check_accountant(accountant)
-        self._planned: dict[tuple[int, str], PlannedNoise] = {}
+        self._plans = NoisePlans(self.batch_sizes, self.noise_schedules, self._found_noise)
         super().__init__(name=name, tunable=tunable)
 
     def build(self, hp: Any) -> Any:
@@ -189,7 +182,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         """
         model = self._private_model(hp)
         trial = self._asked(hp)
-        planned = self._planned_noise(trial.batch_size, trial.noise_schedule)
+        planned = self._plans.of(trial.batch_size, trial.noise_schedule)
         noisiest = max(planned.noise_multipliers)
         clipping = clipping_choices(
             hp,
@@ -207,7 +200,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
                 noise_multiplier=planned.for_optimizer(),
             ),
             loss=self.loss,
-            metrics=keras.tree.map_structure(_fresh_metric, self.metrics),
+            metrics=keras.tree.map_structure(fresh_metric, self.metrics),
         )
         # Or the checkpoint of an earlier trial could not be loaded.
         model.optimizer.build(model.trainable_variables)
@@ -230,7 +223,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             FatalValueError: where the run would not be the one that was planned.
         """
         trial = self._asked(hp.copy())
-        planned = self._planned_noise(trial.batch_size, trial.noise_schedule)
+        planned = self._plans.of(trial.batch_size, trial.noise_schedule)
         arguments = planned_arguments(
             model, args, kwargs, num_examples=self.num_examples, epochs=self.epochs
         )
@@ -256,7 +249,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         # No more is read than counts: a search may ask for the plan of every value that is read.
         batch_size = hp.values.get("batch_size", self.batch_sizes[0])
         noise_schedule = hp.values.get("noise_schedule", self.noise_schedules[0])
-        return self._planned_noise(int(batch_size), str(noise_schedule)).ledger()
+        return self._plans.of(int(batch_size), str(noise_schedule)).ledger()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """The same search space, all trials of which begin with this noise multiplier."""
@@ -266,20 +259,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
 
     def _private_model(self, hp: Any) -> Any:
         takes_hyperparameters = bool(inspect.signature(self.build_model).parameters)
-        model = self.build_model(hp) if takes_hyperparameters else self.build_model()
-        if not isinstance(model, PrivateTraining):
-            try:
-                model = privatize(model)
-            except TypeError as error:
-                raise keras_tuner.errors.FatalTypeError(
-                    f"What `build_model` returned cannot be made private: {error}"
-                ) from error
-        if not model.built:
-            raise keras_tuner.errors.FatalValueError(
-                "Argument `build_model` must return a model that knows its input shape: begin it "
-                f"with `keras.Input`, or call its `build`. Received: the model {model.name!r}"
-            )
-        return model
+        return private_model(self.build_model(hp) if takes_hyperparameters else self.build_model())
 
     def _asked(self, hp: Any) -> "_Trial":
         """What the hypermodel itself asks of the hyperparameters, clipping aside."""
@@ -288,15 +268,6 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             float(hp.Choice("learning_rate", list(self.learning_rates))),
             str(hp.Choice("noise_schedule", list(self.noise_schedules))),
         )
-
-    def _planned_noise(self, batch_size: int, noise_schedule: str) -> PlannedNoise:
-        key = (batch_size, noise_schedule)
-        if key not in self._planned:
-            try:
-                self._planned[key] = self._found_noise(*key)
-            except ValueError as error:
-                raise keras_tuner.errors.FatalValueError(str(error)) from error
-        return self._planned[key]
 
     def _found_noise(self, batch_size: int, noise_schedule: str) -> PlannedNoise:
         if self.target_epsilon is not None and self.delta is not None:
@@ -325,10 +296,3 @@ class _Trial(NamedTuple):
     batch_size: int
     learning_rate: float
     noise_schedule: str
-
-
-def _fresh_metric(metric: Any) -> Any:
-    """A metric like the given one for another model; names and functions stay what they are."""
-    if isinstance(metric, keras.metrics.Metric):
-        return type(metric).from_config(metric.get_config())
-    return metric

@@ -8,8 +8,6 @@ with s the shape of the noise schedule and e the epoch from 0.
 import dataclasses
 import itertools
 import math
-import sys
-import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +32,6 @@ NOISE_SCHEDULES = ("constant", *_SHAPES)
 
 # Every other value is a mechanism of its own: they take time to compose, and rows of the ledger.
 _MOST_STAGES = 20
-_SECONDS_WITHOUT_A_WORD = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +106,6 @@ def calibrated(
     Raises:
         ValueError: where no noise reaches the target.
     """
-    began = time.perf_counter()
     budget = (target_epsilon, delta, num_examples, batch_size)
     if noise_schedule == "constant":
         noise_multiplier = calibrate_noise_multiplier(*budget, epochs=epochs, accountant=accountant)
@@ -119,11 +115,4 @@ def calibrated(
         noise_multipliers = calibrate_noise_multiplier(
             *budget, epochs=epochs, accountant=accountant, noise_schedule=shape
         ).values
-    seconds = time.perf_counter() - began
-    if seconds > _SECONDS_WITHOUT_A_WORD:
-        print(
-            f"ClippingHyperModel: the noise for batch size {batch_size} and noise schedule "
-            f"{noise_schedule!r} took {seconds:.0f} s to calibrate, and is kept for later trials.",
-            file=sys.stderr,
-        )
     return PlannedNoise(tuple(noise_multipliers), batch_size, num_examples)
