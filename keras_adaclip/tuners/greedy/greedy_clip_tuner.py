@@ -86,8 +86,10 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         scores, so what it finds must come from public data, unless all of it is paid for. With
         `private=True`, `privacy_spent` adds up every trial that was begun, those that lost, failed
         or were interrupted included, each as a whole epoch and on disk before its first step. It
-        covers the schedule and the weights of all trials, for public validation data. The ledger
-        in a trial's own weights holds the epochs that led to them, and nothing of the others.
+        covers the schedule and the weights of all trials, for public validation data. What a
+        hypermodel's own `fit` or a callback trains besides is refused, or counted when the trial
+        ends. The ledger in a trial's own weights holds the epochs that led to them, and nothing of
+        the others.
 
     Example:
 
@@ -177,8 +179,9 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
                 lines too.
 
         Raises:
-            ValueError: where an argument is the search's own, or the hypermodel's model has no
-                norm to set; nothing was trained then.
+            ValueError: where an argument is the search's own, private data are drawn with a seed or
+                validated on, or the hypermodel's model has no norm to set; nothing was trained
+                then.
             RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
         """
         check_fit_arguments(fit_args, fit_kwargs, self._greedy.is_private)
