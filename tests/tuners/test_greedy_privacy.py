@@ -80,8 +80,7 @@ def test_epsilon_is_that_of_all_trials_composed(tmp_path, capsys):
             one.privacy_spent()
 
 
-@pytest.mark.parametrize("moment", ["begin", "step"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize(("moment", "error"), [("begin", ValueError), ("step", KeyboardInterrupt)])
 def test_a_trial_that_was_begun_counts_as_an_epoch_and_again_when_repeated(tmp_path, moment, error):
     def third_dies(number):
         if number == 3:
