@@ -8,7 +8,7 @@ import keras_tuner
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.tuners.greedy.project_files import write_whole
+from keras_adaclip.tuners.project_files import write_whole
 from tests.soundness.setups import line_data
 from tests.tuners.test_greedy_clip_tuner import BATCH_SIZE, NUM_EXAMPLES, STEPS
 from tests.tuners.test_greedy_privacy import private_build, search, tuner_in
