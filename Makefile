@@ -134,7 +134,10 @@ test-core: $(VENV)/.installed-test
 test-tensorflow test-jax test-torch: test-%: $(VENV)/.installed-test
 	@echo "==> Tests on $* ($(WORKERS) processes)"
 	@rm -rf "$(GOLDEN)/$*"
-	@KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(PER_BACKEND_IGNORES)
+	@KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(PER_BACKEND_IGNORES) \
+	    --ignore=tests/tuners
+	@# In processes of their own: TensorFlow keeps what it has compiled, gigabytes after a thousand tests.
+	@KERAS_BACKEND=$* $(PYTEST) $(PARALLEL) tests/tuners
 
 # Compares what the three runs before recorded.
 test-golden: test-tensorflow test-jax test-torch

@@ -461,3 +461,13 @@ def test_a_private_search_needs_a_plan_for_each_batch_size_and_noise_schedule_on
     hypermodel.build(hp)
     assert len(hp.space) > 3
     assert len(planned_bounds(hypermodel, hp).plans) == 4
+
+
+def test_a_function_with_options_of_its_own_is_not_given_the_hyperparameters():
+    def build(units=1):
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
+
+    space = ClippingHyperModel(
+        build, num_examples=32, epochs=1, noise_multiplier=1.0, batch_sizes=(8,), loss="mse"
+    )
+    assert space.build(keras_tuner.HyperParameters()).output_shape == (None, 1)

@@ -258,7 +258,10 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         return type(self)(**arguments)
 
     def _private_model(self, hp: Any) -> Any:
-        takes_hyperparameters = bool(inspect.signature(self.build_model).parameters)
+        takes_hyperparameters = any(
+            parameter.default is parameter.empty or parameter.name == "hp"
+            for parameter in inspect.signature(self.build_model).parameters.values()
+        )
         return private_model(self.build_model(hp) if takes_hyperparameters else self.build_model())
 
     def _asked(self, hp: Any) -> "_Trial":
