@@ -50,9 +50,9 @@ class ClippingHyperModel(keras_tuner.HyperModel):
     `sampling`, another number of rows) ends the search with an error before it trains.
 
     Args:
-        build_model: function of the hyperparameters, or of nothing, that returns a new Keras
-            model: a private one, or a Functional or Sequential one, which is made private. It
-            must know its input shape.
+        build_model: function of the hyperparameters (an argument without default, or named `hp`),
+            or of nothing, that returns a new Keras model: a private one, or a Functional or
+            Sequential one, which is made private. It must know its input shape.
         num_examples: int, the number of rows of training data, taken to be public.
         epochs: int from 1, the longest run of one model.
         target_epsilon: positive float, what a whole trial may spend; give this and `delta`, or
@@ -258,10 +258,8 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         return type(self)(**arguments)
 
     def _private_model(self, hp: Any) -> Any:
-        takes_hyperparameters = any(
-            parameter.default is parameter.empty or parameter.name == "hp"
-            for parameter in inspect.signature(self.build_model).parameters.values()
-        )
+        parameters = inspect.signature(self.build_model).parameters.values()
+        takes_hyperparameters = any(p.default is p.empty or p.name == "hp" for p in parameters)
         return private_model(self.build_model(hp) if takes_hyperparameters else self.build_model())
 
     def _asked(self, hp: Any) -> "_Trial":
