@@ -14,6 +14,7 @@ _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend
 Recording = _module.Recording
 active_distribution = _module.active_distribution
 after = _module.after
+compiled_for_memory = _module.compiled_for_memory
 computes_on_cpu = _module.computes_on_cpu
 convolution_kernel_gradients = _module.convolution_kernel_gradients
 differentiate_at_taps = _module.differentiate_at_taps
@@ -48,6 +49,7 @@ __all__ = [
     "Recording",
     "active_distribution",
     "after",
+    "compiled_for_memory",
     "computes_on_cpu",
     "convolution_kernel_gradients",
     "differentiate_at_taps",

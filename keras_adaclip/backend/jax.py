@@ -16,13 +16,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import direct_calls, host_memory, jax_calls, keras_private
+from keras_adaclip.backend import direct_calls, host_memory, jax_calls, jax_compiling, keras_private
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
 
 Recording = direct_calls.Recording
 quicker_call_in_loop = jax_calls.quicker_call_in_loop
+compiled_for_memory = jax_compiling.compiled_for_memory
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -242,7 +243,8 @@ def peak_memory(
             return function(argument)
 
     values = [variable.value for variable in variables]
-    plan = jax.jit(pure).lower(values, argument).compile().memory_analysis()
+    compiled = jax.jit(pure, compiler_options=jax_compiling.compiler_options())
+    plan = compiled.lower(values, argument).compile().memory_analysis()
     return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
 
 

@@ -59,6 +59,24 @@ def replaced_calls(calls: Mapping[keras.layers.Layer, Callable[..., Any]]) -> It
                 object.__delattr__(layer, "call")
 
 
+@contextmanager
+def replaced_jit(jit: Callable[..., Any]) -> Iterator[None]:
+    """Sets what Keras's trainer on JAX compiles its steps with, for the time of the context.
+
+    Args:
+        jit: takes what `jax.jit` takes. Where Keras was told to use Flax's, that stays.
+    """
+    from keras.src.backend.jax import trainer
+
+    before = trainer.jit
+    if not keras.config.is_nnx_enabled():
+        trainer.jit = jit
+    try:
+        yield
+    finally:
+        trainer.jit = before
+
+
 def is_empty(variable: keras.Variable) -> bool:
     """Whether Keras's JAX trainer has taken the value out of `variable`."""
     return variable._value is None

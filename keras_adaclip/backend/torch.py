@@ -47,6 +47,11 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
     return not computes_on_cpu() or num_parameters <= 1 << 15
 
 
+def compiled_for_memory() -> contextlib.AbstractContextManager[None]:
+    """PyTorch runs eagerly."""
+    return contextlib.nullcontext()
+
+
 def unsupported_compilation(model: keras.Model) -> str | None:
     """Under `torch.compile` the noise would be drawn once, while tracing."""
     if model.jit_compile:

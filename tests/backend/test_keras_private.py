@@ -191,3 +191,22 @@ def test_weights_of_any_rank_are_masked():
     assert keras_private.masked_weight(None, present) is present
     found = keras_private.masked_weight(np.full((2, 3), 2.0, np.float32), present)
     np.testing.assert_array_equal(ops.convert_to_numpy(found), [[2.0] * 3, [0.0] * 3])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the others compile elsewhere")
+def test_the_trainer_compiles_with_what_was_put_in_the_place_of_jit():
+    import jax
+
+    calls = []
+
+    def recorded(*args, **kwargs):
+        calls.append(kwargs)
+        return jax.jit(*args, **kwargs)
+
+    model, x, y = compiled()
+    with keras_private.replaced_jit(recorded):
+        model.make_train_function()
+    model.fit(x, y, verbose=0)
+    model.make_test_function()
+    assert len(calls) == 1
+    assert calls[0]["donate_argnums"] == 0

@@ -1,0 +1,68 @@
+"""Private steps on JAX and a CPU are compiled in the order that holds least in memory."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+
+if keras.backend.backend() != "jax":
+    pytest.skip("the other backends need no choice", allow_module_level=True)
+
+import jax
+
+from keras_adaclip.backend import jax_compiling
+
+LEAST_MEMORY = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The compiler options of each call of `jax.jit`, by the name of the function."""
+    jit, options = jax.jit, {}
+
+    def recorded(function, **arguments):
+        options[getattr(function, "__name__", "")] = arguments.get("compiler_options")
+        return jit(function, **arguments)
+
+    monkeypatch.setattr(jax, "jit", recorded)
+    return options
+
+
+def trained(model_class, optimizer):
+    model = model_class([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), batch_size=4, verbose=0)
+    return model
+
+
+def private_optimizer():
+    return ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
+
+
+def test_a_private_step_is_compiled_for_little_memory(compilations, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    trained(ka.PrivateSequential, private_optimizer())
+    assert compilations["train_step"] == LEAST_MEMORY
+
+
+def test_plain_models_are_compiled_as_keras_does(compilations):
+    trained(ka.PrivateSequential, private_optimizer())
+    compilations.clear()
+    trained(keras.Sequential, "sgd")
+    assert not any(compilations.values())
+
+
+def test_the_user_may_decide(compilations, monkeypatch):
+    flag = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= {flag}")
+    assert jax_compiling.compiler_options() == {}
+    trained(ka.PrivateSequential, private_optimizer())
+    assert not any(compilations.values())
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert jax_compiling.compiler_options() == LEAST_MEMORY
+    monkeypatch.setattr(jax_compiling, "_CONCURRENT", "xla_cpu_no_such_option")
+    assert jax_compiling.compiler_options() == {}
