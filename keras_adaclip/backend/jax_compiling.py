@@ -14,15 +14,17 @@ import jax
 
 from keras_adaclip.backend import keras_private
 
-_CONCURRENT = "xla_cpu_enable_concurrency_optimized_scheduler"
+_OPTION, _VALUE = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+# Either of them in XLA_FLAGS is the user's decision; the second is the older one.
+_FLAGS = (_OPTION, "xla_cpu_enable_concurrency_optimized_scheduler")
 
 
-def compiler_options() -> dict[str, bool]:
+def compiler_options() -> dict[str, str]:
     """What `jax.jit` is given as `compiler_options`; nothing where the user has decided."""
-    is_decided = _CONCURRENT in os.environ.get("XLA_FLAGS", "")
-    if is_decided or jax.default_backend() != "cpu" or not _is_known(_CONCURRENT):
+    is_decided = any(flag in os.environ.get("XLA_FLAGS", "") for flag in _FLAGS)
+    if is_decided or jax.default_backend() != "cpu" or not _is_known(_OPTION, _VALUE):
         return {}
-    return {_CONCURRENT: False}
+    return {_OPTION: _VALUE}
 
 
 @contextmanager
@@ -37,10 +39,10 @@ def compiled_for_memory() -> Iterator[None]:
 
 
 @cache
-def _is_known(option: str) -> bool:
+def _is_known(option: str, value: str) -> bool:
     """Options of the compiler come and go with its releases."""
     try:
-        jax.jit(lambda: 0, compiler_options={option: False}).lower().compile()
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
