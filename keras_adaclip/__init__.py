@@ -7,6 +7,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from keras_adaclip import (
+    _keras_backend,  # noqa: F401  First of all: it says what to do where Keras finds no backend.
     accounting,
     activations,
     audit,
