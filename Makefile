@@ -31,7 +31,9 @@ test-jax: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 TFP_VENV := .venv-tensorflow-privacy
+OLDEST_VENV := .venv-oldest
 PEERS_VENV := .venv-peers
+PACKAGE := build/package
 
 # Tests that no backend has a part in, or that one is enough for: they run once, the others once a backend.
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting \
@@ -45,14 +47,14 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal
 
 .PHONY: help demo demo-smoke test checks venv lint types test-core test-tensorflow test-jax test-torch \
-        test-golden test-tensorflow-privacy bench bench-federated docs clean
+        test-golden test-tensorflow-privacy test-oldest package bench bench-federated docs clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train on Fashion-MNIST with differential privacy (TensorFlow)"
 	@echo "make test    lint, types, and the tests on TensorFlow, JAX and PyTorch"
 	@echo "Parts of it: make lint | types | test-core | test-tensorflow | test-jax | test-torch | test-golden |"
-	@echo "             test-tensorflow-privacy"
+	@echo "             test-tensorflow-privacy | test-oldest | package"
 	@echo "Others:      make demo-smoke | bench | bench-federated | venv | docs | clean"
 
 # ---- the two commands -------------------------------------------------------------------------------
@@ -72,7 +74,8 @@ test:
 	    { echo "==> Some checks failed: see above"; exit 1; }
 	@echo "==> All checks passed"
 
-checks: lint types test-core test-tensorflow test-jax test-torch test-golden test-tensorflow-privacy
+checks: lint types test-core test-tensorflow test-jax test-torch test-golden test-tensorflow-privacy \
+        test-oldest package
 
 # ---- the environment --------------------------------------------------------------------------------
 
@@ -150,17 +153,69 @@ test-golden: test-tensorflow test-jax test-torch
 	@echo "==> Agreement of the three backends"
 	@KERAS_BACKEND=tensorflow KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) tests/golden
 
+# The next two need Python 3.11, whatever .venv has. Without it they are left out, and say so.
+PYTHON_311 = $(shell for candidate in $(BIN)/python python3.11; do \
+    if $$candidate -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+        echo $$candidate; break; \
+    fi; \
+done)
+
 # TensorFlow Privacy pins old releases of NumPy and dp-accounting: an environment of its own.
 $(TFP_VENV)/.installed: pyproject.toml | $(VENV)/.created
 	@echo "==> Making $(TFP_VENV) with TensorFlow Privacy (about 2 minutes)"
-	@$(BIN)/python -m venv $(TFP_VENV)
+	@$(PYTHON_311) -m venv $(TFP_VENV)
 	@$(TFP_VENV)/bin/python -m pip --disable-pip-version-check --no-input --quiet --quiet install \
 	    --editable ".[tensorflow,tensorflow-privacy]" "pytest>=8.3" "hypothesis>=6.100"
 	@touch $@
 
-test-tensorflow-privacy: $(TFP_VENV)/.installed
-	@echo "==> Tests beside TensorFlow Privacy"
-	@KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations
+test-tensorflow-privacy: | $(VENV)/.created
+	@if [ -z "$(PYTHON_311)" ]; then \
+	    echo "==> Left out: tests beside TensorFlow Privacy, which installs on Python 3.11 alone"; \
+	else \
+	    $(MAKE) --no-print-directory $(TFP_VENV)/.installed && \
+	    echo "==> Tests beside TensorFlow Privacy" && \
+	    $(TFP_VENV)/bin/python tests/packaging/releases.py installed tensorflow-privacy && \
+	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations; \
+	fi
+
+# The oldest releases that pyproject.toml allows, with TensorFlow and JAX.
+$(OLDEST_VENV)/.installed: pyproject.toml tests/packaging/releases.py | $(VENV)/.created
+	@echo "==> Making $(OLDEST_VENV) with the oldest releases that are supported (about 2 minutes)"
+	@$(PYTHON_311) -m venv $(OLDEST_VENV)
+	@$(PYTHON_311) tests/packaging/releases.py oldest tensorflow jax > $(OLDEST_VENV)/constraints.txt
+	@$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check --no-input --quiet --quiet install \
+	    --constraint $(OLDEST_VENV)/constraints.txt --editable ".[tensorflow,jax]" "pytest>=8.3" "hypothesis>=6.100"
+	@touch $@
+
+# A selection: what Keras, NumPy and the backends have changed under us before.
+OLDEST_TESTS := tests/backend/test_keras_private.py
+
+test-oldest: | $(VENV)/.created
+	@if [ -z "$(PYTHON_311)" ]; then \
+	    echo "==> Left out: tests of the oldest releases, which need Python 3.11"; \
+	else \
+	    $(MAKE) --no-print-directory $(OLDEST_VENV)/.installed && \
+	    echo "==> Tests of the oldest releases that are supported" && \
+	    $(OLDEST_VENV)/bin/python tests/packaging/releases.py installed tensorflow jax && \
+	    for backend in tensorflow jax; do \
+	        KERAS_BACKEND=$$backend $(OLDEST_VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(OLDEST_TESTS) || exit 1; \
+	    done; \
+	fi
+
+# The wheel and the source archive: what they hold, and whether the README's first example runs from
+# the wheel in an empty environment. On JAX, which installs in half a minute.
+package: $(VENV)/.installed-test
+	@echo "==> Building the wheel and the source archive into $(PACKAGE)"
+	@rm -rf $(PACKAGE)
+	@mkdir -p $(PACKAGE)
+	@$(BIN)/python -m build --outdir $(PACKAGE) . >$(PACKAGE)/build.log 2>&1 || { cat $(PACKAGE)/build.log; exit 1; }
+	@$(BIN)/python tests/packaging/distribution.py $(PACKAGE)
+	@echo "==> Installing the wheel with JAX in an empty environment"
+	@$(BIN)/python -m venv $(PACKAGE)/venv
+	@$(PACKAGE)/venv/bin/python -m pip --disable-pip-version-check --no-input --quiet --quiet install \
+	    "$$(ls $(PACKAGE)/*.whl)[jax]"
+	@$(PACKAGE)/venv/bin/python -m pip --disable-pip-version-check check
+	@KERAS_BACKEND=jax $(PACKAGE)/venv/bin/python tests/packaging/first_example.py
 
 # ---- speed --------------------------------------------------------------------------------------------
 
@@ -181,5 +236,5 @@ docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(TFP_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(OLDEST_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@ import pytest
 
 import keras_adaclip
 from tests.packaging.import_rules import BACKEND_LIBRARIES, imported_names, package_modules
-from tests.packaging.lower_bounds import PYPROJECT, lower_bound, name_of, requirements
+from tests.packaging.releases import PYPROJECT, lower_bound, name_of, requirements
 
 ROOT = PYPROJECT.parent
 PACKAGE = Path(keras_adaclip.__file__).parent

@@ -27,6 +27,11 @@ def test_changelog_has_the_version():
     assert re.search(rf"^## \[{re.escape(VERSION)}\]", changelog, flags=re.MULTILINE)
 
 
+def test_citation_has_the_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(rf"^version: {re.escape(VERSION)}$", citation, flags=re.MULTILINE)
+
+
 def test_package_is_typed():
     assert (Path(keras_adaclip.__file__).parent / "py.typed").exists()
 

@@ -1,14 +1,18 @@
-"""The oldest releases that `pyproject.toml` allows, as constraints for pip.
+"""The oldest releases that `pyproject.toml` allows, and those that an environment has.
 
-    python tests/packaging/lower_bounds.py tensorflow jax > oldest.txt
+    python tests/packaging/releases.py oldest tensorflow jax > constraints.txt
+    python tests/packaging/releases.py installed tensorflow jax
 
-prints `numpy==1.26` for `numpy>=1.26`, and so on, for the dependencies and the extras named.
+The first prints `numpy==1.26` for `numpy>=1.26` and so on, as constraints for pip; the second one
+line for a log. Both are about the dependencies and about the extras named.
 """
 
+import platform
 import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -36,5 +40,19 @@ def lower_bound(requirement: str) -> str:
     return f"{name_of(requirement)}=={bound[1]}"
 
 
+def installed(requirement: str) -> str:
+    """The requirement's name with the release that this environment has."""
+    name = name_of(requirement)
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name} missing"
+
+
 if __name__ == "__main__":
-    print("\n".join(lower_bound(requirement) for requirement in requirements(sys.argv[1:])))
+    command, *extras = sys.argv[1:]
+    if command == "oldest":
+        print(*map(lower_bound, requirements(extras)), sep="\n")
+    else:
+        python = f"Python {platform.python_version()}"
+        print(python, *map(installed, requirements(extras)), sep=", ")
