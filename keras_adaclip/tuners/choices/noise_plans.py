@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import keras_tuner
 
+from keras_adaclip._progress import Progress, silent
 from keras_adaclip.tuners.choices.planned_noise import PlannedNoise
 
 _MOST_AT_ONCE = 8
@@ -50,10 +51,17 @@ class NoisePlans:
         if wanted in self._found:
             return self._found[wanted]
         if wanted not in self._combinations or len(self._combinations) > _MOST_AT_ONCE:
-            self._found[wanted] = self._at_the_target(*wanted)
+            with silent():
+                self._found[wanted] = self._at_the_target(*wanted)
             return self._found[wanted]
         began = time.perf_counter()
-        self._found |= {each: self._at_the_target(*each) for each in self._combinations}
+        num_plans = len(self._combinations)
+        with Progress("noise of all trials", total=num_plans, unit="plans") as progress:
+            found = {}
+            for each in self._combinations:
+                found[each] = self._at_the_target(*each)
+                progress.advance()
+        self._found |= found
         seconds = time.perf_counter() - began
         if seconds > _SECONDS_WITHOUT_A_WORD:
             print(

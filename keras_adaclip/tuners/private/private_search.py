@@ -6,6 +6,7 @@ from typing import Any
 
 import keras_tuner
 
+from keras_adaclip._progress import Progress, silent
 from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
@@ -259,10 +260,18 @@ class PrivateSearch(SearchRuns, SearchResults):
         self._require_ours()
 
     def _search_quietly(self, *fit_args: Any, **fit_kwargs: Any) -> None:
-        """keras-tuner's search, without warnings: some come once a run, and could be counted."""
-        with warnings.catch_warnings():
-            if not self._private_diagnostics:
-                warnings.simplefilter("ignore")
+        """keras-tuner's search, without what comes once a run, and could be counted."""
+        if self._private_diagnostics:
+            super().search(*fit_args, **fit_kwargs)
+            return
+        number = self._privacy.num_known_trials
+        if number is None or self._is_worker_of_chief:
+            self._progress = Progress("searching (number of runs and time left stay secret)")
+        else:
+            missing = number - len(self._oracle.end_order)
+            self._progress = Progress("searching", total=missing, unit="runs")
+        with self._progress, silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             super().search(*fit_args, **fit_kwargs)
 
     def _end(self) -> None:
