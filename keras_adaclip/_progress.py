@@ -97,7 +97,7 @@ class Progress:
         self._words = words
 
     def line(self) -> str:
-        """How far it is: what is open from here inwards, the time it took and the time left."""
+        """How far it is, the time it took and the time left, and how far the work inside is."""
         opened = list(_open)  # another thread may open and end work meanwhile
         shows_inner = self in opened and not _num_silencers
         inner = opened[opened.index(self) :] if shows_inner else [self]
@@ -106,7 +106,8 @@ class Progress:
         if self._total and self._done:
             left = seconds * (self._total - self._done) / self._done
             times += f", {in_words(max(0.0, left))} left"
-        line = "; ".join([*(each._state() for each in inner), times])
+        outermost, *others = (each._state() for each in inner)
+        line = "; ".join([outermost, times, *others])
         return line[0].upper() + line[1:]
 
     def _state(self) -> str:

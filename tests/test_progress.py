@@ -79,7 +79,7 @@ def test_work_inside_of_other_work_adds_to_its_line(clock):
     with Progress("outer", clock=clock) as outer:
         with Progress("inner", total=4) as inner:
             inner.advance()
-            assert outer.line() == "Outer; inner: 1 of 4; 0 s so far"
+            assert outer.line() == "Outer; 0 s so far; inner: 1 of 4"
         assert outer.line() == "Outer; 0 s so far"
     assert _progress._open == []
 
@@ -190,7 +190,7 @@ def test_calibration_says_what_it_has_reached(lines):
     )
     assert any(line == "Composing: 3 of 3" for line in lines)
     assert any(
-        line.startswith("Calibrating the noise: epsilon ") and line.endswith("tries, wanted 3")
+        line.startswith("Calibrating the noise: epsilon ") and line.endswith(", wanted 3")
         for line in lines
     )
 

@@ -259,7 +259,7 @@ def _least_noise(
             value = epsilon(noise)
             if (1 - tolerance) * target <= value <= target:
                 return noise
-            progress.say(f"epsilon {value:.4g} after {attempt + 1} tries, wanted {target:g}")
+            progress.say(f"epsilon {value:.4g}, wanted {target:g}")
             low, high = (noise, high) if value > target else (low, noise)
             if 0 < value < math.inf:
                 known.append(_Point(math.log(noise), math.log(value / aim)))

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
+_DIAGNOSTICS = ("gradient_norm", "clipped_fraction")
+
 
 class ClippingMonitor(keras.callbacks.Callback):
     """Logs `clip_norm`, and `unclipped_fraction` where the strategy releases it.
@@ -24,6 +26,9 @@ class ClippingMonitor(keras.callbacks.Callback):
     >>> ClippingMonitor().private_diagnostics
     False
     """
+
+    # Keras may call it from another thread, beside the next step.
+    async_safe = True
 
     def __init__(self, private_diagnostics: bool = False) -> None:
         super().__init__()
@@ -44,6 +49,15 @@ class ClippingMonitor(keras.callbacks.Callback):
             stacklevel=4,
         )
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keeps the diagnostics out of the bar until the epoch ends.
+
+        With them it is wider than most terminals, and Keras, which goes back to the beginning of a
+        line and no further, would leave a line behind at every step.
+        """
+        for name in _DIAGNOSTICS if logs else ():
+            logs.pop(name, None)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the entries to the logs."""
         if logs is None:
@@ -56,5 +70,5 @@ class ClippingMonitor(keras.callbacks.Callback):
         if fraction is not None:
             logs["unclipped_fraction"] = float(np.mean(fraction))
         # `evaluate` reports every metric of the model, these too, though it clips nothing.
-        for name in ("val_gradient_norm", "val_clipped_fraction"):
-            logs.pop(name, None)
+        for name in _DIAGNOSTICS:
+            logs.pop(f"val_{name}", None)

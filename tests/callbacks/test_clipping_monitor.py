@@ -77,3 +77,20 @@ def test_not_finite_units_count_as_clipped():
         )
     assert history["clipped_fraction"] == pytest.approx([1 / 24])
     assert np.isfinite(history["gradient_norm"]).all()
+
+
+def test_diagnostics_stand_in_the_logs_of_epochs_and_not_of_steps():
+    """With them the bar would not fit a terminal, and Keras would leave a line at every step."""
+    seen = []
+
+    class Batches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(set(logs))
+
+    monitor = ClippingMonitor(private_diagnostics=True)
+    with helpers.warns("not covered by epsilon"):
+        history = helpers.quiet_fit(
+            helpers.compiled(), X, Y, batch_size=24, callbacks=[Batches(), monitor]
+        )
+    assert seen == [{"loss"}]
+    assert {"gradient_norm", "clipped_fraction"} <= set(history)
