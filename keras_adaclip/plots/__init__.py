@@ -2,6 +2,17 @@
 
 from keras_adaclip.plots.audit import audit, membership_inference
 from keras_adaclip.plots.history import history
+from keras_adaclip.plots.privacy_curve import privacy_curve
+from keras_adaclip.plots.quantile_tracking import quantile_tracking
 from keras_adaclip.plots.search import search
+from keras_adaclip.plots.thresholds import thresholds
 
-__all__ = ["audit", "history", "membership_inference", "search"]
+__all__ = [
+    "audit",
+    "history",
+    "membership_inference",
+    "privacy_curve",
+    "quantile_tracking",
+    "search",
+    "thresholds",
+]

@@ -3,15 +3,30 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 # Okabe & Ito's colours, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
+# For any number of curves: seven colours, then the same ones with dashes.
+_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", ":")
+# From here on small norms could not be told apart on a linear axis; and from there on there is no
+# room for more than one label a decade.
+_WIDE, _VERY_WIDE = 10.0, 1_000.0
 
 
-def panels(number: int) -> tuple[Any, list[Any]]:
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of the curve with a number, from 0, as arguments of matplotlib."""
+    dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+    return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": dashes, "linewidth": 2}
+
+
+def panels(number: int, width: float = 4.0) -> tuple[Any, list[Any]]:
     """A new figure and its axes, from left to right.
 
     Args:
         number: of panels.
+        width: of each panel, in inches.
 
     Raises:
         ImportError: where matplotlib is missing.
@@ -22,8 +37,29 @@ def panels(number: int) -> tuple[Any, list[Any]]:
         raise ImportError(
             "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
         ) from error
-    figure = Figure(figsize=(4.0 * number, 3.4), layout="constrained")
+    figure = Figure(figsize=(width * number, 3.4), layout="constrained")
     return figure, list(figure.subplots(1, number, squeeze=False)[0])
+
+
+def scale_norms(axes: Any, norms: np.ndarray) -> None:
+    """A logarithmic axis for norms that differ by more than a factor of ten; else one from zero.
+
+    Args:
+        axes: whose vertical axis it is.
+        norms: all that is drawn there.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    shown = norms[np.isfinite(norms) & (norms > 0)]
+    factor = shown.max() / shown.min() if len(shown) else 1.0
+    if factor <= _WIDE:
+        axes.set_ylim(bottom=0.0)
+        return
+    axes.set_yscale("log")
+    between = (1.0, 2.0, 5.0) if factor < _VERY_WIDE else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=between))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def finished(figure: Any, path: str | Path | None, title: str | None) -> Any:

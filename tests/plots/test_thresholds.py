@@ -1,0 +1,108 @@
+"""Clipping norms of several methods in one figure."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+
+pytest.importorskip("matplotlib")
+
+
+def run(*norms, steps=None):
+    """What `fit` returns, as far as it is drawn."""
+    params = {} if steps is None else {"steps": steps}
+    return SimpleNamespace(history={"clip_norm": list(norms)}, params=params)
+
+
+def curves(figure):
+    (axes,) = figure.axes
+    return {
+        line.get_label(): np.stack([line.get_xdata(), line.get_ydata()], axis=1).tolist()
+        for line in axes.lines
+    }
+
+
+def test_a_run_a_schedule_and_numbers(tmp_path):
+    methods = {
+        "run": run(0.5, 0.4, 0.3),
+        "dict": {"clip_norm": [0.9, 0.8]},
+        "schedule": ka.schedules.PowerDecay(1.0, power=1.0),
+        "numbers": [1.0, 0.5],
+    }
+    figure = ka.plots.thresholds(methods, tmp_path / "norms.png", title="Norms")
+    found = curves(figure)
+    assert found["run"] == [[1, 0.5], [2, 0.4], [3, 0.3]]
+    assert found["dict"] == [[1, 0.9], [2, 0.8]]
+    third = pytest.approx(1 / 3)
+    assert found["schedule"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, third], [3, third]]
+    assert found["numbers"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, 0.5], [3, 0.5]]
+    assert figure.get_suptitle() == "Norms"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(methods)
+    assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_followed_a_schedule_lies_on_it():
+    """What the monitor logs after an epoch is what the schedule has there."""
+    x, y = np.zeros((12, 2), "float32"), np.zeros((12, 1), "float32")
+    model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    schedule = ka.schedules.LinearDecay(1.0, total_steps=6)
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=schedule, noise_multiplier=1.0)
+    model.compile(optimizer, "mean_squared_error")
+    monitor = ka.callbacks.ClippingMonitor()
+    history = model.fit(x, y, batch_size=6, epochs=3, verbose=0, callbacks=[monitor])
+    found = curves(ka.plots.thresholds({"run": history, "schedule": schedule}))
+    drawn = dict(found["schedule"])
+    assert list(drawn) == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3])
+    assert [norm for _, norm in found["run"]] == pytest.approx([drawn[1], drawn[2], drawn[3]])
+
+
+def test_runs_of_one_method_are_a_mean_and_a_band():
+    figure = ka.plots.thresholds({"seeds": [run(1.0, 2.0), run(3.0, 2.0, 9.0)]})
+    assert curves(figure) == {"seeds": [[1, 2.0], [2, 2.0]]}
+    (band,) = figure.axes[0].collections
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(("least", "scale"), [(0.11, "linear"), (0.09, "log")])
+def test_the_axis_is_logarithmic_where_norms_differ_by_much(least, scale):
+    (axes,) = ka.plots.thresholds({"run": run(1.0, least)}).axes
+    assert axes.get_yscale() == scale
+    if scale == "linear":
+        assert axes.get_ylim()[0] == 0.0
+
+
+def test_many_methods_can_be_told_apart():
+    figure = ka.plots.thresholds({str(number): [1.0] for number in range(14)})
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(styles) == 14
+
+
+def test_schedules_of_keras_and_epochs_that_are_given():
+    cosine = keras.optimizers.schedules.CosineDecay(1.0, decay_steps=8)
+    figure = ka.plots.thresholds({"cosine": cosine}, epochs=2, steps_per_epoch=4)
+    drawn = curves(figure)["cosine"]
+    assert drawn[0] == [0, 1.0]
+    assert drawn[4] == [1, pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "words"),
+    [
+        ({}, ValueError, "`methods` is empty"),
+        ({"a": {"loss": [1.0]}}, ValueError, "history of 'a' has no 'clip_norm'"),
+        ({"a": ka.schedules.PowerDecay(1.0)}, ValueError, "Give `epochs`"),
+        ({"a": "quantile"}, TypeError, "for 'a' an object of type str"),
+        (
+            {"a": run(1.0), "b": ka.schedules.LinearDecay(1.0, 5)},
+            ValueError,
+            "schedule of 'b' counts in steps",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn(methods, error, words):
+    with pytest.raises(error, match=words):
+        ka.plots.thresholds(methods)
