@@ -44,7 +44,7 @@ def quantile_tracking(
     >>> logs = {"clip_norm": [0.2, 0.3, 0.31], "unclipped_fraction": [0.1, 0.4, 0.52]}
     >>> figure = quantile_tracking(logs, target_quantile=0.5)
     >>> [axes.get_ylabel() for axes in figure.axes]
-    ['clipping norm (units of the gradient)', 'share of units that are not clipped']
+    ['clipping norm (L2)', 'share of units that are not clipped']
 
     Reference:
         Andrew et al. 2021, "Differentially private learning with adaptive clipping".
@@ -71,7 +71,7 @@ def quantile_tracking(
     norms.plot(epochs, values["clip_norm"], label="clipping norm", **style)
     drawn = [values.get(name, ()) for name in ("clip_norm", "gradient_norm")]
     scale_norms(norms, np.concatenate(drawn))
-    norms.set_ylabel("clipping norm (units of the gradient)")
+    norms.set_ylabel("clipping norm (L2)")
 
     if "clipped_fraction" in values:
         unclipped = 1.0 - np.asarray(values["clipped_fraction"])

@@ -92,7 +92,7 @@ def thresholds(
     drawn = [norms for curve in curves.values() for norms in (curve.least, curve.greatest)]
     scale_norms(axes, np.concatenate(drawn))
     axes.set_xlabel("epochs of training")
-    axes.set_ylabel("clipping norm (units of the gradient)")
+    axes.set_ylabel("clipping norm (L2)")
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", frameon=False)
