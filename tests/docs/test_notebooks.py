@@ -1,0 +1,127 @@
+"""The notebooks run from top to bottom on a little data, and show what their text speaks of."""
+
+import base64
+import importlib.util
+import json
+import os
+import sys
+
+import pytest
+
+from tests.docs.pages import DOCS
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+# Figures, and words that the printed output has.
+SHOWN = {
+    "fashion_mnist": (4, ("noise multiplier", "test accuracy", "Privacy report", "True")),
+    "federated": (3, ("60 clients", "test accuracy", "A unit is one client", "600 clients")),
+}
+
+
+def read(path):
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(cells):
+    """What the cells have printed on one of the two streams, or on both."""
+    outputs = [output for cell in cells for output in cell.outputs if "text" in output]
+    return {
+        name: "".join(output.text for output in outputs if output.name == name)
+        for name in ("stdout", "stderr")
+    }
+
+
+def figures(cells):
+    outputs = [output for cell in cells for output in cell.outputs if "data" in output]
+    return [output.data["image/png"] for output in outputs if "image/png" in output.data]
+
+
+@pytest.fixture
+def _surroundings(tmp_path, monkeypatch):
+    """Small sizes, and no folder of the user's that is read or written."""
+    monkeypatch.setenv("KERAS_ADACLIP_SMOKE", "1")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    # The kernel is another process: it finds the package where this one does.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent), *sys.path]))
+    # What matplotlib draws with is for the notebook to say.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+
+def test_every_notebook_is_here():
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
+
+
+@pytest.mark.usefixtures("_surroundings")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs(path, tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    notebook = read(path)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute()
+    cells = code_cells(notebook)
+    num_figures, words = SHOWN[path.stem]
+    assert len(figures(cells)) == num_figures
+    output = printed(cells)["stdout"]
+    assert [each for each in words if each not in output] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_stored_is_nothing_or_one_run_at_full_size(path):
+    cells = code_cells(read(path))
+    if not any(cell.outputs or cell.execution_count for cell in cells):
+        return
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert len(figures(cells)) == SHOWN[path.stem][0]
+    output = printed(cells)
+    assert "60,000" in output["stdout"]
+    assert output["stderr"] == ""
+    assert path.stat().st_size < 500_000
+
+
+def test_the_page_of_a_notebook_has_all_that_is_stored():
+    spec = importlib.util.spec_from_file_location(
+        "notebook_pages", DOCS.parent / "mkdocs_hooks" / "notebook_pages.py"
+    )
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    png = base64.b64encode(b"an image").decode()
+    notebook = {
+        "cells": [
+            {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
+            {
+                "cell_type": "code",
+                "source": ["print('```')"],
+                "outputs": [
+                    {"name": "stdout", "text": ["```\n"]},
+                    {"data": {"text/plain": "<Figure>", "image/png": png}},
+                ],
+            },
+        ]
+    }
+    page, figures = pages.converted(json.loads(json.dumps(notebook)), "example")
+    assert figures == {"example_1.png": b"an image"}
+    assert page.split("\n\n") == [
+        "# Title",
+        "This page is a notebook: [example.ipynb](example.ipynb).",
+        "Words.",
+        "````python\nprint('```')\n````",
+        "````text\n```\n````",
+        "![Figure 1](example_1.png)\n",
+    ]
