@@ -163,8 +163,12 @@ def in_words(seconds: float) -> str:
 
 
 def _is_wanted(stream: TextIO | None) -> bool:
-    is_terminal = getattr(stream, "isatty", None)
-    return is_terminal is not None and os.environ.get(_SWITCH) != "0" and bool(is_terminal())
+    if stream is None or os.environ.get(_SWITCH) == "0":
+        return False
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # no file at all, or one that was closed
+        return False
 
 
 def _num_columns(stream: TextIO) -> int:

@@ -131,6 +131,14 @@ def test_where_nobody_looks_nothing_is_written(monkeypatch, why):
     assert terminal.getvalue() == ""
 
 
+def test_an_error_stream_that_was_closed(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    with Progress("reading") as progress:
+        assert progress._writer is None
+
+
 def test_an_error_ends_the_work(clock):
     terminal = Terminal()
     with pytest.raises(KeyError), Progress("reading", stream=terminal) as progress:
