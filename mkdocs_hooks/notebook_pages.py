@@ -49,6 +49,8 @@ def converted(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes
             continue
         parts.append(fenced(source, "python"))
         for output in cell["outputs"]:
+            if output.get("name") == "stderr":
+                continue  # what frameworks say of the machine
             if "text" in output:
                 parts.append(fenced("".join(output["text"]), "text"))
             elif "image/png" in output.get("data", {}):

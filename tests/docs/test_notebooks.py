@@ -91,7 +91,8 @@ def test_what_is_stored_is_nothing_or_one_run_at_full_size(path):
     assert len(figures(cells)) == SHOWN[path.stem][0]
     output = printed(cells)
     assert "60,000" in output["stdout"]
-    assert output["stderr"] == ""
+    # TensorFlow says there what it found on the machine; Python, what it warns of.
+    assert "Warning" not in output["stderr"]
     assert path.stat().st_size < 500_000
 
 
@@ -110,6 +111,7 @@ def test_the_page_of_a_notebook_has_all_that_is_stored():
                 "source": ["print('```')"],
                 "outputs": [
                     {"name": "stdout", "text": ["```\n"]},
+                    {"name": "stderr", "text": ["what TensorFlow found"]},
                     {"data": {"text/plain": "<Figure>", "image/png": png}},
                 ],
             },
