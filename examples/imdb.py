@@ -1,0 +1,153 @@
+"""Private classification of texts by a small transformer: film reviews, IMDB at epsilon 3.
+
+A review tells of its writer. The model learns to tell friendly reviews from unfriendly ones, by
+DP-Adam: each step draws reviews at random, clips the gradient of each one to a norm, adds noise to
+their sum, and gives the mean to Adam.
+
+    python examples/imdb.py
+
+**Expected**: this script was not run on the real IMDB here, only with `--smoke`, a narrow network
+on texts made up on the spot. Half of the reviews are friendly, so guessing gives 50%.
+
+**Data**: Keras's copy, TensorFlow Datasets or a folder of your own; see `docs/examples.md`.
+"""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_adaclip as ka
+from keras_adaclip.datasets import TextData, load_imdb, make_up_texts
+from private_classification import (
+    CLIPPINGS,
+    Task,
+    Training,
+    callbacks,
+    parse_options,
+    private_optimizer,
+    report,
+)
+
+"""
+## What to choose
+
+None of this was tuned. Adam divides by the size of the gradients it has seen, so that the clipping
+norm hardly changes the size of its steps, and one learning rate serves all methods. One review is
+one unit of privacy; a writer of several is protected less.
+"""
+
+LEARNING_RATE, EPOCHS = 2e-3, 20
+TASK = Task(
+    title="IMDB",
+    epsilon=3.0,
+    delta=1e-5,
+    batch_size=1024,
+    trainings={
+        name: Training(LEARNING_RATE, EPOCHS, momentum=None)
+        for name in ("quantile", *(name for name in CLIPPINGS if name != "quantile"))
+    },
+)
+
+"""
+## The data
+
+25,000 training and 25,000 test reviews, each as the ids of its last 256 words. The vocabulary needs
+care. One that is made of the private texts themselves, say their 5,000 commonest words, gives away
+that somebody used a rare one, and no epsilon covers it. `load_imdb` says in `source` what its ids
+are: hashes of the words, which are safe, or Keras's ranks by frequency, which were published long
+ago with this data set, and would not do for texts of your own.
+"""
+
+NUM_TOKENS, LENGTH = 5_000, 256
+
+
+def load(is_smoke: bool) -> TextData:
+    """The reviews, or made-up texts of their shape."""
+    return make_up_texts("IMDB", NUM_TOKENS, LENGTH) if is_smoke else load_imdb(NUM_TOKENS, LENGTH)
+
+
+"""
+## The network
+
+An embedding, one block of self-attention with a hidden layer, and the mean over the words. All
+weights together are few, 170,000, since noise goes to each of them: the positions are sines, which
+need none. Layer normalization looks at one example alone; batch normalization would be refused.
+
+`mask_zero=True` keeps the filling at the end of a text out of the attention and out of the mean.
+"""
+
+
+@keras.saving.register_keras_serializable("examples")
+class SinePositions(layers.Layer):
+    """Adds sines of the position, of many wavelengths (Vaswani et al. 2017)."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        """`x` of shape `(batch_size, length, width)`, plus the sines."""
+        length, width = x.shape[1:]
+        wavelengths = 10_000.0 ** (np.arange(width) // 2 * 2 / width)
+        angles = np.arange(length)[:, None] / wavelengths
+        sines = np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
+        return x + keras.ops.cast(sines, x.dtype)
+
+
+def build_model(width: int = 32) -> keras.Model:
+    """A transformer of one block."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(NUM_TOKENS, width, mask_zero=True)(inputs)
+    x = SinePositions()(x)
+    attended = layers.LayerNormalization()(x)
+    attended = layers.MultiHeadAttention(num_heads=2, key_dim=width // 2)(attended, attended)
+    x = layers.Add()([x, attended])
+    hidden = layers.LayerNormalization()(x)
+    hidden = layers.Dense(2 * width, activation="gelu")(hidden)
+    x = layers.Add()([x, layers.Dense(width)(hidden)])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return ka.PrivateModel(inputs, layers.Dense(2)(x), name="small_transformer")
+
+
+"""
+## Compile, fit, report
+
+The privacy is in the optimizer: `private_optimizer` finds the noise with which all epochs together
+cost just epsilon, and wraps Adam in a `ka.optimizers.DPOptimizer` with that noise and the clipping
+of the command line: by default the median of the gradient norms, estimated privately.
+"""
+
+
+def main() -> None:
+    """Loads, trains and reports."""
+    options = parse_options(__doc__, TASK)
+    data = load(options.smoke)
+    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
+
+    started = time.perf_counter()
+    model = build_model(width=8 if options.smoke else 32)
+    model.compile(
+        optimizer=private_optimizer(
+            keras.optimizers.Adam(options.learning_rate), options, num_examples=len(data.x_train)
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    test_data = (data.x_test, data.y_test)
+    history = model.fit(
+        data.x_train,
+        data.y_train,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        validation_data=test_data,
+        callbacks=callbacks(options),
+        verbose=options.verbose,
+    )
+    report(model, history, test_data, options, time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()
