@@ -78,7 +78,7 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     with path.open("rb") as file:
         try:
             batch = unpickled_arrays(file)
-            return _images(batch[b"data"]), np.asarray(batch[b"labels"])
+            return _images(np.asarray(batch[b"data"], np.uint8)), np.asarray(batch[b"labels"])
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is not as it was published: {error}") from error
 

@@ -65,7 +65,7 @@ def make_up_texts(
     num_test: int = 256,
     seed: int = 0,
 ) -> TextData:
-    """Texts of two classes, each with a tenth of its words from a list of its own.
+    """Texts of two classes, each with a fifth of its words from a list of its own.
 
     Args:
         name: the data set that they stand for, for `source`.
@@ -84,7 +84,7 @@ def make_up_texts(
         labels = rng.integers(0, 2, number).astype(np.int32)
         words = rng.integers(43, max(44, num_tokens), (number, length))
         telling = rng.integers(3, 23, (number, length)) + 20 * labels[:, None]
-        texts = np.where(rng.random((number, length)) < 0.1, telling, words)
+        texts = np.where(rng.random((number, length)) < 0.2, telling, words)
         texts[:, 0] = 1
         ends = rng.integers(length // 2, length + 1, number)
         texts[np.arange(length) >= ends[:, None]] = 0

@@ -1,4 +1,4 @@
-"""The three sources of images, in order, and the reader of IDX files."""
+"""The sources of Fashion-MNIST, in order, what takes its place, and the reader of IDX files."""
 
 import builtins
 import gzip
@@ -30,12 +30,11 @@ def small_data():
     return (images(5, 0), np.arange(5) % 10), (images(3, 1), np.arange(3) % 10)
 
 
-@pytest.fixture
-def without_keras_copy(monkeypatch):
-    def fail():
-        raise Exception("URL fetch failure")
-
-    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", fail)
+@pytest.fixture(autouse=True)
+def without_other_copies(monkeypatch):
+    """No folder of the user's, and no TensorFlow Datasets."""
+    monkeypatch.delenv("KERAS_ADACLIP_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
 
 
 @pytest.fixture
@@ -95,7 +94,22 @@ def test_keras_copy_comes_first(monkeypatch, debian_folder):
     np.testing.assert_allclose(data.x_train[..., 0], images(5, 0) / 255.0, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("without_keras_copy")
+def test_a_folder_of_the_users_comes_first(monkeypatch, debian_folder, tmp_path):
+    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", small_data)
+    place = tmp_path / "mine" / "fashion-mnist"
+    place.mkdir(parents=True)
+    for path in debian_folder.glob("*.gz"):
+        path.rename(place / path.name)
+    monkeypatch.setenv("KERAS_ADACLIP_DATA", str(place.parent))
+    data = load_fashion_mnist(debian_folder)
+    assert "KERAS_ADACLIP_DATA" in data.source
+    assert_well_formed(data, 5, 3)
+    (place / "t10k-labels-idx1-ubyte.gz").write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte\.gz is truncated"):
+        load_fashion_mnist(debian_folder)
+
+
+@pytest.mark.usefixtures("without_keras_copies")
 def test_debians_files_come_second(debian_folder):
     data = load_fashion_mnist(debian_folder)
     assert_well_formed(data, 5, 3)
@@ -104,7 +118,7 @@ def test_debians_files_come_second(debian_folder):
     np.testing.assert_allclose(data.x_test[..., 0], images(3, 1) / 255.0, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("without_keras_copy")
+@pytest.mark.usefixtures("without_keras_copies")
 def test_real_digits_come_last(tmp_path):
     pytest.importorskip("sklearn")
     data = load_fashion_mnist(tmp_path)
@@ -113,7 +127,7 @@ def test_real_digits_come_last(tmp_path):
     assert np.bincount(data.y_train).min() > 100
 
 
-@pytest.mark.usefixtures("without_keras_copy")
+@pytest.mark.usefixtures("without_keras_copies")
 def test_without_any_source(monkeypatch, tmp_path):
     real = builtins.__import__
 
