@@ -20,11 +20,12 @@ import keras
 
 import keras_adaclip as ka
 from comparison.networks import ACTIVATIONS, NETWORKS
-from keras_adaclip.datasets import load_fashion_mnist
+from keras_adaclip.datasets import ImageData, load_fashion_mnist
 from private_classification import (
     TUNED_FOR_TABLE_B1,
     Task,
     callbacks,
+    loaded,
     parse_options,
     private_optimizer,
     report,
@@ -52,6 +53,20 @@ TASK = Task(
     trainings=TUNED_FOR_TABLE_B1,
     networks=("b1", "b3"),
 )
+
+"""
+## The data
+
+60,000 training and 10,000 test images of 28x28 pixels, divided by 255: a constant, so nothing of
+the images goes into it. The test images are taken to be public.
+"""
+
+
+def load(is_smoke: bool) -> ImageData:
+    """Fashion-MNIST, or its first images."""
+    data = load_fashion_mnist()
+    return data.first(512, 256) if is_smoke else data
+
 
 """
 ## The network
@@ -88,10 +103,7 @@ budget, the other adds the clipping norm.
 def main() -> None:
     """Loads, trains and reports."""
     options = parse_options(__doc__, TASK)
-    data = load_fashion_mnist()
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
-    if options.smoke:
-        data = data.first(512, 256)
+    data = loaded(load, options)
 
     started = time.perf_counter()
     model = build_model(options.network)

@@ -26,6 +26,7 @@ from private_classification import (
     Task,
     Training,
     callbacks,
+    loaded,
     parse_options,
     private_optimizer,
     report,
@@ -124,8 +125,7 @@ of the command line: by default the median of the gradient norms, estimated priv
 def main() -> None:
     """Loads, trains and reports."""
     options = parse_options(__doc__, TASK)
-    data = load(options.smoke)
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
+    data = loaded(load, options)
 
     started = time.perf_counter()
     model = build_model(width=8 if options.smoke else 32)

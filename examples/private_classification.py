@@ -5,7 +5,8 @@ all of them. The clipping methods are those of the comparison (`comparison/metho
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def parse_options(
     options.verbose = int(options.verbose) if options.verbose.isdigit() else options.verbose
     try:
         options.settings = _clipping_settings(options, task.trainings[options.clipping])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     _fill_in(options, task)
     if options.seed is not None:
@@ -191,6 +192,21 @@ def _fill_in(options: argparse.Namespace, task: Task) -> None:
     for name, value in values.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
+
+
+def loaded(load: Callable[[bool], Any], options: argparse.Namespace) -> Any:
+    """The data, and a line about them; ends the program with a message where there are none.
+
+    Args:
+        load: from whether it is a smoke run to the data.
+        options: of `parse_options`.
+    """
+    try:
+        data = load(options.smoke)
+    except FileNotFoundError as error:
+        sys.exit(f"{error}\n`--smoke` runs without it, on data made up on the spot.")
+    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
+    return data
 
 
 def private_optimizer(

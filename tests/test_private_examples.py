@@ -1,0 +1,233 @@
+"""The examples of private classification run from end to end, with every clipping method."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_adaclip as ka
+
+FOLDER = Path(ka.__file__).parents[1] / "examples"
+if not FOLDER.exists():
+    pytest.skip("the examples are not part of this installation", allow_module_level=True)
+# PyTorch compiles nothing, so a few steps take the least time there.
+if keras.backend.backend() != "torch":
+    pytest.skip("once is enough", allow_module_level=True)
+pytest.importorskip("matplotlib")
+
+# The scripts import what they share from their own folder.
+sys.path.insert(0, str(FOLDER))
+try:
+    from private_classification import CLIPPINGS, SETTINGS, parse_options, private_optimizer
+
+    SCRIPTS = {
+        name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name="example")
+        for name in ("mnist", "fashion_mnist", "cifar10", "imagenette", "imdb", "adult")
+    }
+finally:
+    sys.path.remove(str(FOLDER))
+
+
+def run_script(name, monkeypatch, capsys, *options):
+    """What a script prints."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [name, "--verbose", "2", *map(str, options)])
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def options_of(name, *arguments):
+    return parse_options("Title.", SCRIPTS[name]["TASK"], [str(one) for one in arguments])
+
+
+@pytest.fixture
+def schedule(tmp_path):
+    path = tmp_path / "schedule.json"
+    ka.schedules.PiecewiseConstant([0.5, 0.25]).save(path)
+    return path
+
+
+# ---- from end to end --------------------------------------------------------------------------
+
+
+# `test_examples.py` runs the demo on Fashion-MNIST.
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "imagenette", "imdb", "adult"])
+def test_smoke(name, monkeypatch, capsys, tmp_path):
+    figure = tmp_path / "run.png"
+    printed = run_script(name, monkeypatch, capsys, "--smoke", "--seed", 1, "--output", figure)
+    task = SCRIPTS[name]["TASK"]
+    assert f"Data: made up on the spot, in the shape of {task.title}; backend: " in printed
+    assert re.search(rf"Noise multiplier \d\.\d+ for epsilon {task.epsilon:g} at delta", printed)
+    assert len(re.findall(r"epsilon: \d+\.\d+ - clip_norm: \d\.\d+", printed)) == 2
+    accuracy = re.search(r"Test accuracy (\d+\.\d+)% after \d+ s of training", printed)
+    assert 0.0 < float(accuracy[1]) <= 100.0
+    epsilon = re.search(r"\(epsilon = (\S+), delta = \S+\)-differential privacy after", printed)
+    assert 0.9 * task.epsilon < float(epsilon[1]) <= task.epsilon
+    assert "nan" not in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("clipping", "norms"),
+    [
+        ("fixed", [1.0, 1.0]),
+        ("quantile", None),
+        ("linear", [1 / 1.5, 1 / 2]),
+        ("exponential", [2**-0.5, 1 / 2]),
+        ("power", [2**-0.5, 3**-0.5]),
+        ("transfer", [0.25, 0.25]),
+        ("automatic", [1.0, 1.0]),
+        ("adaclip", [1.0, 1.0]),
+    ],
+)
+def test_every_clipping_method(clipping, norms, schedule, monkeypatch, capsys, tmp_path):
+    options = ["--smoke", "--clipping", clipping, "--output", tmp_path / "run.png"]
+    if clipping == "transfer":
+        options += ["--schedule", schedule]
+    printed = run_script("adult", monkeypatch, capsys, *options)
+    # The norm after each of two epochs, which is that of the next step.
+    found = [float(norm) for norm in re.findall(r"clip_norm: (\d+\.\d+)", printed)]
+    if norms is None:
+        assert 0.1 < found[0] < found[1]
+    else:
+        assert found == pytest.approx(norms, abs=1e-4)
+
+
+def test_without_data(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("KERAS_ADACLIP_DATA", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(SystemExit, match=r"(?s)Imagenette is not available here.*`--smoke`"):
+        run_script("imagenette", monkeypatch, capsys)
+
+
+# ---- the command line -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_what_is_left_open_has_a_value(name, clipping, schedule):
+    task = SCRIPTS[name]["TASK"]
+    more = ["--schedule", schedule] if clipping == "transfer" else []
+    options = options_of(name, "--clipping", clipping, *more)
+    training = task.trainings[clipping]
+    assert (options.epochs, options.learning_rate) == (training.epochs, training.learning_rate)
+    assert (options.batch_size, options.epsilon) == (task.batch_size, task.epsilon)
+    assert set(options.settings) == set(SETTINGS[clipping])
+    optimizer = private_optimizer(keras.optimizers.SGD(), options, num_examples=9_000)
+    strategies = {
+        "fixed": ka.clipping.FixedClipping,
+        "quantile": ka.clipping.QuantileClipping,
+        "automatic": ka.clipping.AutomaticClipping,
+        "adaclip": ka.clipping.AdaClip,
+    }
+    assert type(optimizer.clipping) is strategies.get(clipping, ka.clipping.ScheduledClipping)
+
+
+def test_defaults_that_are_promised(schedule):
+    options = options_of("fashion_mnist")
+    assert options.clipping == "quantile"
+    assert options.settings["target_quantile"] == 0.7
+    given = vars(options)
+    promised = {
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "epochs": 12,
+        "batch_size": 1024,
+        "learning_rate": 0.2,
+        "momentum": 0.9,
+        "network": "b1",
+        "seed": None,
+        "output": Path("fashion_mnist.png"),
+        "verbose": "auto",
+        "smoke": False,
+    }
+    assert {name: given[name] for name in promised} == promised
+    options = options_of("fashion_mnist", "--clipping", "transfer", "--schedule", schedule)
+    assert options.settings == {"values": [0.5, 0.25], "scale": 2.0}
+    assert (options.learning_rate, options.momentum, options.epochs) == (4.0, 0.0, 40)
+
+
+def test_what_is_given_holds():
+    given = {
+        "epsilon": 1.5,
+        "delta": 1e-6,
+        "epochs": 3,
+        "batch_size": 100,
+        "learning_rate": 0.5,
+        "momentum": 0.25,
+        "verbose": 2,
+    }
+    arguments = [
+        part
+        for name, value in given.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    options = vars(options_of("cifar10", "--smoke", "--network", "b4", *arguments))
+    assert {name: options[name] for name in given} == given
+    assert options["network"] == "b4"
+
+
+@pytest.mark.parametrize(
+    ("clipping", "option", "setting"),
+    [
+        ("fixed", "--clip-norm", "clip_norm"),
+        ("automatic", "--clip-norm", "clip_norm"),
+        ("quantile", "--clip-norm", "initial_clip_norm"),
+        ("quantile", "--quantile", "target_quantile"),
+        ("linear", "--clip-norm", "initial_value"),
+        ("exponential", "--clip-norm", "initial_value"),
+        ("power", "--clip-norm", "initial_value"),
+        ("power", "--power", "power"),
+    ],
+)
+def test_settings_of_a_method(clipping, option, setting):
+    options = options_of("mnist", "--clipping", clipping, option, 0.375)
+    assert options.settings[setting] == 0.375
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--clipping", "fixed", "--quantile", 0.5), "--clipping fixed has no --quantile"),
+        (("--power", 0.5), "--clipping quantile has no --power"),
+        (("--clipping", "adaclip", "--clip-norm", 1), "--clipping adaclip has no --clip-norm"),
+        (("--clipping", "linear", "--schedule", "x"), "--clipping linear has no --schedule"),
+        (("--clipping", "transfer"), "--clipping transfer needs --schedule PATH"),
+        (("--clipping", "transfer", "--schedule", __file__), "is no JSON file"),
+        (("--clipping", "transfer", "--schedule", "nowhere.json"), "nowhere.json"),
+        (("--clipping", "other"), "invalid choice: 'other'"),
+        (("--network", "b2"), "invalid choice: 'b2'"),
+    ],
+)
+def test_options_that_do_not_fit(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        options_of("mnist", *arguments)
+    assert message in capsys.readouterr().err
+
+
+# ---- the networks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "network", "parameters"),
+    [
+        ("mnist", "b1", 152_618),
+        ("fashion_mnist", "b3", 281_034),
+        ("cifar10", "b2", 550_570),  # As in Papernot et al. 2021.
+        ("cifar10", "b4", 176_938),
+        # PyTorch's AlexNet with ten classes has 57,044,810; fewer positions are left of 160 pixels.
+        ("imagenette", "alexnet", 57_044_810 - (6 * 6 - 4 * 4) * 256 * 4096),
+        ("imagenette", "resnet18", 11_181_642),  # As PyTorch's with ten classes.
+    ],
+)
+def test_networks_have_the_size_of_the_tables(script, network, parameters):
+    assert SCRIPTS[script]["build_model"](network).count_params() == parameters
+
+
+def test_a_narrow_residual_network_is_private():
+    model = SCRIPTS["imagenette"]["build_model"]("resnet18", width=1 / 16)
+    assert not ka.check(model)
+    assert not any("BatchNormalization" in type(layer).__name__ for layer in model.layers)
