@@ -191,6 +191,19 @@ def test_settings_of_a_method(clipping, option, setting):
     assert options.settings[setting] == 0.375
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        options_of(name, "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    task = SCRIPTS[name]["TASK"]
+    assert f"--clipping {{{','.join(CLIPPINGS)}}}" in shown
+    assert f"privacy budget ({task.epsilon:g}" in shown
+    assert f"its delta ({task.delta:.3g})" in shown
+    # Adam has no momentum.
+    assert ("--momentum" in shown) == (name not in ("imdb", "adult"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
