@@ -13,6 +13,8 @@ from keras import ops
 
 from keras_adaclip.accounting import check_real
 
+__all__ = ["TemperedSigmoid"]
+
 Tensor = Any
 
 

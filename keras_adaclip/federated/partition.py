@@ -11,6 +11,8 @@ import numpy as np
 from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import check_integer
 
+__all__ = ["by_key", "by_label_shards", "dirichlet", "iid", "pachinko"]
+
 
 def iid(num_examples: int, num_clients: int, seed: int | None = None) -> np.ndarray:
     """Shuffles the examples and deals them out: sizes differ by one at most.

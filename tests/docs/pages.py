@@ -17,6 +17,8 @@ _BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$",
     flags=re.DOTALL | re.MULTILINE,
 )
+# Of a block beside one of another library's, which has a title as well.
+OUR_TITLE = 'title="keras_adaclip"'
 # A command of ours, of the shell: `python -m keras_adaclip plan --epsilon 3`.
 _COMMAND = re.compile(r"^python -m keras_adaclip (.+)$", flags=re.MULTILINE)
 
@@ -42,7 +44,7 @@ class Block:
     @property
     def is_ours(self) -> bool:
         """Whether it is Python to run: that of other libraries has a title."""
-        return self.language == "python" and "title=" not in self.options
+        return self.language == "python" and self.options in ("", OUR_TITLE)
 
 
 def all_pages():
