@@ -67,7 +67,11 @@ class TemperedSigmoid:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The activation that `get_config` describes."""
+        """The activation that `get_config` describes.
+
+        Args:
+            config: what `get_config` returned.
+        """
         return cls(**config)
 
     def __repr__(self) -> str:

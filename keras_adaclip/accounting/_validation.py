@@ -17,7 +17,18 @@ SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
 
 
 def check_integer(value: object, name: str, *, minimum: int = 0, maximum: int = INT32_MAX) -> int:
-    """Returns `value` as an `int`, or says what is wrong with it."""
+    """Returns `value` as an `int`, or says what is wrong with it.
+
+    Args:
+        value: what was given.
+        name: name of the argument, for the message.
+        minimum: the least number that is allowed.
+        maximum: the greatest number that is allowed.
+
+    Raises:
+        TypeError: where it is not an integer.
+        ValueError: where it is out of range.
+    """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(f"Argument `{name}` must be an integer. Received: {name}={value!r}")
     number = int(value)
@@ -29,7 +40,16 @@ def check_integer(value: object, name: str, *, minimum: int = 0, maximum: int = 
 
 
 def check_real(value: object, name: str) -> float:
-    """Returns `value` as a finite `float`, or says what is wrong with it."""
+    """Returns `value` as a finite `float`, or says what is wrong with it.
+
+    Args:
+        value: what was given.
+        name: name of the argument, for the message.
+
+    Raises:
+        TypeError: where it is not a number.
+        ValueError: where it is not finite.
+    """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"Argument `{name}` must be a real number. Received: {name}={value!r}")
     number = float(value)
@@ -54,7 +74,15 @@ def check_noise_multiplier(value: object) -> float:
 
 
 def check_target_epsilon(value: object) -> float:
-    """Returns a positive, finite target."""
+    """Returns a positive, finite target.
+
+    Args:
+        value: what was given.
+
+    Raises:
+        TypeError: where it is not a number.
+        ValueError: where it is not positive and finite.
+    """
     number = check_real(value, "target_epsilon")
     if number <= 0:
         raise ValueError(
@@ -64,7 +92,15 @@ def check_target_epsilon(value: object) -> float:
 
 
 def check_delta(value: object) -> float:
-    """Returns a delta strictly between 0 and 1."""
+    """Returns a delta strictly between 0 and 1.
+
+    Args:
+        value: what was given.
+
+    Raises:
+        TypeError: where it is not a number.
+        ValueError: where it does not lie strictly between 0 and 1.
+    """
     number = check_real(value, "delta")
     if not 0 < number < 1:
         raise ValueError(
@@ -74,7 +110,13 @@ def check_delta(value: object) -> float:
 
 
 def warn_of_large_delta(delta: float, num_examples: int, stacklevel: int = 3) -> None:
-    """Warns when `delta` would allow one example to be published outright."""
+    """Warns when `delta` would allow one example to be published outright.
+
+    Args:
+        delta: the delta.
+        num_examples: number of examples; 0 for unknown, which is never warned of.
+        stacklevel: as for `warnings.warn`.
+    """
     if delta * num_examples >= 1:
         warnings.warn(
             f"Argument `delta` should be well below 1 / num_examples = {1 / num_examples:.3g}: "
@@ -86,7 +128,14 @@ def warn_of_large_delta(delta: float, num_examples: int, stacklevel: int = 3) ->
 
 
 def check_accountant(value: object) -> str:
-    """Returns the accountant's name."""
+    """Returns the accountant's name.
+
+    Args:
+        value: what was given.
+
+    Raises:
+        ValueError: where there is no such accountant.
+    """
     if value not in ACCOUNTANTS:
         raise ValueError(
             f"Argument `accountant` must be one of {', '.join(map(repr, ACCOUNTANTS))}. "

@@ -154,7 +154,11 @@ class Ledger:
         return type(self)(compact(self.rows, max_rows))
 
     def is_covered_by(self, other: "Ledger") -> bool:
-        """Whether `other` holds at least these steps and releases of each mechanism."""
+        """Whether `other` holds at least these steps and releases of each mechanism.
+
+        Args:
+            other: the ledger that may hold more.
+        """
         theirs = _totals(other.rows)
         return all(
             steps <= theirs.get(mechanism, (0, 0))[0]

@@ -242,7 +242,14 @@ class PrivacyReport:
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
-    """Says what is wrong with the name of a report's file."""
+    """Says what is wrong with the name of a report's file.
+
+    Args:
+        path: the file to write.
+
+    Raises:
+        ValueError: where its suffix is of no known format.
+    """
     if Path(path).suffix not in (".json", ".md", ".txt"):
         raise ValueError(
             "The path of a privacy report must end with '.json', '.md' or '.txt', which decides "

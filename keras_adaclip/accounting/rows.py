@@ -133,6 +133,9 @@ class LedgerRow:
 
         Returns:
             The row, whose first step opens a release.
+
+        Raises:
+            ValueError: where `steps_per_release` is given for another kind than `PASS`.
         """
         sampling = Sampling(sampling)
         if steps_per_release is None:

@@ -70,7 +70,11 @@ class RunBounds:
         return events.neighboring_relation(self._rows())
 
     def covers(self, ledger: Ledger) -> bool:
-        """Whether a run that has spent what the ledger says has kept the bound."""
+        """Whether a run that has spent what the ledger says has kept the bound.
+
+        Args:
+            ledger: what a run has spent.
+        """
         if ledger.steps == 0:
             return True
         relation = self.neighboring_relation
@@ -99,11 +103,20 @@ class RunBounds:
         )
 
     def selection_epsilon(self, selection: RandomSelection, delta: float) -> float:
-        """Epsilon of the best of a random number of runs."""
+        """Epsilon of the best of a random number of runs.
+
+        Args:
+            selection: the law of the number of runs.
+            delta: delta of the selection.
+        """
         return selection.epsilon_of_runs(self.plans, delta)
 
     def costliest(self, delta: float) -> Ledger:
-        """The plan with the largest epsilon by itself."""
+        """The plan with the largest epsilon by itself.
+
+        Args:
+            delta: delta of each plan.
+        """
         return max(self.plans, key=lambda plan: RunBounds((plan,)).epsilon(delta))
 
     def to_list(self) -> list[list[dict[str, Any]]]:
@@ -121,7 +134,11 @@ class RunBounds:
 
     @classmethod
     def from_list(cls, plans: Iterable[Iterable[dict[str, Any]]]) -> Self:
-        """The inverse of `to_list`."""
+        """The inverse of `to_list`.
+
+        Args:
+            plans: what `to_list` returned.
+        """
         return cls(
             tuple(
                 Ledger(

@@ -133,7 +133,12 @@ class RandomSelection:
         )
 
     def epsilon_of_events(self, counted: CountedEvents, delta: float) -> float:
-        """Epsilon of the selection, if each run has these events; see `epsilon`."""
+        """Epsilon of the selection, if each run has these events; see `epsilon`.
+
+        Args:
+            counted: events of `dp_accounting`, each with how often it happened in a run.
+            delta: delta of the selection.
+        """
         return self._epsilon([counted], delta)
 
     def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:

@@ -78,6 +78,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         Args:
             model: the private model, its ledger open.
             data: its training data.
+
+        Raises:
+            ValueError: where `delta` is None and the number of examples is unknown.
         """
         if self.report_path is not None:
             # An error now, not when training is over.
@@ -142,7 +145,11 @@ class PrivacyCallback(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes the report, if one was asked for."""
+        """Writes the report, if one was asked for.
+
+        Raises:
+            ValueError: where there is no delta to report at.
+        """
         if self.report_path is not None:
             if self._effective_delta == 0.0:
                 raise ValueError(

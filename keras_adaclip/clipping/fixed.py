@@ -61,7 +61,11 @@ class FixedClipping(ClippingStrategy):
             self.clip_norm = require_clip_norm("clip_norm", clip_norm)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The clipping norm of each group."""
+        """The clipping norm of each group.
+
+        Raises:
+            ValueError: where there are not as many norms as groups.
+        """
         if not isinstance(self.clip_norm, list):
             return {"clip_norm": split_evenly(self.clip_norm, groups)}
         if len(self.clip_norm) != groups.num_groups:

@@ -82,7 +82,11 @@ class ParameterGroups:
 
     @classmethod
     def single(cls, shapes: Sequence[Sequence[int]] = ()) -> "ParameterGroups":
-        """One group of variables of these shapes."""
+        """One group of variables of these shapes.
+
+        Args:
+            shapes: of the variables.
+        """
         return cls(("all",), (0,) * len(shapes), tuple(map(tuple, shapes)), is_flat=True)
 
 

@@ -79,7 +79,11 @@ class ScheduledClipping(ClippingStrategy):
     def begin_run(
         self, state: dict[str, np.ndarray], step: int, steps_per_epoch: int | None
     ) -> dict[str, np.ndarray]:
-        """Sets the norm of the run's first step, and the number of steps in an epoch."""
+        """Sets the norm of the run's first step, and the number of steps in an epoch.
+
+        Raises:
+            ValueError: where the schedule counts in epochs and their length is unknown.
+        """
         if self.schedule.needs_steps_per_epoch and not steps_per_epoch:
             raise ValueError(
                 f"The schedule {type(self.schedule).__name__} counts in epochs, and how many "

@@ -97,7 +97,11 @@ class ClippingStrategy(abc.ABC):
         """
 
     def num_statistics(self, num_groups: int) -> int:
-        """The number of statistics that each unit adds."""
+        """The number of statistics that each unit adds.
+
+        Args:
+            num_groups: number of groups of variables.
+        """
         return 0
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:
@@ -136,11 +140,20 @@ class ClippingStrategy(abc.ABC):
         """Centre and scale of each variable, where `has_coordinates`.
 
         Unit i is clipped as `(g_i - centre) / scale`; both may depend on earlier releases only.
+
+        Args:
+            state: the strategy's variables, as `initial_state` names them.
+            groups: the groups of variables, with their shapes.
         """
         raise NotImplementedError
 
     def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
-        """The noised means in the coordinates of the gradient."""
+        """The noised means in the coordinates of the gradient.
+
+        Args:
+            state: the strategy's variables.
+            means: a noised mean for each variable, in its shape.
+        """
         return list(means)
 
     def begin_run(
@@ -205,7 +218,14 @@ class ClippingStrategy(abc.ABC):
         return text
 
     def remember_split(self, total: float, of_sum: float, of_statistics: float, num: int) -> None:
-        """Keeps what the optimizer's latest run pays, for `describe`."""
+        """Keeps what the optimizer's latest run pays, for `describe`.
+
+        Args:
+            total: the noise multiplier that the accountant sees.
+            of_sum: that of the clipped sum alone.
+            of_statistics: standard deviation of the noise of a statistic.
+            num: number of statistics.
+        """
         self._latest_split = (total, of_sum, of_statistics, num)
 
     @abc.abstractmethod
@@ -214,7 +234,11 @@ class ClippingStrategy(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The strategy that `get_config` describes."""
+        """The strategy that `get_config` describes.
+
+        Args:
+            config: what `get_config` returned.
+        """
         return cls(**config)
 
     def _group_config(self) -> dict[str, Any]:

@@ -81,17 +81,28 @@ class ClientData(abc.ABC):
     def position_of(self, client_id: Any) -> int:
         """The number of a client in `client_ids`.
 
+        Args:
+            client_id: the client's id.
+
         Raises:
             KeyError: where there is no such client.
         """
 
     @abc.abstractmethod
     def examples_at(self, position: int) -> tuple[Any, Any]:
-        """The examples of the client with a number: arrays `x` and `y`, or None for `y`."""
+        """The examples of the client with a number: arrays `x` and `y`, or None for `y`.
+
+        Args:
+            position: the client's number, from 0.
+        """
 
     @abc.abstractmethod
     def num_examples_at(self, position: int) -> int:
-        """How many examples the client with a number has."""
+        """How many examples the client with a number has.
+
+        Args:
+            position: the client's number, from 0.
+        """
 
     def __len__(self) -> int:
         return len(self.client_ids)
@@ -111,6 +122,9 @@ class ClientData(abc.ABC):
 
     def first_examples(self, num_examples: int = 3) -> tuple[Any, Any]:
         """A few examples of the first clients that have some, for building a model.
+
+        Args:
+            num_examples: how many at most.
 
         Raises:
             ValueError: where no client has an example.

@@ -235,7 +235,11 @@ class FederatedTraining(Preparation):
         )
 
     def train_step(self, *args: Any) -> Any:
-        """One round, in the form that the backend's trainer expects."""
+        """One round, in the form that the backend's trainer expects.
+
+        Raises:
+            ValueError: where it is called outside of `fit`.
+        """
         if self.local_training is None:
             raise ValueError(
                 "`train_step` was called on a model that `fit` did not prepare, so neither "

@@ -44,6 +44,9 @@ def by_label_shards(
         num_clients: number of clients.
         shards_per_client: number of shards that each client gets.
         seed: of the dealing.
+
+    Raises:
+        ValueError: where there are fewer examples than shards, or `y` has more than one axis.
     """
     labels = _checked_labels(y)
     num_clients = check_integer(num_clients, "num_clients", minimum=1)
@@ -73,6 +76,10 @@ def dirichlet(y: Any, num_clients: int, alpha: float, seed: int | None = None) -
         num_clients: number of clients, up to the number of examples.
         alpha: positive; towards 0 each client has one label, for large values all are alike.
         seed: of the draws.
+
+    Raises:
+        ValueError: where there are fewer examples than clients, `alpha` is not positive, or `y` has
+            more than one axis.
     """
     labels = _checked_labels(y)
     num_clients = check_integer(num_clients, "num_clients", minimum=1, maximum=len(labels))

@@ -57,7 +57,11 @@ class ByExamples:
         object.__setattr__(self, "mean", mean)
 
     def weight(self, num_examples: int) -> float:
-        """The weight of a client, between 0 and 1."""
+        """The weight of a client, between 0 and 1.
+
+        Args:
+            num_examples: how many examples the client has.
+        """
         return min(num_examples, self.limit) / self.limit
 
     @property
@@ -71,7 +75,11 @@ class ByExamples:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ByExamples":
-        """The weighting that `get_config` describes."""
+        """The weighting that `get_config` describes.
+
+        Args:
+            config: what `get_config` returned.
+        """
         return cls(**config)
 
 

@@ -31,7 +31,11 @@ class Batch:
 
     @classmethod
     def from_data(cls, data: Any) -> "Batch":
-        """From what Keras hands to `train_step`: a tuple, or a dict made by our own sampling."""
+        """From what Keras hands to `train_step`: a tuple, or a dict made by our own sampling.
+
+        Args:
+            data: what `train_step` got.
+        """
         if isinstance(data, dict) and "mask" in data and "x" in data:
             return cls(
                 data["x"], data.get("y"), data.get("sample_weight"), ops.cast(data["mask"], "bool")
@@ -50,7 +54,12 @@ class Batch:
         return ops.ones((self.num_rows,), dtype="bool") if self.mask is None else self.mask
 
     def rows(self, start: Any, size: int) -> "Batch":
-        """`size` units from `start` on; there must be that many."""
+        """`size` units from `start` on; there must be that many.
+
+        Args:
+            start: number of the first unit, a scalar tensor or an int.
+            size: how many.
+        """
 
         def take(value: Tensor, copies: int = self.num_copies) -> Tensor:
             starts = [start * copies, *[0] * (len(value.shape) - 1)]
@@ -60,7 +69,11 @@ class Batch:
         return self._map(take, mask, self.num_copies)
 
     def copied(self, num_copies: int) -> "Batch":
-        """Each unit's row `num_copies` times."""
+        """Each unit's row `num_copies` times.
+
+        Args:
+            num_copies: how often each row comes.
+        """
 
         def copies(value: Tensor) -> Tensor:
             return ops.repeat(value, num_copies, axis=0)
@@ -68,7 +81,11 @@ class Batch:
         return self._map(copies, self.mask, num_copies)
 
     def padded_to_multiple(self, size: int) -> "Batch":
-        """The batch with rows of zeros, masked out, up to a multiple of `size`."""
+        """The batch with rows of zeros, masked out, up to a multiple of `size`.
+
+        Args:
+            size: what the number of rows is to be a multiple of.
+        """
         missing = -self.num_rows % size
         if isinstance(missing, int) and missing == 0:
             return (

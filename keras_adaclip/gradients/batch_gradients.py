@@ -48,7 +48,11 @@ class BatchGradients:
         )
 
     def squared_norms(self, groups: ParameterGroups) -> Tensor:
-        """Squared norms of each group's part, float32 of shape `(batch_size, num_groups)`."""
+        """Squared norms of each group's part, float32 of shape `(batch_size, num_groups)`.
+
+        Args:
+            groups: the groups of variables.
+        """
         norms: list[list[Tensor]] = [[] for _ in groups.names]
         for part, number in zip(self.parts, groups.assignment, strict=True):
             if part is not None:

@@ -140,7 +140,12 @@ def clipped_contributions(
 
 
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
-    """Adds the gradient of the weight regularizers, which needs no noise."""
+    """Adds the gradient of the weight regularizers, which needs no noise.
+
+    Args:
+        model: the model whose regularizers act.
+        total: the clipped and noised sum.
+    """
     variables = model.trainable_variables
     if all(variable.regularizer is None for variable in variables):
         return total

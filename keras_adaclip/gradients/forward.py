@@ -87,7 +87,13 @@ def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:
-    """Calls the model, in training mode where its `call` knows of one."""
+    """Calls the model, in training mode where its `call` knows of one.
+
+    Args:
+        model: the model.
+        x: its inputs, of shape `(batch_size, ...)` each.
+        training: whether it is called as in training.
+    """
     # The class's `call`: that of the instance may be tapped, and takes anything.
     if "training" in inspect.signature(type(model).call).parameters:
         return model(x, training=training)

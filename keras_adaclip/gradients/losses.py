@@ -129,7 +129,11 @@ def add_to_output_loss_trackers(
 
 
 def regularization_loss(model: keras.Model) -> Tensor | None:
-    """The summed weight regularization of `model`, None where there is none."""
+    """The summed weight regularization of `model`, None where there is none.
+
+    Args:
+        model: the model, built.
+    """
     terms = [
         ops.cast(variable.regularizer(variable), "float32")
         for variable in model.trainable_variables

@@ -58,7 +58,11 @@ class GradientPlan:
 
 
 def whole_model_plan(reason: str) -> GradientPlan:
-    """The plan of last resort."""
+    """The plan of last resort.
+
+    Args:
+        reason: why nothing faster is possible, for `check` and `private_summary`.
+    """
     return GradientPlan({}, {}, reason)
 
 

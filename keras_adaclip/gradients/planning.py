@@ -150,7 +150,12 @@ def _assign_rules(
 def quicker_calls_of(
     model: keras.Model, in_loop: bool = False
 ) -> dict[keras.layers.Layer, Callable[..., Any]]:
-    """What stands in for the calls of layers, in the step itself or in a loop inside of it."""
+    """What stands in for the calls of layers, in the step itself or in a loop inside of it.
+
+    Args:
+        model: the model, built.
+        in_loop: whether the calls happen in a loop inside of the step.
+    """
     find = backend.quicker_call_in_loop if in_loop else backend.quicker_call
     calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}

@@ -13,7 +13,11 @@ Tensor = Any
 
 
 def finite_rows(rows: Batch) -> Batch:
-    """The rows as tensors, with zeros where a number is not finite."""
+    """The rows as tensors, with zeros where a number is not finite.
+
+    Args:
+        rows: a batch of NumPy arrays or tensors.
+    """
 
     def clean(value: Any) -> Tensor:
         value = ops.convert_to_numpy(value)
@@ -25,7 +29,12 @@ def finite_rows(rows: Batch) -> Batch:
 
 
 def repeated(rows: Batch, size: int) -> Batch:
-    """A batch of `size` rows, the given ones over and over."""
+    """A batch of `size` rows, the given ones over and over.
+
+    Args:
+        rows: the batch to repeat, of one row or more.
+        size: number of rows of the result.
+    """
 
     def take(value: Tensor) -> Tensor:
         indices = np.arange(size) % value.shape[0]

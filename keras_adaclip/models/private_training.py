@@ -273,7 +273,11 @@ class PrivateTraining(Preparation):
         private_summary(self, x, batch_size, print_fn)
 
     def train_step(self, *args: Any) -> Any:
-        """One private step, in the form that the backend's trainer expects."""
+        """One private step, in the form that the backend's trainer expects.
+
+        Raises:
+            ValueError: where it is called outside of `fit` and `train_on_batch`.
+        """
         if self.gradient_plan is None:
             raise ValueError(
                 "`train_step` was called on a model that `fit` or `train_on_batch` did not "

@@ -216,7 +216,11 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_for_private_model = True
 
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether the optimizer was built for exactly these trainable variables."""
+        """Whether the optimizer was built for exactly these trainable variables.
+
+        Args:
+            variables: trainable variables of a model, in order.
+        """
         return [id(variable) for variable in variables] == self._built_for
 
     @abc.abstractmethod

@@ -34,6 +34,10 @@ def common_length(parts: dict[str, Any]) -> int:
 def checked_batch_size(batch_size: Any, num_examples: int) -> int:
     """Returns the expected batch size as an int.
 
+    Args:
+        batch_size: what was given.
+        num_examples: number of examples in the data.
+
     Raises:
         TypeError: where it is not an integer.
         ValueError: where it does not lie between 1 and `num_examples`.
@@ -51,7 +55,15 @@ def checked_batch_size(batch_size: Any, num_examples: int) -> int:
 
 
 def checked_seed(seed: Any) -> int | None:
-    """Returns a seed that is a natural number or None, or says what is wrong with it."""
+    """Returns a seed that is a natural number or None, or says what is wrong with it.
+
+    Args:
+        seed: what was given.
+
+    Raises:
+        TypeError: where it is neither an integer nor None.
+        ValueError: where it is negative.
+    """
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):

@@ -12,7 +12,12 @@ _SAMPLING_STREAM = 2
 
 
 def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
-    """The random numbers of one draw: from the operating system, or from a seed and its number."""
+    """The random numbers of one draw: from the operating system, or from a seed and its number.
+
+    Args:
+        seed: a seed, or None for the operating system's randomness.
+        number: number of the draw, from 0; draws of one seed differ by it.
+    """
     if seed is None:
         return np.random.default_rng()
     # A spawn key: an appended number would be lost where it is 0.
@@ -23,6 +28,12 @@ def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
 def poisson_draw(
     generator: np.random.Generator, num_units: int, sampling_probability: float
 ) -> np.ndarray:
-    """Numbers of the drawn units, ascending, none twice; empty with some probability."""
+    """Numbers of the drawn units, ascending, none twice; empty with some probability.
+
+    Args:
+        generator: where the random numbers come from.
+        num_units: number of units to draw from.
+        sampling_probability: probability of each unit, between 0 and 1.
+    """
     size = generator.binomial(num_units, sampling_probability)
     return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))

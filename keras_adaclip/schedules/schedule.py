@@ -65,7 +65,11 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def scaled(self, factor: float) -> Self:
-        """The schedule of the same kind with every value multiplied by a positive `factor`."""
+        """The schedule of the same kind with every value multiplied by a positive `factor`.
+
+        Args:
+            factor: what every value is multiplied by.
+        """
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -73,7 +77,11 @@ class Schedule(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The schedule that `get_config` describes."""
+        """The schedule that `get_config` describes.
+
+        Args:
+            config: what `get_config` returned.
+        """
         return cls(**config)
 
     def __repr__(self) -> str:

@@ -114,6 +114,9 @@ def _function_of(member):
     if isinstance(member, property):
         return member.fget
     function = getattr(member, "__func__", member)
+    if getattr(function, "__qualname__", "").startswith("synchronized."):
+        # Of keras-tuner, which keeps neither name nor docstring of what it decorates.
+        function = inspect.getclosurevars(function).nonlocals["func"]
     return function if inspect.isfunction(function) else None
 
 

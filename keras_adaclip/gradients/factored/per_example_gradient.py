@@ -68,7 +68,11 @@ class PerExampleGradient(abc.ABC):
 
     @abc.abstractmethod
     def merged(self, num_copies: int) -> "PerExampleGradient":
-        """The sums over each `num_copies` examples that stand next to each other."""
+        """The sums over each `num_copies` examples that stand next to each other.
+
+        Args:
+            num_copies: how many examples make one.
+        """
 
 
 class Materialized(PerExampleGradient):

@@ -114,7 +114,11 @@ class LayerRule(abc.ABC):
         """
 
     def covers(self, layer: keras.layers.Layer) -> bool:
-        """Whether the rule is exact for this layer, options considered."""
+        """Whether the rule is exact for this layer, options considered.
+
+        Args:
+            layer: a built layer of the rule's class.
+        """
         return True
 
 

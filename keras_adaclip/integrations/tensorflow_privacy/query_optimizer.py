@@ -224,7 +224,11 @@ class QueryOptimizer(QueryAccounting):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """The optimizer that `get_config` describes."""
+        """The optimizer that `get_config` describes.
+
+        Raises:
+            ValueError: where the query was an instance, which no file can hold.
+        """
         if config["query"] is None:
             raise ValueError(
                 "The model was saved with a query of TensorFlow Privacy, which no file can hold. "

@@ -252,7 +252,11 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         return self._plans.of(int(batch_size), str(noise_schedule)).ledger()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """The same search space, all trials of which begin with this noise multiplier."""
+        """The same search space, all trials of which begin with this noise multiplier.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over the clipping norm.
+        """
         arguments = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         arguments.update(target_epsilon=None, noise_multiplier=noise_multiplier)
         return type(self)(**arguments)

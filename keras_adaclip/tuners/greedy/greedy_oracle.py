@@ -175,7 +175,11 @@ class GreedyOracle(keras_tuner.Oracle):
         return None
 
     def epoch(self, number: int) -> EpochSearch:
-        """The search of one epoch, from 1."""
+        """The search of one epoch, from 1.
+
+        Args:
+            number: number of the epoch.
+        """
         trials = [t for t in self.trials.values() if t.hyperparameters.values[EPOCH] == number]
         return EpochSearch(self.rule, trials, self.repeats, self._sign)
 

@@ -81,7 +81,11 @@ class GreedyRule:
             object.__setattr__(self, name, value)
 
     def threshold(self, position: int) -> float:
-        """The clipping norm at a position."""
+        """The clipping norm at a position.
+
+        Args:
+            position: number of steps from the start, in the finest steps of all refinements.
+        """
         steps = position / self._unit
         if self.spacing == "geometric":
             return self.start * self.step**steps

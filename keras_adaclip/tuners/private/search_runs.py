@@ -67,7 +67,11 @@ class SearchRuns(keras_tuner.Tuner):
         return ledger
 
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """One run, of which keras-tuner gets the objective alone; `WORST` where it failed."""
+        """One run, of which keras-tuner gets the objective alone; `WORST` where it failed.
+
+        Raises:
+            ValueError: where a run goes on from an earlier one, with private diagnostics only.
+        """
         hp = trial.hyperparameters
         num_declared = len(hp.space)
         folder = Path(self.get_trial_dir(trial.trial_id))
