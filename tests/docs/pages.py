@@ -82,6 +82,15 @@ def python_blocks(page):
     return [(block.line, block.text) for block in blocks(page) if block.is_ours]
 
 
+def has_code(page):
+    """Whether there is anything on the page to run."""
+    return any(_is_run(block) for block in blocks(page))
+
+
+def _is_run(block):
+    return block.is_ours or (block.language == "sh" and bool(_COMMAND.search(block.text)))
+
+
 def printed_by_claim(block):
     """What a block says that it prints: the comments that begin with an arrow."""
     return re.findall(r"  # -> (.+)$", block, flags=re.MULTILINE)
@@ -101,7 +110,7 @@ def run(path, names=None, compare=True):
     for block, after in zip(found, [*found[1:], None], strict=True):
         if block.is_ours:
             printed, claimed = _run_python(path, block, names), printed_by_claim(block.text)
-        elif block.language == "sh" and _COMMAND.search(block.text):
+        elif _is_run(block):
             printed, claimed = _run_commands(block), []
         else:
             continue
