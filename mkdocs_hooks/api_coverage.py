@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 from mkdocs.exceptions import PluginError
-from public_names import PACKAGE, ROOT, SHARED_NAMES, public_modules
+from public_names import KERAS_PROTOCOL, PACKAGE, ROOT, SHARED_NAMES, public_modules
 
 PAGE = "api.md"
 
@@ -69,7 +69,7 @@ def _required_members(target: Any, anchors: tuple[str, ...]) -> list[tuple[str, 
     for name, member in target.all_members.items():
         owner = member.final_target.parent if member.is_alias else member.parent
         is_shown = member.is_function or "property" in getattr(member, "labels", ())
-        if not name.startswith("_") and is_shown:
+        if not name.startswith("_") and name not in KERAS_PROTOCOL and is_shown:
             # A base that is public itself shows its members for all of its children.
             ways = (*anchors, owner.path, *_public_paths(owner.path))
             found.append(tuple(f"{way}.{name}" for way in ways))

@@ -13,6 +13,17 @@ ROOT = Path(__file__).parents[1]
 # Below the public surface: one file a framework, and arithmetic that the optimizer alone needs.
 INTERNAL_MODULES = frozenset({"keras_adaclip.backend", "keras_adaclip.noise"})
 
+# Methods that Keras calls by itself, to save and to train: nothing to call, nothing to look up.
+KERAS_PROTOCOL = frozenset(
+    {
+        "build_from_config",
+        "compile_from_config",
+        "load_own_variables",
+        "save_own_variables",
+        "train_step",
+    }
+)
+
 # Names that stand in an `__all__` because a layer takes them from the layer below. They have
 # docstrings, but no place on the page of the API, and may change without notice.
 SHARED_NAMES = {
