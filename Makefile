@@ -53,9 +53,9 @@ PARALLEL := -n $(WORKERS) --dist=worksteal
 help:
 	@echo "make demo    train on Fashion-MNIST with differential privacy (TensorFlow)"
 	@echo "make test    lint, types, and the tests on TensorFlow, JAX and PyTorch"
-	@echo "Parts of it: make lint | types | test-core | test-tensorflow | test-jax | test-torch | test-golden |"
-	@echo "             test-tensorflow-privacy | test-oldest | package"
-	@echo "Others:      make demo-smoke | bench | bench-federated | venv | docs | clean"
+	@echo "Parts of it: make lint | types | docs | test-core | test-tensorflow | test-jax | test-torch |"
+	@echo "             test-golden | test-tensorflow-privacy | test-oldest | package"
+	@echo "Others:      make demo-smoke | bench | bench-federated | venv | clean"
 
 # ---- the two commands -------------------------------------------------------------------------------
 
@@ -74,8 +74,8 @@ test:
 	    { echo "==> Some checks failed: see above"; exit 1; }
 	@echo "==> All checks passed"
 
-checks: lint types test-core test-tensorflow test-jax test-torch test-golden test-tensorflow-privacy \
-        test-oldest package
+checks: lint types docs test-core test-tensorflow test-jax test-torch test-golden \
+        test-tensorflow-privacy test-oldest package
 
 # ---- the environment --------------------------------------------------------------------------------
 
@@ -233,6 +233,7 @@ bench-federated: $(VENV)/.installed-test
 
 # ---- the rest ---------------------------------------------------------------------------------------
 
+# Strict: a warning is an error, and so is a public name that the page of the API leaves out.
 docs: $(VENV)/.installed-docs
 	@echo "==> Building the documentation into site/"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
