@@ -110,5 +110,5 @@ def test_files_of_the_repository_that_a_page_names_are_there(path):
 
 def test_the_navigation_has_every_page():
     navigation = (pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = set(re.findall(r"[\w ,]+: (\w+\.md)$", navigation, flags=re.MULTILINE))
-    assert listed == {path.name for path in pages.DOCS.rglob("*.md")}
+    listed = set(re.findall(r": ([\w/]+\.md)$", navigation, flags=re.MULTILINE))
+    assert listed == {path.relative_to(pages.DOCS).as_posix() for path in pages.DOCS.rglob("*.md")}
