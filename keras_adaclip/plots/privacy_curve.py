@@ -37,7 +37,7 @@ def privacy_curve(
 ) -> Any:
     """Epsilon over delta, and over the epochs so far, of everything that a ledger holds.
 
-    Both curves are upper bounds; by PLD they lie up to 0.3% above the tightest one, which takes
+    Both curves are upper bounds; by PLD they lie less than 1% above the tightest one, which takes
     several times as long and which the dot shows. A ledger keeps how often each mechanism ran, not
     the order in which training went to and fro between two: it is drawn as if one came after the
     other.
