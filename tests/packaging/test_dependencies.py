@@ -21,7 +21,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 # Extras for those who work on the package; nothing in it imports what they bring.
 FOR_DEVELOPERS = {"docs", "test"}
 # Imported under another name than pip knows it by.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "jaxlib": "jax"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "jaxlib": "jax"}
 
 # Prints which modules each part of the package asks for while it is imported, also those that
 # something else has imported before. Keras itself imports TensorFlow, scikit-learn and matplotlib
