@@ -79,7 +79,7 @@ A private model is an ordinary Keras model: `ka.PrivateSequential` is `keras.Seq
 """
 
 
-def build_model(network: str) -> keras.Model:
+def build_model(network: str = "b1") -> keras.Model:
     """A network of Lin et al. 2022; its last layer has one unit a class."""
     layers = NETWORKS[network](ACTIVATIONS["tanh"])
     return ka.PrivateSequential([keras.Input((28, 28, 1)), *layers], name="fashion_cnn")
