@@ -75,7 +75,7 @@ test:
 	@echo "==> All checks passed"
 
 checks: lint types docs test-core test-tensorflow test-jax test-torch test-golden \
-        test-tensorflow-privacy test-oldest package
+        test-tensorflow-privacy
 
 # ---- the environment --------------------------------------------------------------------------------
 
