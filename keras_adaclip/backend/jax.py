@@ -16,7 +16,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import direct_calls, host_memory, jax_calls, jax_compiling, keras_private
+from keras_adaclip.backend import (
+    direct_calls,
+    host_memory,
+    jax_calls,
+    jax_compiling,
+    jax_devices,
+    keras_private,
+)
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
@@ -24,6 +31,13 @@ Tensor = Any
 Recording = direct_calls.Recording
 quicker_call_in_loop = jax_calls.quicker_call_in_loop
 compiled_for_memory = jax_compiling.compiled_for_memory
+num_batch_shards = jax_devices.num_batch_shards
+number_of_replica = jax_devices.number_of_replica
+on_all_shards = jax_devices.on_all_shards
+scope_of_devices = jax_devices.scope_of_devices
+unsupported_distribution = jax_devices.unsupported_distribution
+sums_of_replicas = jax_devices.sums_of_replicas
+applied_as_they_are = jax_devices.applied_as_they_are
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -56,10 +70,9 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution(model: keras.Model) -> str | None:
-    """Names the distribution in force, None where one device computes everything."""
-    distribution = keras.distribution.distribution()
-    return None if distribution is None else type(distribution).__name__
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """The value of a variable, put together where devices hold parts of it."""
+    return np.asarray(variable.value)
 
 
 def differentiate_at_taps(
@@ -270,11 +283,11 @@ def trace(function: Callable[[], Any]) -> None:
     jax.eval_shape(without_result)
 
 
-def prefetched(
-    batches: keras.utils.PyDataset, rows: Any, num_open_axes: Any = None
-) -> keras.utils.PyDataset:
+def fit_arguments(
+    batches: keras.utils.PyDataset, rows: Any, model: keras.Model, num_open_axes: Any = None
+) -> dict[str, Any]:
     """`batches`, prepared as Keras prepares them."""
-    return batches
+    return {"x": batches}
 
 
 @contextlib.contextmanager

@@ -192,6 +192,58 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
     model._symbolic_build(data_batch=tuple(parts))
 
 
+def strategy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The `tf.distribute` strategy in whose scope an optimizer on TensorFlow was made."""
+    return optimizer._distribution_strategy
+
+
+@contextmanager
+def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Makes an optimizer on TensorFlow take its gradients as they are on each replica.
+
+    Replicas enter one after another, each before those before it have left.
+
+    Args:
+        optimizer: would add up what the replicas hand to it.
+    """
+    inside = vars(optimizer).setdefault("_num_replicas_inside", [0])
+    inside[0] += 1
+    object.__setattr__(optimizer, "_all_reduce_sum_gradients", _itself)
+    try:
+        yield
+    finally:
+        inside[0] -= 1
+        if inside[0] == 0:
+            vars(optimizer).pop("_all_reduce_sum_gradients")
+            vars(optimizer).pop("_num_replicas_inside")
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def without_scaling_for_replicas() -> Iterator[None]:
+    """Keeps Keras's losses from being divided by the number of `tf.distribute` replicas.
+
+    Keras does so for the mean over all of them; the loss of one example is that of one alone.
+    """
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    from keras.src.losses import loss
+
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    before = [getattr(loss, name) for name in names]
+    try:
+        for name in names:
+            setattr(loss, name, _itself)
+        yield
+    finally:
+        for name, function in zip(names, before, strict=True):
+            setattr(loss, name, function)
+
+
 @contextmanager
 def without_regularizers(model: keras.Model) -> Iterator[None]:
     """Hides the weight regularizers of `model`, whose gradient is added after the noise."""

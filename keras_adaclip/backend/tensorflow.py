@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_adaclip.backend import direct_calls, tensorflow_memory, tensorflow_rows
+from keras_adaclip.backend import (
+    direct_calls,
+    tensorflow_devices,
+    tensorflow_memory,
+    tensorflow_rows,
+)
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 
 Tensor = Any
@@ -20,7 +26,14 @@ computes_on_cpu = tensorflow_rows.computes_on_cpu
 free_memory = tensorflow_memory.free_memory
 memory_in_use = tensorflow_memory.memory_in_use
 peak_memory = tensorflow_memory.peak_memory
-prefetched = tensorflow_rows.prefetched
+num_batch_shards = tensorflow_devices.num_batch_shards
+number_of_replica = tensorflow_devices.number_of_replica
+on_all_shards = tensorflow_devices.on_all_shards
+fit_arguments = tensorflow_rows.fit_arguments
+scope_of_devices = tensorflow_devices.scope_of_devices
+unsupported_distribution = tensorflow_devices.unsupported_distribution
+sums_of_replicas = tensorflow_devices.sums_of_replicas
+applied_as_they_are = tensorflow_devices.applied_as_they_are
 take_rows = tensorflow_rows.take_rows
 zero_where_not = tensorflow_rows.zero_where_not
 
@@ -62,14 +75,13 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution(model: keras.Model) -> str | None:
-    """Names the multi-device strategy in force, None where one device computes everything.
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """The value of a variable, outside of compiled code; of one on several devices the common one.
 
-    A model remembers the strategy in whose scope it was built.
+    Args:
+        variable: of a model or an optimizer.
     """
-    strategies = (tf.distribute.get_strategy(), model.distribute_strategy)
-    replicas = max(strategy.num_replicas_in_sync for strategy in strategies)
-    return f"tf.distribute with {replicas} replicas" if replicas > 1 else None
+    return np.asarray(tf.convert_to_tensor(variable.value).numpy())
 
 
 def differentiate_at_taps(

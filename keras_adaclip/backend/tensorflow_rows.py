@@ -2,11 +2,13 @@
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from keras_adaclip.backend import tensorflow_devices
 
 Tensor = Any
 
@@ -58,12 +60,13 @@ def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
     return tf.cond(tf.reduce_all(kept), lambda: values, zeroed)
 
 
-def prefetched(
+def fit_arguments(
     batches: keras.utils.PyDataset,
     rows: dict[str, Any],
+    model: keras.Model,
     num_open_axes: Mapping[str, int] | None = None,
-) -> tf.data.Dataset:
-    """`batches`, each prepared while the step before computes.
+) -> dict[str, Any]:
+    """What Keras's `fit` is given for `batches`: each prepared while the step before computes.
 
     Keras would do as much, but with tf.data's tuner. TensorFlow 2.21 waits for that one's thread
     where an iterator ends, and at times the thread sleeps on until it would have tuned again: for
@@ -73,16 +76,10 @@ def prefetched(
         batches: the batches of an epoch, dicts of structures of NumPy arrays (without lists, which
             tf.data takes for tensors).
         rows: a batch of any size, for types and shapes.
+        model: what is trained on them; where it has replicas, batches are divided among them.
         num_open_axes: for each part, how many of the first axes differ in length from batch to
             batch; None for one.
     """
-    # TensorFlow never forgets a generator; what it must not keep are the data.
-    known = weakref.ref(batches)
-
-    def prepare() -> Iterator[Any]:
-        if (of_epoch := known()) is not None:
-            for index in range(of_epoch.num_batches):
-                yield of_epoch[index]
 
     def specified(array: Any, num_open: int) -> tf.TensorSpec:
         shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
@@ -94,10 +91,49 @@ def prefetched(
         )
         for name, part in rows.items()
     }
-    data = tf.data.Dataset.from_generator(prepare, output_signature=signature)
+    strategy = model.distribute_strategy
     options = tf.data.Options()
     options.autotune.enabled = False
-    data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
-    data = data.prefetch(1).with_options(options)
+    if strategy.num_replicas_in_sync == 1:
+        data = tf.data.Dataset.from_generator(_epoch_of(batches), output_signature=signature)
+        data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
+        data = data.prefetch(1).with_options(options)
+        data.batches = batches
+        return {"x": data}
+    # Each replica takes one element after the other, so that an epoch has more of them than steps:
+    # it ends by the number of these.
+    num_replicas = tensorflow_devices.num_local_replicas(strategy)
+    parts = tf.data.Dataset.from_generator(
+        _parts_of_epochs(batches, num_replicas), output_signature=signature
+    )
+    parts = parts.prefetch(num_replicas).with_options(options)
+    data = strategy.distribute_datasets_from_function(lambda _: parts)
     data.batches = batches
-    return data
+    return {"x": data, "steps_per_epoch": batches.num_batches}
+
+
+def _epoch_of(batches: keras.utils.PyDataset) -> Callable[[], Iterator[Any]]:
+    """Batch after batch."""
+    # TensorFlow never forgets a generator; what it must not keep are the data.
+    known = weakref.ref(batches)
+
+    def prepare() -> Iterator[Any]:
+        if (of_epoch := known()) is not None:
+            for index in range(of_epoch.num_batches):
+                yield of_epoch[index]
+
+    return prepare
+
+
+def _parts_of_epochs(
+    batches: keras.utils.PyDataset, num_replicas: int
+) -> Callable[[], Iterator[Any]]:
+    """For each batch of epoch after epoch, a part for each replica."""
+    known = weakref.ref(batches)
+
+    def prepare() -> Iterator[Any]:
+        while (of_epoch := known()) is not None:
+            for index in range(of_epoch.num_batches):
+                yield from tensorflow_devices.divided(of_epoch[index], num_replicas)
+
+    return prepare

@@ -62,12 +62,56 @@ def unsupported_compilation(model: keras.Model) -> str | None:
     return None
 
 
-def active_distribution(model: keras.Model) -> str | None:
-    """Names the multi-process group in force, None where one process computes everything."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        size = torch.distributed.get_world_size()
-        return f"torch.distributed with {size} processes" if size > 1 else None
-    return None
+def unsupported_distribution(model: keras.Model) -> str | None:
+    """Several processes would each draw a noise and count steps of their own."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    size = torch.distributed.get_world_size()
+    if size == 1:
+        return None
+    return (
+        "On PyTorch private training runs in one process: each process of a group would draw a "
+        "noise of its own and count its own steps. Train over several devices with the JAX backend "
+        "(`keras.distribution`) or the TensorFlow backend (`tf.distribute`). Received: "
+        f"torch.distributed with {size} processes"
+    )
+
+
+def num_batch_shards() -> int:
+    """One device holds all."""
+    return 1
+
+
+def on_all_shards(value: Tensor) -> Tensor:
+    """There is one device."""
+    return value
+
+
+def number_of_replica() -> int:
+    """There is one replica."""
+    return 0
+
+
+def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """There is one device."""
+    return contextlib.nullcontext()
+
+
+def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """There is one replica."""
+    return list(tensors)
+
+
+def applied_as_they_are(
+    optimizer: keras.optimizers.Optimizer,
+) -> contextlib.AbstractContextManager[None]:
+    """There is one optimizer."""
+    return contextlib.nullcontext()
+
+
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """The value of a variable."""
+    return np.asarray(ops.convert_to_numpy(variable.value))
 
 
 def differentiate_at_taps(
@@ -289,11 +333,11 @@ def trace(function: Callable[[], Any]) -> None:
         function()
 
 
-def prefetched(
-    batches: keras.utils.PyDataset, rows: Any, num_open_axes: Any = None
-) -> keras.utils.PyDataset:
+def fit_arguments(
+    batches: keras.utils.PyDataset, rows: Any, model: keras.Model, num_open_axes: Any = None
+) -> dict[str, Any]:
     """`batches`, prepared as Keras prepares them."""
-    return batches
+    return {"x": batches}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.weighting import ByExamples
-from keras_adaclip.sampling import generator_of_draw, poisson_draw
+from keras_adaclip.sampling import dealt, generator_of_draw, poisson_draw
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class CohortBatches(keras.utils.PyDataset):
         seed: None draws from the operating system; an integer makes the draws repeatable, and who
             knows it knows who took part.
         weighting: how much each client counts; None for all alike.
+
+    Attributes:
+        num_padded_clients: of which number every batch holds a multiple, if it does.
+        num_shards: into how many parts devices divide a batch; clients are dealt to them.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class CohortBatches(keras.utils.PyDataset):
         self.seed = seed
         self.weighting = weighting
         self.num_padded_clients: int | None = None
+        self.num_shards = 1
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._order = np.arange(0)
@@ -130,7 +135,7 @@ class CohortBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         generator = generator_of_draw(self.seed, next(self._draw_numbers))
-        return self.take(self._draw(generator, index), generator)
+        return dealt(self.take(self._draw(generator, index), generator), self.num_shards)
 
     def _draw(self, generator: np.random.Generator, index: int) -> np.ndarray:
         """Numbers of the clients that take part in round `index` of an epoch."""

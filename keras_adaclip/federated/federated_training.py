@@ -197,15 +197,22 @@ class FederatedTraining(Preparation):
         )
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        self._prepare_rounds(data)
+        with backend.scope_of_devices(self):
+            self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with backend.keep_variables(self._all_variables()):
+            of_batches = backend.fit_arguments(
+                cohorts, cohorts.example, self, cohorts.num_open_axes
+            )
+            with (
+                backend.scope_of_devices(self),
+                backend.keep_variables(self._all_variables()),
+            ):
                 return super().fit(  # type: ignore[misc]
-                    backend.prefetched(cohorts, cohorts.example, cohorts.num_open_axes),
+                    **of_batches,
                     epochs=epochs,
                     verbose=verbose,
                     callbacks=ordered,
@@ -270,6 +277,7 @@ class FederatedTraining(Preparation):
         refuse_unsound_rounds(self, rows)
         layout = cohort_layout(self, data.poisson)
         data.poisson.num_padded_clients = layout.num_padded_clients
+        data.poisson.num_shards = backend.num_batch_shards()
         self._use_local_training(layout.is_vectorized)
         if layout.chunk_size != self.private_chunk_size:
             self.private_chunk_size = layout.chunk_size

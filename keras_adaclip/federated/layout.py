@@ -58,18 +58,23 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
             "`microbatch_size='auto'` counts examples; of clients, give a number to `DPOptimizer` "
             "or leave it out."
         )
+    num_shards = backend.num_batch_shards()
+    cohort_size = math.ceil(cohorts.cohort_size / num_shards)
     is_vectorized = chunk_size != 1 and _are_side_by_side(model)
     if not is_vectorized and not backend.loops_in_python():
         chunk_size = 1
     elif chunk_size is None:
-        quarter = max(cohorts.cohort_size // 4, 1)
+        quarter = max(cohort_size // 4, 1)
         most = _MOST_NUMBERS // 4 if is_vectorized else _MOST_IN_CACHE
         most //= max(model.count_params(), 1)
         wanted = min(1 << (quarter - 1).bit_length(), _LARGEST_CHUNK, most)
         chunk_size = max(wanted, min(_LEAST_CHUNK, max(most, 1)))
         # Chunks of one size, with as few clients of padding as that allows.
-        chunk_size = math.ceil(cohorts.cohort_size / math.ceil(cohorts.cohort_size / chunk_size))
+        chunk_size = math.ceil(cohort_size / math.ceil(cohort_size / chunk_size))
         is_vectorized = is_vectorized and chunk_size > 1
+    if num_shards > 1:
+        # So many clients on each device, side by side with those on the others.
+        chunk_size, is_vectorized = chunk_size * num_shards, True
     if not backend.needs_fixed_shapes(model):
         return CohortLayout(chunk_size, is_vectorized, None)
     largest = cohorts.cohort_size

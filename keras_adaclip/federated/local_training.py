@@ -187,7 +187,8 @@ class LocalTraining:
             def loss_at(weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
                 scope = [*kept, *drawn, *zip(trainable, weights, strict=True)]
                 quicker = keras_private.replaced_calls(self.quicker_calls)
-                with keras.StatelessScope(scope) as inside, quicker:
+                unscaled = keras_private.without_scaling_for_replicas()
+                with keras.StatelessScope(scope) as inside, quicker, unscaled:
                     y_pred = call_model(model, x, training=True)
                     y_pred = keras.tree.map_structure(
                         lambda value: with_rows_masked(value, present), y_pred
@@ -293,4 +294,5 @@ def _split(values: list[Tensor], like: list[list[Tensor]]) -> list[list[Tensor]]
 
 def _repeated(value: Tensor, times: int) -> Tensor:
     """The value `times` times, along a new first axis."""
-    return ops.broadcast_to(ops.expand_dims(value, 0), (times, *value.shape))
+    repeated = ops.broadcast_to(ops.expand_dims(value, 0), (times, *value.shape))
+    return backend.on_all_shards(repeated)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.client_batch import ClientBatch, units_from_data
 from keras_adaclip.federated.local_step import LocalStep
@@ -22,6 +23,7 @@ from keras_adaclip.gradients import (
     clipped_contributions,
 )
 from keras_adaclip.models.chunks import merge_over_chunks, sum_over_chunks
+from keras_adaclip.models.step import sum_of_replicas
 
 Tensor = Any
 # The contributions of the clients of a chunk, by its number and the clients.
@@ -48,7 +50,8 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         of_chunk = None
         if seed is not None:
             moved = 32_452_843 * ops.cast(index, "int32")
-            of_chunk = seed + ops.stack([moved, ops.zeros((), "int32")])
+            of_replica = 49_979_687 * ops.cast(backend.number_of_replica(), "int32")
+            of_chunk = seed + ops.stack([moved + of_replica, ops.zeros((), "int32")])
         deltas: list[Tensor] = training.contributions(
             clients, of_chunk, lambda step: _observe(model, step)
         )
@@ -84,6 +87,7 @@ def _clipped_sum(model: keras.Model, units: Batch, deltas_of: Deltas) -> Clipped
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
     total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
+    total = sum_of_replicas(total)
     if weighting is not None:
         total = dataclasses.replace(total, scale=weighting.scale)
     return total

@@ -153,7 +153,7 @@ def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, 
     rng = np.random.default_rng(seed)
     moved = []
     for variable in model.trainable_variables:
-        value = ops.convert_to_numpy(variable.value).astype("float32")
+        value = backend.array_of(variable).astype("float32")
         size = math.sqrt(float(np.mean(np.square(value)))) if value.size else 0.0
         fan_in = math.prod(value.shape[:-1])
         step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))

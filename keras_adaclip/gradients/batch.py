@@ -6,6 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_adaclip import backend
+
 Tensor = Any
 
 
@@ -99,6 +101,36 @@ class Batch:
             return ops.concatenate([value, filler], axis=0)
 
         return self._map(pad, pad(self.present))
+
+    def in_shards(self, num_shards: int) -> "Batch":
+        """The batch with an axis of shards after that of the rows, which are then rows of each.
+
+        Rows of all shards are cut out together then, and none leaves its device.
+
+        Args:
+            num_shards: how many equal parts of the units lie on devices of their own, one after
+                another.
+
+        Returns:
+            A batch of tensors of shape `(batch_size / num_shards, num_shards, ...)`.
+        """
+
+        def divided(value: Tensor) -> Tensor:
+            size, *rest = ops.shape(value)
+            parts = ops.reshape(value, (num_shards, size // num_shards, *rest))
+            return ops.swapaxes(parts, 0, 1)
+
+        return self._map(divided, divided(self.present))
+
+    def out_of_shards(self) -> "Batch":
+        """What `in_shards` made from a batch, or rows of it, as a batch of units again."""
+
+        def joined(value: Tensor) -> Tensor:
+            size, num_shards, *rest = ops.shape(value)
+            parts = ops.swapaxes(value, 0, 1)
+            return backend.on_all_shards(ops.reshape(parts, (num_shards * size, *rest)))
+
+        return self._map(joined, joined(self.mask))
 
     def _map(self, function: Any, mask: Tensor | None, num_copies: int = 1) -> "Batch":
         def apply(part: Any) -> Any:

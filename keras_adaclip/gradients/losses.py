@@ -103,7 +103,7 @@ def compute_loss(model: keras.Model, y_pred: Any, **arguments: Any) -> Tensor:
     arguments["sample_weight"] = keras.tree.map_structure(
         lambda weight: None if weight is None else ops.copy(weight), arguments["sample_weight"]
     )
-    with keras_private.without_regularizers(model):
+    with keras_private.without_regularizers(model), keras_private.without_scaling_for_replicas():
         loss = ops.sum(model.compute_loss(y_pred=y_pred, **arguments, training=True))
     return ops.where(finite, ops.cast(loss, "float32"), float("nan"))
 

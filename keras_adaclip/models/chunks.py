@@ -23,8 +23,8 @@ def sum_over_chunks(
 
     Args:
         model: a private model.
-        batch: the units; padding stands at the end.
-        size: number of units in a chunk.
+        batch: the units; padding stands at the end (of each shard).
+        size: number of units in a chunk, a multiple of the number of shards.
         is_ragged: whether the last chunk may be smaller; otherwise it is padded.
         sum_of_chunk: takes the number of a chunk and the chunk; may assign the model's
             non-trainable variables and those of its metrics.
@@ -64,26 +64,33 @@ def merge_over_chunks(
 
     Args:
         model: a private model.
-        batch: the units; padding stands at the end.
-        size: number of units in a chunk.
+        batch: the units; padding stands at the end (of each shard).
+        size: number of units in a chunk, a multiple of the number of shards.
         is_ragged: whether the last chunk may be smaller; otherwise it is padded.
         parts_of_chunk: takes the number of a chunk and the chunk; may assign the model's
             non-trainable variables and those of its metrics.
         start: what no chunk at all makes, tensors of constant shape.
         merged: takes what some chunks have made and what another one makes.
     """
+    num_shards = backend.num_batch_shards()
+    if num_shards > 1:
+        # A chunk is so many rows of every shard.
+        batch, size = batch.in_shards(num_shards), size // num_shards
     if is_ragged:
-        num_units = batch.num_rows
+        num_rows = batch.num_rows
     else:
         batch = batch.padded_to_multiple(size)
+        present = ops.reshape(batch.present, (batch.num_rows, num_shards))
         # Padding stands at the end, so the chunks that hold a unit are the first ones.
-        num_units = ops.sum(ops.cast(batch.present, "int32"))
-    num_chunks = (num_units + size - 1) // size
+        num_rows = ops.sum(ops.cast(ops.any(present, axis=1), "int32"))
+    num_chunks = (num_rows + size - 1) // size
 
     def merge_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
-        left = num_units - index * size
+        left = num_rows - index * size
         of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
         chunk = batch.rows(index * size, of_chunk if is_ragged else size)
+        if num_shards > 1:
+            chunk = chunk.out_of_shards()
         return merged(carry, parts_of_chunk(index, chunk))
 
     changing = [*model.non_trainable_variables, *model.metrics_variables]

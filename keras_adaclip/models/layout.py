@@ -5,6 +5,9 @@ to one shape that nearly every draw fits into, and a loop runs over the chunks o
 example. XLA's convolutions on CPU are several times slower inside of a loop than outside: for
 models that have some, a batch is padded to one of two shapes instead, and runs in one piece.
 
+Where a batch is divided among devices it runs in one piece as well, since their sums are added up
+once for each chunk.
+
 Elsewhere a batch runs in chunks as soon as it would fill much more than a cache: what norms and
 sums need of a few examples stays near the cache, and the step takes less memory.
 """
@@ -66,16 +69,22 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         model: a compiled private model.
         data: what it is trained on.
     """
-    dataset = data.poisson
+    dataset, num_shards = data.poisson, backend.num_batch_shards()
     chunk_size = model.optimizer.microbatch_size
     if chunk_size == "auto":
         chunk_size = _fitting_chunk_size(model, data)
     elif chunk_size is None:
-        chunk_size = usual_chunk_size(model, data.expected_batch_size)
+        chunk_size = usual_chunk_size(model, math.ceil(data.expected_batch_size / num_shards))
+    if chunk_size is not None:
+        # So many rows on each device.
+        chunk_size *= num_shards
     if dataset is None or not backend.needs_fixed_shapes(model):
         return BatchLayout((), chunk_size)
-    if chunk_size is None and model.steps_per_execution == 1 and _has(model, CONVOLUTIONS):
-        sizes = {_size(dataset, limit, _ROWS_AT_A_TIME) for limit in (_USUAL, _ALMOST_ALL)}
+    in_one_piece = num_shards > 1 or (model.steps_per_execution == 1 and _has(model, CONVOLUTIONS))
+    if chunk_size is None and in_one_piece:
+        multiple = math.lcm(_ROWS_AT_A_TIME, num_shards)
+        limits = (_USUAL, _ALMOST_ALL) if model.steps_per_execution == 1 else (_ALMOST_ALL,)
+        sizes = {_size(dataset, limit, multiple) for limit in limits}
         return BatchLayout(tuple(sorted(sizes)))
     if chunk_size is None:
         eighth = max(dataset.expected_batch_size // 8, 1)
@@ -128,6 +137,7 @@ def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
     """What `largest_microbatch` finds, once for each batch size."""
     dataset = data.poisson
     most = data.expected_batch_size if dataset is None else _size(dataset, _ALMOST_ALL, 1)
+    most = math.ceil(most / backend.num_batch_shards())
     known = model.fitting_chunk_sizes
     if most not in known:
         known[most] = largest_microbatch(model, data.rows, most)

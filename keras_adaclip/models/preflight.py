@@ -80,14 +80,11 @@ def refuse_unsupported(model: keras.Model) -> None:
     """Raises where the way in which `model` is to run cannot be private.
 
     Raises:
-        ValueError: over several devices, or where compiling would fix the noise.
+        ValueError: where devices would not share one noise, or compiling would fix it.
     """
-    distribution = backend.active_distribution(model)
-    if distribution is not None:
-        raise ValueError(
-            "Private training runs on one device so far; over several the noise would have to be "
-            f"drawn once for all of them. Received: {distribution}"
-        )
+    unsupported = backend.unsupported_distribution(model)
+    if unsupported is not None:
+        raise ValueError(unsupported)
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan
 from keras_adaclip.models.layout import batch_layout
@@ -83,6 +84,13 @@ class Preparation(PrivacySpending):
     def _prepare(self, data: TrainingData, examine: bool = True) -> None:
         """Builds, examines and plans the model, then opens the ledger; trains nothing."""
         refuse_unsound_parts(self)
+        with backend.scope_of_devices(self):
+            self._examine(data, examine)
+            self._include_spending_on_shared_weights()
+            self._open_ledger(data)
+
+    def _examine(self, data: TrainingData, examine: bool) -> None:
+        """Builds and plans the model, and finds out in what pieces its steps run."""
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
         is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
@@ -98,8 +106,14 @@ class Preparation(PrivacySpending):
         if chunk_size != self.private_chunk_size:
             self.private_chunk_size = chunk_size
             self.train_function = None
-        self._include_spending_on_shared_weights()
-        self._open_ledger(data)
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras's on TensorFlow, under a strategy: it would take the mean of the replicas' masks.
+
+        Within a run the model is built.
+        """
+        if not self.optimizer.is_in_a_run:  # type: ignore[attr-defined]
+            super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
     def _open_ledger(self, data: TrainingData) -> None:
         """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""

@@ -209,9 +209,12 @@ class PrivateTraining(Preparation):
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
             self._use_augmentation(wanted)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with backend.keep_variables(self._all_variables()):
+            with (
+                backend.scope_of_devices(self),
+                backend.keep_variables(self._all_variables()),
+            ):
                 return super().fit(  # type: ignore[misc]
-                    **data.with_sizes(batch_layout(self, data).sizes),
+                    **data.with_sizes(batch_layout(self, data).sizes, self),
                     **arguments,
                     validation_data=validation_data,
                     callbacks=ordered,
@@ -242,7 +245,10 @@ class PrivateTraining(Preparation):
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
-            with backend.keep_variables(self._all_variables()):
+            with (
+                backend.scope_of_devices(self),
+                backend.keep_variables(self._all_variables()),
+            ):
                 return super().train_on_batch(  # type: ignore[misc]
                     x, y, sample_weight=sample_weight, return_dict=return_dict
                 )

@@ -76,7 +76,7 @@ def probe(model: keras.Model, rows: Batch) -> Finding:
         inputs.append(changed)
 
     seeds = keras_private.seed_generator_states(model)
-    states = [[ops.convert_to_numpy(state.value) for state in seeds]]
+    states = [[backend.array_of(state) for state in seeds]]
     if seeds:
         states.append([value + np.ones((), value.dtype) for value in states[0]])
     seen = _Seen([], [], [])

@@ -4,6 +4,7 @@ The same code runs on all three backends, compiled or eager; `backend.train_step
 form that each of Keras's trainers expects.
 """
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -38,8 +39,19 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     """
     batch = Batch.from_data(data)
     total, logs = _accumulate(model, batch)
-    model.optimizer.apply(with_regularization(model, total), model.trainable_variables)
+    total = with_regularization(model, sum_of_replicas(total))
+    model.optimizer.apply(total, model.trainable_variables)
     return logs
+
+
+def sum_of_replicas(total: ClippedSum) -> ClippedSum:
+    """The clipped sum over the units of all replicas.
+
+    Args:
+        total: that of one replica's units.
+    """
+    sums = backend.sums_of_replicas([total.statistics, *total.gradients])
+    return dataclasses.replace(total, statistics=sums[0], gradients=sums[1:])
 
 
 def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
@@ -65,10 +77,11 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
 
 
 def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:
-    """The augmented copies of the examples in chunk `index` of the step."""
+    """The augmented copies of the examples in chunk `index` of the replica's step."""
     if model.fit_augmentation is None:
         return batch
-    of_chunk = ops.stack([ops.cast(index, "int32"), ops.zeros((), "int32")])
+    number = backend.number_of_replica()
+    of_chunk = ops.stack([ops.cast(each, "int32") for each in (index, number)])
     return model.fit_augmentation.applied(batch, seed + of_chunk)
 
 

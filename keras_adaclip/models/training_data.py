@@ -62,17 +62,19 @@ class TrainingData:
             self.poisson is not None or self.fit_arguments.get("steps_per_epoch") is None
         )
 
-    def with_sizes(self, sizes: Sequence[int]) -> dict[str, Any]:
+    def with_sizes(self, sizes: Sequence[int], model: keras.Model) -> dict[str, Any]:
         """The arguments for Keras's `fit`, Poisson draws padded to `sizes` where there are any.
 
         Draws come as the backend prepares them best, on TensorFlow as a `tf.data.Dataset`.
         """
         if self.poisson is None:
             return self.fit_arguments
-        batches = FixedShapeBatches(self.poisson, self.steps_per_epoch or 1, sizes)
+        batches = FixedShapeBatches(
+            self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards()
+        )
         return {
             **self.fit_arguments,
-            "x": backend.prefetched(batches, self.poisson.first_rows),
+            **backend.fit_arguments(batches, self.poisson.first_rows, model),
         }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, Unit
 from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
@@ -252,7 +252,7 @@ class AccountedOptimizer(WrappingOptimizer):
 
     @property
     def _steps_taken(self) -> int:
-        return int(ops.convert_to_numpy(self.iterations.value))
+        return int(backend.array_of(self.iterations))
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
         """The total noise multiplier of the epoch that begins with `step`, as float32 holds it."""

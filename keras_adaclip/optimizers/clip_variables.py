@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
 
@@ -96,7 +97,7 @@ class ClipVariables:
         return self._groups.is_flat and self._shapes[name] == (1,)
 
     def _array(self, name: str) -> np.ndarray:
-        value = ops.convert_to_numpy(self._variables[name].value)
+        value = backend.array_of(self._variables[name])
         return np.reshape(value, self._shapes[name])
 
     def _assign(self, values: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
+from keras_adaclip import backend
 from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
@@ -184,7 +185,8 @@ class DPOptimizer(AccountedOptimizer):
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
-        self.inner_optimizer.apply(gradients, trainable_variables)
+        with backend.applied_as_they_are(self.inner_optimizer):
+            self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped, and noised, with the threshold as it was.
         self._clip.update(
             Release(means, mean_stddevs, statistics, expected_units, self.iterations.value)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip import noise
+from keras_adaclip import backend, noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 
 MAX_ROWS = 512
@@ -109,12 +109,15 @@ class LedgerVariables:
     def current_row(self) -> LedgerRow:
         """The row that steps are counted in."""
         return LedgerRow.from_integers(
-            _numpy(self._current), noise_multiplier=float(_numpy(self._current_noise))
+            backend.array_of(self._current),
+            noise_multiplier=float(backend.array_of(self._current_noise)),
         )
 
     def read(self) -> Ledger:
         """All rows with at least one step, and the current one where it was opened."""
-        closed = Ledger.from_arrays(_numpy(self._closed), _numpy(self._closed_noise))
+        closed = Ledger.from_arrays(
+            backend.array_of(self._closed), backend.array_of(self._closed_noise)
+        )
         current = self.current_row()
         return closed.append(current) if self._is_open or current.steps > 0 else closed
 
@@ -137,7 +140,7 @@ class LedgerVariables:
     @property
     def run(self) -> Run:
         """The ledger, whose it is, and what of others it holds."""
-        first, second = _numpy(self._identity).tolist()
+        first, second = backend.array_of(self._identity).tolist()
         return Run(self.read(), (first, second), self._included)
 
     @property
@@ -185,7 +188,3 @@ class LedgerVariables:
         rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)
         self._closed.assign(rows)
         self._closed_noise.assign(noise_multipliers)
-
-
-def _numpy(variable: keras.Variable) -> Any:
-    return np.asarray(ops.convert_to_numpy(variable.value))

@@ -5,7 +5,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
+
+from keras_adaclip import backend
 
 
 def save_arrays(
@@ -20,7 +21,7 @@ def save_arrays(
     """
     hidden = {id(variable) for variable in secret}
     for number, variable in enumerate(variables):
-        value = np.asarray(ops.convert_to_numpy(variable.value))
+        value = backend.array_of(variable)
         store[str(number)] = np.zeros_like(value) if id(variable) in hidden else value
 
 

@@ -61,7 +61,12 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
 
     def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
         variable = self.add_variable(
-            value.shape, initializer="zeros", dtype=str(value.dtype), name=name
+            value.shape,
+            initializer="zeros",
+            dtype=str(value.dtype),
+            # All replicas assign the same.
+            aggregation="only_first_replica",
+            name=name,
         )
         variable.assign(value)
         self._own_variables.append(variable)

@@ -1,6 +1,7 @@
 """Poisson sampling of units: each step draws every unit independently with one probability.
 
 draws      which units a step draws
+dealing    which rows of a batch which device gets
 checking   what the data and numbers given to a sampler must be
 """
 
@@ -10,6 +11,7 @@ from keras_adaclip.sampling.checking import (
     checked_seed,
     common_length,
 )
+from keras_adaclip.sampling.dealing import dealt
 from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
 from keras_adaclip.sampling.fixed_shape_batches import FixedShapeBatches
 from keras_adaclip.sampling.poisson_dataset import PoissonDataset
@@ -19,6 +21,7 @@ __all__ = [
     "checked_batch_size",
     "checked_seed",
     "common_length",
+    "dealt",
     "generator_of_draw",
     "poisson_draw",
     "FixedShapeBatches",

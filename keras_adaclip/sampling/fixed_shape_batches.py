@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_adaclip.sampling.dealing import dealt
 from keras_adaclip.sampling.poisson_dataset import PoissonDataset
 
 
@@ -20,13 +21,21 @@ class FixedShapeBatches(keras.utils.PyDataset):
         num_batches: steps an epoch.
         sizes: numbers of rows, rising; a batch is padded to the first that is enough. Empty
             leaves the draws as large as they are.
+        num_shards: into how many parts devices divide a batch; rows are dealt to them.
     """
 
-    def __init__(self, dataset: PoissonDataset, num_batches: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        dataset: PoissonDataset,
+        num_batches: int,
+        sizes: Sequence[int],
+        num_shards: int = 1,
+    ) -> None:
         super().__init__()
         self.dataset = dataset
         self._num_batches = num_batches
         self.sizes = tuple(sizes)
+        self._num_shards = num_shards
 
     @property
     def num_batches(self) -> int:
@@ -42,4 +51,5 @@ class FixedShapeBatches(keras.utils.PyDataset):
             return self.dataset.take(rows)
         largest = self.sizes[-1]
         beyond = math.ceil(len(rows) / largest) * largest
-        return self.dataset.take(rows, next((s for s in self.sizes if s >= len(rows)), beyond))
+        size = next((size for size in self.sizes if size >= len(rows)), beyond)
+        return dealt(self.dataset.take(rows, size), self._num_shards)

@@ -1,0 +1,88 @@
+"""Private training over several devices on JAX: Keras's `keras.distribution`.
+
+The step stays one program for all devices. The first axis of what it reads is divided among them,
+weights and the optimizer's variables are the same everywhere (or divided, with `ModelParallel`),
+and XLA adds up what the devices have summed. So a unit is clipped once, and there is one noise.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+
+Tensor = Any
+
+_SUPPORTED = (keras.distribution.DataParallel, keras.distribution.ModelParallel)
+
+
+def unsupported_distribution(model: keras.Model) -> str | None:
+    """Only what Keras's own distributions do keeps one noise and one ledger."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        if jax.process_count() == 1:
+            return None
+        return (
+            "Several JAX processes run, each of which would train a model of its own. Call "
+            "`keras.distribution.set_distribution(keras.distribution.DataParallel())` before the "
+            f"model is made. Received: {jax.process_count()} processes and no distribution"
+        )
+    if not isinstance(distribution, _SUPPORTED):
+        return (
+            "Private training runs under `keras.distribution.DataParallel` and `ModelParallel`. "
+            f"Received: {type(distribution).__name__}"
+        )
+    devices = set(distribution.device_mesh.backend_mesh.devices.flat)
+    elsewhere = [
+        variable.path
+        for variable in [*model.variables, *model.optimizer.variables]
+        if set(variable.value.sharding.device_set) != devices
+    ]
+    if elsewhere:
+        return (
+            "The model or its optimizer was made before the distribution was set, so that its "
+            "variables lie on other devices than the data will. Call "
+            "`keras.distribution.set_distribution` first. Received: variables elsewhere: "
+            f"{', '.join(elsewhere[:3])}{', ...' if len(elsewhere) > 3 else ''}"
+        )
+    return None
+
+
+def num_batch_shards() -> int:
+    """The devices along the mesh's axis of the batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return 1
+    mesh = distribution.device_mesh
+    return int(mesh.shape[list(mesh.axis_names).index(distribution.batch_dim_name)])
+
+
+def on_all_shards(value: Tensor) -> Tensor:
+    """A constraint: without it XLA may gather what was cut out of the shards."""
+    if num_batch_shards() == 1:
+        return value
+    layout = keras.distribution.distribution().get_data_layout(value.shape)
+    return keras.distribution.distribute_tensor(value, layout)
+
+
+def number_of_replica() -> int:
+    """There is one step for all devices."""
+    return 0
+
+
+def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """A distribution of Keras is in force everywhere."""
+    return contextlib.nullcontext()
+
+
+def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The sums that a step has are over all devices already."""
+    return list(tensors)
+
+
+def applied_as_they_are(
+    optimizer: keras.optimizers.Optimizer,
+) -> contextlib.AbstractContextManager[None]:
+    """There is one optimizer."""
+    return contextlib.nullcontext()
