@@ -31,7 +31,8 @@ def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray
             noise.
     """
     if seed is None:
-        return np.frombuffer(os.urandom(8), np.int32).copy()
+        # Of one process where several train together: they draw one noise.
+        return np.array(backend.gathered(np.frombuffer(os.urandom(8), np.int32))[0])
     # A spawn key keeps this stream apart from every other use of the seed.
     sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE_STREAM, num_earlier_steps))
     return sequence.generate_state(2, np.uint32).view(np.int32).copy()

@@ -22,10 +22,12 @@ evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
 fit_arguments = _module.fit_arguments
 free_memory = _module.free_memory
+gathered = _module.gathered
 gaussian = _module.gaussian
 gradients_at = _module.gradients_at
 gradients_of = _module.gradients_of
 keep_variables = _module.keep_variables
+logs_for_keras = _module.logs_for_keras
 loop_over_chunks = _module.loop_over_chunks
 loops_in_python = _module.loops_in_python
 map_examples = _module.map_examples
@@ -33,11 +35,13 @@ map_units = _module.map_units
 memory_in_use = _module.memory_in_use
 needs_fixed_shapes = _module.needs_fixed_shapes
 num_batch_shards = _module.num_batch_shards
+num_processes = _module.num_processes
 number_of_replica = _module.number_of_replica
 on_all_shards = _module.on_all_shards
 outside_random_state = _module.outside_random_state
 peak_memory = _module.peak_memory
 per_example_layer_gradients = _module.per_example_layer_gradients
+process_number = _module.process_number
 quicker_call = _module.quicker_call
 quicker_call_in_loop = _module.quicker_call_in_loop
 Recording = _module.Recording
@@ -65,10 +69,12 @@ __all__ = [
     "evaluate_each",
     "fit_arguments",
     "free_memory",
+    "gathered",
     "gaussian",
     "gradients_at",
     "gradients_of",
     "keep_variables",
+    "logs_for_keras",
     "loop_over_chunks",
     "loops_in_python",
     "map_examples",
@@ -76,11 +82,13 @@ __all__ = [
     "memory_in_use",
     "needs_fixed_shapes",
     "num_batch_shards",
+    "num_processes",
     "number_of_replica",
     "on_all_shards",
     "outside_random_state",
     "peak_memory",
     "per_example_layer_gradients",
+    "process_number",
     "quicker_call",
     "quicker_call_in_loop",
     "scope_of_devices",

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
+from jax.experimental import multihost_utils
 
 Tensor = Any
 
@@ -33,6 +35,19 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             "Private training runs under `keras.distribution.DataParallel` and `ModelParallel`. "
             f"Received: {type(distribution).__name__}"
         )
+    if jax.process_count() > 1:
+        if distribution.auto_shard_dataset:
+            return (
+                "Each process gives its own share of the data, which Keras must not divide again. "
+                "Make the distribution with `auto_shard_dataset=False`. Received: "
+                f"{type(distribution).__name__} with auto_shard_dataset=True"
+            )
+        if num_batch_shards() % jax.process_count() != 0:
+            return (
+                "The axis of the batch must have as many devices in each process, so that each "
+                f"gives its own rows. Received: {num_batch_shards()} devices along "
+                f"{distribution.batch_dim_name!r} in {jax.process_count()} processes"
+            )
     devices = set(distribution.device_mesh.backend_mesh.devices.flat)
     elsewhere = [
         variable.path
@@ -64,6 +79,32 @@ def on_all_shards(value: Tensor) -> Tensor:
         return value
     layout = keras.distribution.distribution().get_data_layout(value.shape)
     return keras.distribution.distribute_tensor(value, layout)
+
+
+def num_processes() -> int:
+    """Those of `jax.distributed`."""
+    return jax.process_count()
+
+
+def process_number() -> int:
+    """That of `jax.distributed`."""
+    return jax.process_index()
+
+
+def gathered(array: np.ndarray) -> np.ndarray:
+    """By their bytes: JAX would make 32 bits of 64."""
+    if jax.process_count() == 1:
+        return np.asarray(array)[None]
+    sent = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    received = np.asarray(multihost_utils.process_allgather(sent))
+    return np.stack([np.frombuffer(row.tobytes(), array.dtype) for row in received]).reshape(
+        -1, *array.shape
+    )
+
+
+def logs_for_keras(logs: Any) -> Any:
+    """As they are."""
+    return logs
 
 
 def number_of_replica() -> int:

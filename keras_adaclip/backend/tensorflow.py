@@ -27,6 +27,10 @@ free_memory = tensorflow_memory.free_memory
 memory_in_use = tensorflow_memory.memory_in_use
 peak_memory = tensorflow_memory.peak_memory
 num_batch_shards = tensorflow_devices.num_batch_shards
+gathered = tensorflow_devices.gathered
+logs_for_keras = tensorflow_devices.logs_for_keras
+num_processes = tensorflow_devices.num_processes
+process_number = tensorflow_devices.process_number
 number_of_replica = tensorflow_devices.number_of_replica
 on_all_shards = tensorflow_devices.on_all_shards
 fit_arguments = tensorflow_rows.fit_arguments
@@ -424,4 +428,4 @@ def train_step(
     """
     tensors = [value for value in keras.tree.flatten(data) if tf.is_tensor(value)]
     with tf.control_dependencies(tensors):
-        return step(model, data)
+        return logs_for_keras(step(model, data))

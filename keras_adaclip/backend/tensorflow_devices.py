@@ -17,6 +17,8 @@ from keras_adaclip.backend import keras_private
 
 Tensor = Any
 
+# The jobs of a cluster that train, in the order of their replicas.
+_WORKING = ("chief", "worker")
 _SUPPORTED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -101,10 +103,68 @@ def applied_as_they_are(
     return keras_private.without_all_reduce(optimizer)
 
 
+def num_processes() -> int:
+    """The processes that train together; of the strategy in whose scope this is called."""
+    strategy = tf.distribute.get_strategy()
+    if not _has_workers(strategy):
+        return 1
+    spec = strategy.cluster_resolver.cluster_spec()
+    return sum(spec.num_tasks(job) for job in spec.jobs if job in _WORKING)
+
+
+def process_number() -> int:
+    """The number of this process among them, from 0."""
+    strategy = tf.distribute.get_strategy()
+    if not _has_workers(strategy):
+        return 0
+    resolver = strategy.cluster_resolver
+    spec = resolver.cluster_spec()
+    before = _WORKING[: _WORKING.index(resolver.task_type)]
+    return int(resolver.task_id) + sum(spec.num_tasks(job) for job in before if job in spec.jobs)
+
+
+def gathered(array: np.ndarray) -> np.ndarray:
+    """An array of each process, called in all of them together: not inside of a step.
+
+    Args:
+        array: of the same shape and dtype in each process.
+
+    Returns:
+        An array of shape `(num_processes, *array.shape)`.
+    """
+    array = np.asarray(array)
+    if num_processes() == 1:
+        return array[None]
+    strategy = tf.distribute.get_strategy()
+    # Not every collective takes every dtype.
+    sent = tf.constant(
+        np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)[None], "int32"
+    )
+    values = strategy.experimental_distribute_values_from_function(lambda _: sent)
+    received = strategy.gather(values, axis=0).numpy().astype(np.uint8)
+    of_processes = received[:: num_local_replicas(strategy)]
+    return np.stack([np.frombuffer(row.tobytes(), array.dtype) for row in of_processes]).reshape(
+        -1, *array.shape
+    )
+
+
 def number_of_replica() -> Any:
     """The number of the replica that runs this step, 0 where there is one."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
+
+
+def logs_for_keras(logs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The logs of a step in the shape in which Keras takes their mean over workers.
+
+    Keras 3.15 takes it over the first axis of each log, and fails on scalars, which logs are.
+
+    Args:
+        logs: scalars.
+    """
+    if not _has_workers(tf.distribute.get_strategy()):
+        return logs
+    return {name: tf.reshape(value, (1,)) for name, value in logs.items()}
 
 
 def num_local_replicas(strategy: tf.distribute.Strategy) -> int:
@@ -146,5 +206,6 @@ def divided(batch: dict[str, Any], num_replicas: int) -> Iterator[dict[str, Any]
 
 
 def _has_workers(strategy: tf.distribute.Strategy) -> bool:
-    resolver = strategy.cluster_resolver
-    return resolver is not None and bool(resolver.cluster_spec().jobs)
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
+        strategy.cluster_resolver.cluster_spec().jobs
+    )

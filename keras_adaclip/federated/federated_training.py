@@ -23,6 +23,7 @@ from keras_adaclip.federated.step import federated_step
 from keras_adaclip.gradients import quicker_calls_of
 from keras_adaclip.models import fit_callbacks
 from keras_adaclip.models.preparation import Preparation
+from keras_adaclip.models.processes import on_all_devices, refuse_clients_of_one_process
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
@@ -143,6 +144,7 @@ class FederatedTraining(Preparation):
         settings = self.federated_settings
         return None if settings is None else settings.client_optimizer
 
+    @on_all_devices
     def fit(
         self,
         clients: ClientData,
@@ -197,8 +199,7 @@ class FederatedTraining(Preparation):
         )
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        with backend.scope_of_devices(self):
-            self._prepare_rounds(data)
+        self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
         try:
@@ -207,10 +208,7 @@ class FederatedTraining(Preparation):
             of_batches = backend.fit_arguments(
                 cohorts, cohorts.example, self, cohorts.num_open_axes
             )
-            with (
-                backend.scope_of_devices(self),
-                backend.keep_variables(self._all_variables()),
-            ):
+            with backend.keep_variables(self._all_variables()):
                 return super().fit(  # type: ignore[misc]
                     **of_batches,
                     epochs=epochs,
@@ -275,6 +273,7 @@ class FederatedTraining(Preparation):
         rows = data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         refuse_unsound_rounds(self, rows)
+        refuse_clients_of_one_process()
         layout = cohort_layout(self, data.poisson)
         data.poisson.num_padded_clients = layout.num_padded_clients
         data.poisson.num_shards = backend.num_batch_shards()

@@ -16,12 +16,13 @@ import math
 from dataclasses import dataclass
 
 import keras
+import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.microbatches import largest_microbatch
 from keras_adaclip.models.training_data import TrainingData
-from keras_adaclip.sampling import PoissonDataset
+from keras_adaclip.sampling import HostShare, PoissonDataset
 
 # Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
 # read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
@@ -140,16 +141,22 @@ def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
     most = math.ceil(most / backend.num_batch_shards())
     known = model.fitting_chunk_sizes
     if most not in known:
-        known[most] = largest_microbatch(model, data.rows, most)
+        found = largest_microbatch(model, data.rows, most)
+        fitting = min(backend.gathered(np.array(found or most)).tolist())
+        known[most] = None if fitting == most else fitting
     return known[most]
 
 
-def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
-    """Rows for draws up to so many standard deviations above the mean, a multiple of `multiple`."""
-    mean = dataset.expected_batch_size
-    deviation = math.sqrt(mean * (1.0 - dataset.sampling_probability))
-    largest = min(math.ceil(mean + deviations * deviation), dataset.num_rows)
-    return math.ceil(largest / multiple) * multiple
+def _size(dataset: PoissonDataset | HostShare, deviations: float, multiple: int) -> int:
+    """Rows for draws up to so many standard deviations above the mean, a multiple of `multiple`.
+
+    Where processes have shares of the rows, enough for the largest share in each of them.
+    """
+    share, probability = dataset.largest_share, dataset.sampling_probability
+    mean = dataset.expected_batch_size if dataset.num_shares == 1 else share * probability
+    deviation = math.sqrt(mean * (1.0 - probability))
+    largest = min(math.ceil(mean + deviations * deviation), share)
+    return math.ceil(largest * dataset.num_shares / multiple) * multiple
 
 
 def _has(model: keras.Model, kinds: tuple[type[keras.layers.Layer], ...]) -> bool:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import keras
 
 from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.models.loss_probe import probe_loss
 from keras_adaclip.models.probe import probe
+from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 _MIXING_LAYERS = tuple(
@@ -88,6 +90,30 @@ def refuse_unsupported(model: keras.Model) -> None:
     unsupported = backend.unsupported_compilation(model)
     if unsupported is not None:
         raise ValueError(unsupported)
+
+
+def refuse_uneven_batches(data: TrainingData) -> None:
+    """Raises where devices cannot divide the batches evenly, which are not ours to pad.
+
+    Args:
+        data: what is to be trained on.
+
+    Raises:
+        ValueError: with the numbers.
+    """
+    num_shards = backend.num_batch_shards()
+    if data.poisson is not None or num_shards == 1:
+        return
+    sizes = {data.expected_batch_size}
+    if data.sampling is Sampling.SHUFFLE:
+        sizes.add(data.num_examples % data.expected_batch_size)
+    uneven = [size for size in sizes if size % num_shards != 0]
+    if uneven:
+        raise ValueError(
+            f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` that "
+            "is a multiple and leaves no other rest of the examples, or `sampling='poisson'`, "
+            f"whose batches are padded. Received: a batch of {uneven[0]:,} examples"
+        )
 
 
 def refuse_other_weights(model: keras.Model) -> None:

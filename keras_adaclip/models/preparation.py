@@ -9,11 +9,15 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan
 from keras_adaclip.models.layout import batch_layout
-from keras_adaclip.models.preflight import refuse_unsound_parts, refuse_unsound_training
+from keras_adaclip.models.preflight import (
+    refuse_uneven_batches,
+    refuse_unsound_parts,
+    refuse_unsound_training,
+)
+from keras_adaclip.models.processes import refuse_data_of_one_process, refuse_disagreement
 from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
@@ -84,10 +88,16 @@ class Preparation(PrivacySpending):
     def _prepare(self, data: TrainingData, examine: bool = True) -> None:
         """Builds, examines and plans the model, then opens the ledger; trains nothing."""
         refuse_unsound_parts(self)
-        with backend.scope_of_devices(self):
-            self._examine(data, examine)
-            self._include_spending_on_shared_weights()
-            self._open_ledger(data)
+        refuse_uneven_batches(data)
+        refuse_data_of_one_process(data)
+        self._examine(data, examine)
+        self._include_spending_on_shared_weights()
+        self._open_ledger(data)
+        try:
+            refuse_disagreement(self, data)
+        except ValueError:
+            self.optimizer.end_run()  # type: ignore[attr-defined]
+            raise
 
     def _examine(self, data: TrainingData, examine: bool) -> None:
         """Builds and plans the model, and finds out in what pieces its steps run."""
@@ -106,6 +116,10 @@ class Preparation(PrivacySpending):
         if chunk_size != self.private_chunk_size:
             self.private_chunk_size = chunk_size
             self.train_function = None
+
+    def test_step(self, *args: Any) -> Any:
+        """Keras's, over several workers of TensorFlow too."""
+        return backend.logs_for_keras(super().test_step(*args))  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras's on TensorFlow, under a strategy: it would take the mean of the replicas' masks.

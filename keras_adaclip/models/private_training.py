@@ -18,6 +18,7 @@ from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
+from keras_adaclip.models.processes import on_all_devices
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
@@ -81,6 +82,7 @@ class PrivateTraining(Preparation):
         if self.built:  # type: ignore[attr-defined]
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
+    @on_all_devices
     def fit(
         self,
         x: Any = None,
@@ -209,10 +211,7 @@ class PrivateTraining(Preparation):
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
             self._use_augmentation(wanted)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with (
-                backend.scope_of_devices(self),
-                backend.keep_variables(self._all_variables()),
-            ):
+            with backend.keep_variables(self._all_variables()):
                 return super().fit(  # type: ignore[misc]
                     **data.with_sizes(batch_layout(self, data).sizes, self),
                     **arguments,
@@ -225,6 +224,7 @@ class PrivateTraining(Preparation):
             self._record_diagnostics(False)
             self.optimizer.end_run()  # type: ignore[attr-defined]
 
+    @on_all_devices
     def train_on_batch(
         self,
         x: Any,
@@ -245,10 +245,7 @@ class PrivateTraining(Preparation):
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
-            with (
-                backend.scope_of_devices(self),
-                backend.keep_variables(self._all_variables()),
-            ):
+            with backend.keep_variables(self._all_variables()):
                 return super().train_on_batch(  # type: ignore[misc]
                     x, y, sample_weight=sample_weight, return_dict=return_dict
                 )

@@ -13,8 +13,15 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.gradients import Batch
 from keras_adaclip.models.arrays import first_rows, number_of_rows, weights_of_classes
+from keras_adaclip.models.host_shares import host_share
 from keras_adaclip.models.streams import known_length, known_num_examples, peek
-from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, checked_batch_size
+from keras_adaclip.sampling import (
+    FixedShapeBatches,
+    HostShare,
+    PoissonDataset,
+    SharedBatches,
+    checked_batch_size,
+)
 
 _SAMPLING_NAMES = ("poisson", "shuffle")
 
@@ -69,7 +76,8 @@ class TrainingData:
         """
         if self.poisson is None:
             return self.fit_arguments
-        batches = FixedShapeBatches(
+        prepared_by = SharedBatches if isinstance(self.poisson, HostShare) else FixedShapeBatches
+        batches = prepared_by(
             self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards()
         )
         return {
@@ -100,7 +108,10 @@ def from_arrays(
             f"Argument `sampling` must be one of {_SAMPLING_NAMES}. Received: sampling={sampling!r}"
         )
     num_examples = number_of_rows(x, y, sample_weight)
-    batch_size = checked_batch_size(32 if batch_size is None else batch_size, num_examples)
+    batch_size = 32 if batch_size is None else batch_size
+    is_shared = backend.num_processes() > 1 and sampling == "poisson"
+    if not is_shared:
+        batch_size = checked_batch_size(batch_size, num_examples)
     if sampling == "shuffle":
         return TrainingData(
             Sampling.SHUFFLE,
@@ -120,11 +131,15 @@ def from_arrays(
         )
     if class_weight is not None:
         sample_weight = weights_of_classes(y, class_weight, sample_weight)
-    dataset = PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
+    dataset = (
+        host_share(x, y, sample_weight, batch_size, seed)
+        if is_shared
+        else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
+    )
     return dataclasses.replace(from_poisson(dataset, steps_per_epoch), is_sampled_by_fit=True)
 
 
-def from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
+def from_poisson(dataset: PoissonDataset | HostShare, steps_per_epoch: int | None) -> TrainingData:
     """Training data from a Poisson-sampled data set.
 
     Raises:

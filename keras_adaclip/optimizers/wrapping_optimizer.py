@@ -26,6 +26,11 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
         """Threshold, noise state and ledger, then the inner optimizer's variables."""
         return [*self._own_variables, *self.inner_optimizer.variables]
 
+    @property
+    def own_variables(self) -> list[keras.Variable]:
+        """Threshold, noise state and ledger."""
+        return list(self._own_variables)
+
     def finalize_variable_values(self, var_list: Any) -> None:
         """Delegates to the inner optimizer (moving averages of weights)."""
         self.inner_optimizer.finalize_variable_values(var_list)

@@ -14,7 +14,9 @@ from keras_adaclip.sampling.checking import (
 from keras_adaclip.sampling.dealing import dealt
 from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
 from keras_adaclip.sampling.fixed_shape_batches import FixedShapeBatches
+from keras_adaclip.sampling.host_share import HostShare
 from keras_adaclip.sampling.poisson_dataset import PoissonDataset
+from keras_adaclip.sampling.shared_batches import SharedBatches
 
 __all__ = [
     "as_array",
@@ -25,5 +27,7 @@ __all__ = [
     "generator_of_draw",
     "poisson_draw",
     "FixedShapeBatches",
+    "HostShare",
     "PoissonDataset",
+    "SharedBatches",
 ]

@@ -9,6 +9,8 @@ amplification by sampling that the accountant counts on holds for this law and n
 import numpy as np
 
 _SAMPLING_STREAM = 2
+# Of a draw that processes share: this for what all know, and one more for each process.
+_SHARED_NUMBERS = 0
 
 
 def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
@@ -37,3 +39,35 @@ def poisson_draw(
     """
     size = generator.binomial(num_units, sampling_probability)
     return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))
+
+
+def generator_of_shared_numbers(
+    seed: int | None, shared_bits: tuple[int, ...], number: int
+) -> np.random.Generator:
+    """The random numbers by which processes agree how many units each of their shares gives.
+
+    Args:
+        seed: a seed, or None for what the processes share.
+        shared_bits: 128 random bits, the same in all processes.
+        number: number of the draw, from 0.
+    """
+    if seed is None:
+        return np.random.default_rng(
+            np.random.SeedSequence(shared_bits, spawn_key=(_SAMPLING_STREAM, number))
+        )
+    key = (_SAMPLING_STREAM, number, _SHARED_NUMBERS)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def generator_of_share(seed: int | None, number: int, share: int) -> np.random.Generator:
+    """The random numbers by which a process chooses its units; those of no two processes meet.
+
+    Args:
+        seed: a seed, or None for the operating system's randomness.
+        number: number of the draw, from 0.
+        share: number of the process, from 0.
+    """
+    if seed is None:
+        return np.random.default_rng()
+    key = (_SAMPLING_STREAM, number, _SHARED_NUMBERS + 1 + share)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

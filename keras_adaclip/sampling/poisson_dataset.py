@@ -110,6 +110,16 @@ class PoissonDataset(keras.utils.PyDataset):
         return self._num_rows
 
     @property
+    def num_shares(self) -> int:
+        """In how many processes there are rows: one."""
+        return 1
+
+    @property
+    def largest_share(self) -> int:
+        """Rows of the process that has the most."""
+        return self._num_rows
+
+    @property
     def expected_batch_size(self) -> int:
         """Expected number of rows in a draw."""
         return self._expected_batch_size

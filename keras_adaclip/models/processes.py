@@ -1,0 +1,99 @@
+"""What must be so where several devices or processes train one model, before they train."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+
+from keras_adaclip import backend
+from keras_adaclip.models.training_data import TrainingData
+from keras_adaclip.sampling import HostShare
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def on_all_devices(method: _Method) -> _Method:
+    """A model's method, run where its variables are made and assigned on every device.
+
+    Args:
+        method: takes the model first.
+    """
+
+    @functools.wraps(method)
+    def within(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        with backend.scope_of_devices(model):
+            return method(model, *args, **kwargs)
+
+    return within  # type: ignore[return-value]
+
+
+def refuse_data_of_one_process(data: TrainingData) -> None:
+    """Raises where several processes train, and no one knows which examples the others hold.
+
+    An example that two processes hold would contribute twice to a step.
+
+    Args:
+        data: what this process was given.
+
+    Raises:
+        ValueError: unless the data are shares of one Poisson-sampled data set.
+    """
+    if backend.num_processes() > 1 and not isinstance(data.poisson, HostShare):
+        raise ValueError(
+            "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
+            "its own share, with `sampling='poisson'`: only so it is known that an example "
+            "contributes once to a step. Received: data sampled as "
+            f"{data.sampling.name.lower()!r}, in {backend.num_processes()} processes"
+        )
+
+
+def refuse_clients_of_one_process() -> None:
+    """Raises where several processes train on clients.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    if backend.num_processes() > 1:
+        raise ValueError(
+            "A federated model trains in one process, over its devices: clients that two processes "
+            "hold would take part twice in a round. Received: "
+            f"{backend.num_processes()} processes"
+        )
+
+
+def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
+    """Raises where processes would clip, noise or count differently; called in all of them.
+
+    Args:
+        model: a private model whose run was configured.
+        data: what it is trained on.
+
+    Raises:
+        ValueError: with the names of what differs.
+    """
+    if backend.num_processes() == 1:
+        return
+    state = {
+        variable.name: backend.array_of(variable).tobytes()
+        for variable in model.optimizer.own_variables
+    }
+    state["steps_per_epoch"] = repr(data.steps_per_epoch).encode()
+    state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
+    digests = np.stack(
+        [
+            np.frombuffer(hashlib.blake2b(value, digest_size=16).digest(), np.uint32)
+            for value in state.values()
+        ]
+    )
+    everywhere = backend.gathered(digests)
+    differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
+    names = [name for name, each in zip(state, differs, strict=True) if each]
+    if names:
+        raise ValueError(
+            "The processes do not hold the same private state, so that one would clip or noise "
+            "otherwise than another. Give all the same arguments and the same seed, and load the "
+            f"same files everywhere. Received different values of: {', '.join(names)}"
+        )
