@@ -409,6 +409,9 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
         stream: number of the draw within the step, below 2^32.
     """
     size, stream = math.prod(shape), tf.constant(stream, tf.uint32)
+    # Read here: of a variable with a copy on each device a function remembers the first one that it
+    # was called with, and another model's noise would follow that one's counter.
+    key, step = tf.convert_to_tensor(key), tf.convert_to_tensor(step)
     draw = _fused_normal(num_blocks_for(size), tf.bitcast(key, tf.uint32), step, stream)
     return tf.reshape(draw[:size], tuple(shape))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan
 from keras_adaclip.models.layout import batch_layout
@@ -17,7 +18,11 @@ from keras_adaclip.models.preflight import (
     refuse_unsound_parts,
     refuse_unsound_training,
 )
-from keras_adaclip.models.processes import refuse_data_of_one_process, refuse_disagreement
+from keras_adaclip.models.processes import (
+    refuse_data_of_one_process,
+    refuse_disagreement,
+    refuse_other_settings,
+)
 from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
@@ -90,6 +95,7 @@ class Preparation(PrivacySpending):
         refuse_unsound_parts(self)
         refuse_uneven_batches(data)
         refuse_data_of_one_process(data)
+        refuse_other_settings(self)
         self._examine(data, examine)
         self._include_spending_on_shared_weights()
         self._open_ledger(data)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -64,6 +65,28 @@ def refuse_clients_of_one_process() -> None:
         )
 
 
+def refuse_other_settings(model: keras.Model) -> None:
+    """Raises where processes were given different optimizers; called in all of them.
+
+    Args:
+        model: a compiled private model, built or not.
+
+    Raises:
+        ValueError: with the settings of this process.
+    """
+    if backend.num_processes() == 1:
+        return
+    config = json.dumps(model.optimizer.get_config(), sort_keys=True, default=repr)
+    config = config.replace(json.dumps(model.optimizer.name), '""')
+    digests = backend.gathered(_digest(config.encode()))
+    if len(np.unique(digests, axis=0)) > 1:
+        raise ValueError(
+            "The processes have compiled the model with different optimizers, so that one would "
+            "clip or noise otherwise than another. Give all the same arguments and the same seed. "
+            f"Received in this process: {config}"
+        )
+
+
 def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
     """Raises where processes would clip, noise or count differently; called in all of them.
 
@@ -82,18 +105,16 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
     }
     state["steps_per_epoch"] = repr(data.steps_per_epoch).encode()
     state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
-    digests = np.stack(
-        [
-            np.frombuffer(hashlib.blake2b(value, digest_size=16).digest(), np.uint32)
-            for value in state.values()
-        ]
-    )
-    everywhere = backend.gathered(digests)
+    everywhere = backend.gathered(np.stack([_digest(value) for value in state.values()]))
     differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
     names = [name for name, each in zip(state, differs, strict=True) if each]
     if names:
         raise ValueError(
             "The processes do not hold the same private state, so that one would clip or noise "
-            "otherwise than another. Give all the same arguments and the same seed, and load the "
-            f"same files everywhere. Received different values of: {', '.join(names)}"
+            "otherwise than another. Load the same files and give the same arguments everywhere. "
+            f"Received different values of: {', '.join(names)}"
         )
+
+
+def _digest(data: bytes) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)

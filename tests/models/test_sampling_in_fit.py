@@ -198,21 +198,23 @@ def test_large_and_empty_draws_are_steps():
 
 def test_draws_reach_keras_as_the_backend_prepares_them(monkeypatch):
     prepared = []
-    prefetched = backend.prefetched
+    fit_arguments = backend.fit_arguments
 
     def noted(*arguments):
-        prepared.append(prefetched(*arguments))
+        prepared.append(fit_arguments(*arguments))
         return prepared[-1]
 
-    monkeypatch.setattr(backend, "prefetched", noted)
+    monkeypatch.setattr(backend, "fit_arguments", noted)
     trainer = keras.Model.fit
     given = []
     monkeypatch.setattr(
-        keras.Model, "fit", lambda model, **kw: given.append(kw["x"]) or trainer(model, **kw)
+        keras.Model, "fit", lambda model, **kw: given.append(kw) or trainer(model, **kw)
     )
     helpers.quiet_fit(helpers.compiled(), X, Y, batch_size=6)
-    assert given == prepared
+    (arguments,) = prepared
     assert len(given) == 1
+    assert {name: given[0][name] for name in arguments} == arguments
+    assert given[0]["x"] is arguments["x"]
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 7])
