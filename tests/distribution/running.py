@@ -46,7 +46,7 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
             **further,
         }
         name = f"{kind}-{devices}-{process}-{'-'.join(scenarios)}"[:100]
-        results, log = written / f"{name}.npz", folder / f"{name}.log"
+        results, log = written / f"{name}.npz", written / f"{name}.log"
         line = [sys.executable, "-m", "tests.distribution.program", json.dumps(options), results]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment.pop("XLA_FLAGS", None)
