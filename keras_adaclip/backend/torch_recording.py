@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from keras_adaclip.backend.torch_graphs import shorten
 
@@ -43,7 +44,7 @@ class Recording:
     The function must be what a compiled one must: its results follow from the tensors that it is
     given, and it draws no random numbers from a state that it reads itself. One that asks for the
     value of a tensor, to decide by it or to compute with it elsewhere, is never recorded but called
-    each time.
+    each time; so is one that counts by a shape, such as that of the rows which a mask leaves.
     """
 
     def __init__(self) -> None:
@@ -83,10 +84,11 @@ def _recorded(
 ) -> Callable[..., Sequence[Tensor]] | None:
     """The record, None where the function cannot be recorded.
 
-    Numbers that left PyTorch on the way, through NumPy for one, would be fixed in the record. Nor
-    is it used where it does not give what the function gives for other values too.
+    Numbers that left PyTorch on the way, through NumPy or as the length of a tensor, would be
+    fixed in the record. Nor is it used where it does not give what the function gives for other
+    values too.
     """
-    watched = _WaysOut()
+    watched, shapes = _WaysOut(), _ShapesOfValues()
 
     def watched_function(*values: Tensor) -> list[Tensor]:
         with watched:
@@ -95,8 +97,9 @@ def _recorded(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            module = make_fx(watched_function)(*values)
-            if watched.are_taken:
+            with shapes:
+                module = make_fx(watched_function)(*values)
+            if watched.are_taken or shapes.are_made:
                 return None
             others = [_changed(value) for value in values]
             proofs = [(each, function(each)) for each in (values, others)]
@@ -120,6 +123,29 @@ class _WaysOut(TorchFunctionMode):
         if getattr(func, "__name__", None) in _WAYS_OUT:
             self.are_taken = True
         return func(*args, **(kwargs or {}))
+
+
+class _ShapesOfValues(TorchDispatchMode):
+    """Notices whether the shape of a tensor follows from the values of another one.
+
+    Python reads a shape without asking PyTorch, and the count it makes of it stays in the record:
+    the first client's for all. Other values of the trial may well have the same count.
+    """
+
+    are_made = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func` as it would have been called."""
+        if torch.Tag.dynamic_output_shape in func.tags and _counts_values(func, args):
+            self.are_made = True
+        return func(*args, **(kwargs or {}))
+
+
+def _counts_values(func: Any, args: Any) -> bool:
+    """Of indexing, whether it is by a mask; the shape follows from those of whole numbers."""
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _changed(value: Tensor) -> Tensor:

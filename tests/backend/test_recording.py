@@ -107,6 +107,51 @@ def test_what_cannot_be_recorded_is_called_each_time(function):
         torch.testing.assert_close(found, function([values])[0])
 
 
+def length_of_rows_kept(values):
+    numbers, kept = values
+    return [numbers.sum() / numbers[kept > 0].shape[0]]
+
+
+def length_of_places(values):
+    numbers, kept = values
+    return [numbers.sum() / torch.nonzero(kept).shape[0]]
+
+
+def length_of_places_in_a_gradient(values):
+    numbers, kept = values
+    return [torch.func.grad(lambda each: each.sum() / len(torch.where(kept > 0)[0]))(numbers)]
+
+
+def length_of_different_ones(values):
+    numbers, kept = values
+    return [numbers / torch.unique(kept).shape[0]]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        length_of_rows_kept,
+        length_of_places,
+        length_of_places_in_a_gradient,
+        length_of_different_ones,
+    ],
+)
+def test_a_count_that_is_read_from_a_shape_is_not_that_of_the_first_call(function):
+    """Turned around, as the trial of a record has them, the numbers have the same count."""
+    recording, function = backend.Recording(), Counted(function)
+    numbers = torch.arange(1.0, 6.0)
+    check(recording, function, [numbers, torch.tensor([1, 0, 0, 0, 0])])
+    check(recording, function, [numbers, torch.tensor([1, 2, 1, 0, 3])])
+
+
+def test_indices_that_are_whole_numbers_are_recorded():
+    recording, function = backend.Recording(), Counted(lambda values: [values[0][values[1]]])
+    check(recording, function, [torch.arange(5.0), torch.tensor([1, 0])])
+    calls = function.num_calls
+    recording.call(function, [torch.arange(5.0), torch.tensor([4, 2])])
+    assert function.num_calls == calls
+
+
 def test_a_function_that_writes_in_place():
     def function(values):
         total = torch.zeros(3)
