@@ -49,12 +49,27 @@ class PrivacySpending:
         Empty where the operating system drew all of it, so that no other run draws the same.
         """
         seeds: frozenset[int] = getattr(getattr(self, "optimizer", None), "used_seeds", frozenset())
-        return seeds
+        return seeds.union(*(other.used_seeds for other in self._other_optimizers()))
 
     @property
     def _run(self) -> Run:
         optimizer = getattr(self, "optimizer", None)
-        return self._carried_run if optimizer is None else optimizer.run
+        run: Run = self._carried_run if optimizer is None else optimizer.run
+        # Weights that another model shares are what that one's training has made of them.
+        for other in self._other_optimizers():
+            run = run.union_upward(other.run)
+        return run
+
+    def _other_optimizers(self) -> list[Any]:
+        """The optimizers of private models that trained weights of this one last, each once."""
+        own = getattr(self, "optimizer", None)
+        # Frozen weights count as well: what was learnt under privacy is in them.
+        trained_by = (
+            getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
+            for variable in self.variables  # type: ignore[attr-defined]
+        )
+        others = {id(each): each for each in trained_by if each is not None and each is not own}
+        return list(others.values())
 
     def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
         """The privacy that training has spent so far.
@@ -113,12 +128,9 @@ class PrivacySpending:
         spent, so that some of it counts twice: never too little.
         """
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
-        # Frozen weights count as well: what was learnt under privacy is in them.
-        for variable in self.variables:  # type: ignore[attr-defined]
-            trained_by = getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
-            if trained_by is not None and trained_by is not optimizer:
-                optimizer.include_run(trained_by.run)
-                optimizer.remember_seeds(*trained_by.used_seeds)
+        for other in self._other_optimizers():
+            optimizer.include_run(other.run)
+            optimizer.remember_seeds(*other.used_seeds)
         for variable in self.trainable_variables:  # type: ignore[attr-defined]
             keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
 

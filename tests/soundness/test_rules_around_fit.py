@@ -144,6 +144,23 @@ def test_shared_weights_carry_what_was_spent_on_them():
     assert second.privacy_ledger.steps == 24
 
 
+def test_what_another_model_spends_on_shared_weights_is_told_and_saved_without_a_fit(tmp_path):
+    inputs = keras.Input((4,))
+    base = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    first, second = compiled(ka.privatize(base)), compiled(ka.privatize(base))
+    first.fit(X, Y, batch_size=8, verbose=0)
+    without_optimizer = ka.privatize(base)
+    for model in (first, second, without_optimizer, compiled(ka.privatize(base))):
+        assert model.privacy_ledger.steps == 8
+    without_optimizer.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").privacy_ledger.steps == 8
+    # In turns, each knows of the other's steps, and counts none of them twice.
+    second.fit(X, Y, batch_size=8, verbose=0)
+    assert first.privacy_ledger.steps == second.privacy_ledger.steps == 16
+    first.fit(X, Y, batch_size=8, verbose=0)
+    assert first.privacy_ledger.steps == second.privacy_ledger.steps == 24
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_pass_of_unknown_length_stops_before_the_target():
     def batches():
