@@ -176,7 +176,8 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
 def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
     """What the options of optimizer and model would do to the guarantee."""
     issues = []
-    if hasattr(model, "gradient_plan") and not getattr(type(model).train_step, "is_private", False):
+    # The instance's: Keras calls what was put there in the place of the class's.
+    if hasattr(model, "gradient_plan") and not getattr(model.train_step, "is_private", False):
         issues.append(
             PrivacyIssue(
                 "train_step",

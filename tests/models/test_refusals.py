@@ -251,6 +251,14 @@ def test_train_step_on_its_own_is_refused():
         model.train_step((X, Y)) if keras.backend.backend() != "jax" else model.train_step(None, X)
 
 
+def test_a_train_step_of_the_instance_is_refused():
+    """Keras calls it in the place of the class's, and nothing would clip, noise or count."""
+    model = helpers.compiled()
+    model.train_step = lambda *args: {}
+    assert [issue.layer for issue in ka.check(model)] == ["train_step"]
+    refused(model, ValueError, "Remove the override")
+
+
 def test_a_frozen_batch_normalization_is_fine():
     norm = keras.layers.BatchNormalization()
     model = with_layer(norm)
