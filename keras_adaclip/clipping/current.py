@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_adaclip.clipping._validation import SMALLEST_CLIP_NORM
 from keras_adaclip.clipping.groups import ParameterGroups
 from keras_adaclip.clipping.strategy import ClippingStrategy, State
 
@@ -50,10 +51,12 @@ class CurrentClipping:
             finite: bool of shape `(batch_size,)`, false for padding too.
         """
         factors = self.strategy.clip_factors(self.state, norms)
-        # Whatever a strategy of a user's own returns, no contribution exceeds its bound.
-        longest = self.state["clip_norm"] / ops.where(norms > 0.0, norms, 1.0)
-        factors = ops.where(norms > 0.0, ops.minimum(factors, longest), factors)
-        return ops.where(finite[:, None], factors, 0.0)
+        # Whatever a strategy of a user's own returns, no contribution exceeds its bound: not with a
+        # negative factor, nor where squares underflow and a norm reads less than it is.
+        longest = self.state["clip_norm"] / ops.maximum(norms, SMALLEST_CLIP_NORM)
+        factors = ops.maximum(ops.minimum(factors, longest), -longest)
+        counted = ops.logical_and(finite[:, None], ops.logical_not(ops.isnan(factors)))
+        return ops.where(counted, factors, 0.0)
 
     def summed_statistics(self, norms: Tensor, finite: Tensor, present: Tensor) -> Tensor:
         """The sums of the strategy's statistics, float32 of shape `(num_statistics,)`.

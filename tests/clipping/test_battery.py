@@ -90,6 +90,29 @@ def test_the_battery_holds_every_exported_strategy():
     assert exported == set(STRATEGIES)
 
 
+class Returning(ka.clipping.FixedClipping):
+    """A strategy of a user's own that returns one factor, whatever the norms are."""
+
+    def __init__(self, factor):
+        super().__init__(0.5)
+        self.factor = factor
+
+    def clip_factors(self, state, norms):
+        return ops.full_like(norms, self.factor)
+
+
+@pytest.mark.parametrize("factor", [-1e9, -3.0, 0.25, 3.0, 1e30, math.inf, -math.inf, math.nan])
+def test_no_factor_of_a_strategy_lets_a_contribution_pass_its_bound(factor):
+    strategy = Returning(factor)
+    current = CurrentClipping(strategy, SINGLE, tensors(strategy.initial_state(SINGLE)))
+    finite = ops.ones((len(NORMS),), "bool")
+    found = ops.convert_to_numpy(current.factors(ops.convert_to_tensor(NORMS[:, None]), finite))
+    assert np.isfinite(found).all()
+    assert (np.abs(found[:, 0]) * NORMS.astype(float) <= 0.5 * (1 + 1e-6)).all()
+    # Of a norm that reads zero the gradient may have numbers whose squares underflow.
+    assert abs(found[0, 0]) * 1e-20 <= 0.5
+
+
 @keras.saving.register_keras_serializable(package="tests")
 def kind_of(variable):
     return variable.name
