@@ -35,6 +35,7 @@ class Preparation(PrivacySpending):
     Attributes:
         gradient_plan: which way each layer takes; None until the model was examined.
         planned_method: the optimizer's `gradient_method` for which the plan was made.
+        planned_shapes: the shapes of one example's inputs for which it was made.
         private_chunk_size: number of examples that are processed at a time; None takes them all.
         private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
         fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
@@ -46,6 +47,7 @@ class Preparation(PrivacySpending):
 
     gradient_plan: GradientPlan | None = None
     planned_method: str | None = None
+    planned_shapes: tuple[tuple[int, ...], ...] = ()
     private_chunk_size: int | None = None
     private_diagnostics: dict[str, Any] | None = None
     fit_augmentation: Augmentation | None = None
@@ -91,7 +93,18 @@ class Preparation(PrivacySpending):
             )
 
     def _prepare(self, data: TrainingData, examine: bool = True) -> None:
-        """Builds, examines and plans the model, then opens the ledger; trains nothing."""
+        """Builds, examines and plans the model, then opens the ledger; trains nothing.
+
+        Args:
+            data: what is trained on.
+            examine: whether the model is examined in any case; otherwise only where it was not
+                yet, or for inputs with other numbers of axes, for which it may do something else.
+        """
+        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(data.rows.x))
+        is_planned = shapes == self.planned_shapes
+        if not examine:
+            is_planned = list(map(len, shapes)) == list(map(len, self.planned_shapes))
+            examine = self.gradient_plan is None or not is_planned
         refuse_unsound_parts(self)
         refuse_uneven_batches(data)
         refuse_data_of_one_process(data)
@@ -112,11 +125,13 @@ class Preparation(PrivacySpending):
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         plan = self.gradient_plan
         is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
-        if not is_sound or method != self.planned_method:
+        if not (is_sound and is_planned) or method != self.planned_method:
             # Should there be no plan, none that is known to be wrong is left.
             self.gradient_plan = None
             self.gradient_plan = make_plan(self, data.rows, method, is_repeatable)
             self.planned_method = method
+            # Untracked by Keras, so that it stays a plain tuple.
+            keras_private.set_attribute(self, "planned_shapes", shapes)
             self.train_function = None
         chunk_size = batch_layout(self, data).chunk_size
         if chunk_size != self.private_chunk_size:

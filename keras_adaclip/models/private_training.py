@@ -239,7 +239,7 @@ class PrivateTraining(Preparation):
         rows = arrays.first_rows(x, y, sample_weight)
         data = TrainingData(Sampling.STREAM, size, size, rows)
         # Examining the model takes longer than a step: once after each `compile` is enough here.
-        self._prepare(data, examine=self.gradient_plan is None)
+        self._prepare(data, examine=False)
         try:
             if class_weight is not None:
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)

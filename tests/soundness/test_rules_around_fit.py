@@ -161,6 +161,37 @@ def test_what_another_model_spends_on_shared_weights_is_told_and_saved_without_a
     assert first.privacy_ledger.steps == second.privacy_ledger.steps == 24
 
 
+class OtherAxesFirst(ka.PrivateModel):
+    """Takes rows, or sequences, whose layer it then calls with time in the place of examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        if len(inputs.shape) == 2:
+            return self.dense(inputs)
+        by_time = self.dense(keras.ops.transpose(inputs, (1, 0, 2)))
+        return keras.ops.mean(by_time, axis=0)
+
+
+@pytest.mark.parametrize("train", ["fit", "train_on_batch"])
+def test_a_plan_for_inputs_of_one_rank_does_not_serve_those_of_another(train):
+    if keras.backend.backend() == "jax":
+        pytest.skip("what is tested is decided before any backend comes in")
+    model = compiled(OtherAxesFirst())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert model.gradient_plan.is_layerwise
+    sequences = np.stack([X[:6]] * 6, axis=1)
+    if train == "fit":
+        model.fit(sequences, Y[:6], batch_size=6, sampling="shuffle", verbose=0)
+    else:
+        model.train_on_batch(sequences, Y[:6])
+    # Layer by layer, the six moments would have been clipped in the place of the six examples.
+    assert model.gradient_plan.is_one_by_one
+    assert model.planned_shapes == ((6, 4),)
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_pass_of_unknown_length_stops_before_the_target():
     def batches():
