@@ -100,11 +100,6 @@ class Preparation(PrivacySpending):
             examine: whether the model is examined in any case; otherwise only where it was not
                 yet, or for inputs with other numbers of axes, for which it may do something else.
         """
-        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(data.rows.x))
-        is_planned = shapes == self.planned_shapes
-        if not examine:
-            is_planned = list(map(len, shapes)) == list(map(len, self.planned_shapes))
-            examine = self.gradient_plan is None or not is_planned
         refuse_unsound_parts(self)
         refuse_uneven_batches(data)
         refuse_data_of_one_process(data)
@@ -120,6 +115,11 @@ class Preparation(PrivacySpending):
 
     def _examine(self, data: TrainingData, examine: bool) -> None:
         """Builds and plans the model, and finds out in what pieces its steps run."""
+        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(data.rows.x))
+        is_planned = shapes == self.planned_shapes
+        if not examine:
+            is_planned = list(map(len, shapes)) == list(map(len, self.planned_shapes))
+            examine = self.gradient_plan is None or not is_planned
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
         is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
