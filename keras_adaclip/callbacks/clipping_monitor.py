@@ -12,9 +12,12 @@ _DIAGNOSTICS = ("gradient_norm", "clipped_fraction")
 class ClippingMonitor(keras.callbacks.Callback):
     """Logs `clip_norm`, and `unclipped_fraction` where the strategy releases it.
 
-    Both are outputs of the private mechanism: the fraction is the noised one that moved the
-    threshold. With groups, `clip_norm` is the joint norm (the root of the sum of squares) and
-    `unclipped_fraction` the mean over the groups; `model.optimizer.clip_norm` has each group's.
+    `clip_norm` is the norm at the end of the epoch: where a schedule sets it, the one with which
+    the epoch's last step clipped, so that an epoch of one norm shows that norm; where it adapts,
+    the one to which that step has moved it. Both entries are outputs of the private mechanism: the
+    fraction is the noised one that moved the threshold. With groups, `clip_norm` is the joint norm
+    (the root of the sum of squares) and `unclipped_fraction` the mean over the groups;
+    `model.optimizer.clip_norm` has each group's norm of the next step.
 
     Args:
         private_diagnostics: whether to log also the mean raw norm (`gradient_norm`) and the true
@@ -63,7 +66,8 @@ class ClippingMonitor(keras.callbacks.Callback):
         if logs is None:
             return
         optimizer = self.model.optimizer
-        clip_norm = optimizer.clip_norm
+        # A query of TensorFlow Privacy tells only the norm of the next step.
+        clip_norm = getattr(optimizer, "logged_clip_norm", optimizer.clip_norm)
         if clip_norm is not None:
             logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(clip_norm)))
         fraction = optimizer.unclipped_fraction

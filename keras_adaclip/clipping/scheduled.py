@@ -90,11 +90,8 @@ class ScheduledClipping(ClippingStrategy):
                 "steps an epoch has is not known here. Give it `steps_per_epoch`, or give "
                 "`steps_per_epoch` to `fit`."
             )
-        value = self.schedule.value_at(step, steps_per_epoch)
-        num_groups = len(state["clip_norm"])
-        names = tuple(str(number) for number in range(num_groups))
         return {
-            "clip_norm": split_evenly(value, ParameterGroups(names, (), ())),
+            "clip_norm": self._clip_norm(state, step, steps_per_epoch),
             "steps_per_epoch": np.asarray(steps_per_epoch or 0, np.int32),
         }
 
@@ -104,6 +101,20 @@ class ScheduledClipping(ClippingStrategy):
         share = ops.cast(value, "float32") / state["clip_norm"].shape[0] ** 0.5
         share = ops.clip(share, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
         return {**state, "clip_norm": ops.broadcast_to(share, state["clip_norm"].shape)}
+
+    def clip_norm_of_step(self, state: State, step: int) -> np.ndarray:
+        """The norms with which a step was clipped, one a group.
+
+        Args:
+            state: the state as arrays.
+            step: the number of the step, from 0.
+        """
+        return self._clip_norm(state, step, int(state["steps_per_epoch"]) or None)
+
+    def _clip_norm(self, state: State, step: int, steps_per_epoch: int | None) -> np.ndarray:
+        value = self.schedule.value_at(step, steps_per_epoch)
+        names = tuple(str(number) for number in range(len(state["clip_norm"])))
+        return split_evenly(value, ParameterGroups(names, (), ()))
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument under its own name."""

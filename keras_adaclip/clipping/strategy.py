@@ -177,6 +177,22 @@ class ClippingStrategy(abc.ABC):
         """
         return state
 
+    def clip_norm_of_step(self, state: State, step: int) -> Any:
+        """The norms that stand in logs and figures for the latest step, one a group.
+
+        A norm that adapts to the gradients moves a little after every step, and is logged as the
+        latest step left it: `state["clip_norm"]`, with which the next one clips. A norm that is
+        known beforehand may leap between two steps, and is logged as the latest step used it.
+
+        Args:
+            state: the state of the next step, as arrays.
+            step: the number of the latest step, from 0.
+
+        Returns:
+            An array of shape `(num_groups,)`.
+        """
+        return state["clip_norm"]
+
     def describe(
         self,
         noise_multiplier: float | None = None,

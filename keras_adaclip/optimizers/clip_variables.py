@@ -93,6 +93,15 @@ class ClipVariables:
             )
         return self._array(name)
 
+    def read_of_step(self, step: int) -> np.ndarray:
+        """The clipping norms that stand in logs for the latest step.
+
+        Args:
+            step: the number of the latest step, from 0.
+        """
+        state = {name: self._array(name) for name in self._variables}
+        return np.asarray(self._strategy.clip_norm_of_step(state, step))
+
     def _is_single(self, name: str) -> bool:
         return self._groups.is_flat and self._shapes[name] == (1,)
 

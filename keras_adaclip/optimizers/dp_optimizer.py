@@ -208,6 +208,18 @@ class DPOptimizer(AccountedOptimizer):
         return self._read("clip_norm")
 
     @property
+    def logged_clip_norm(self) -> Any:
+        """The clipping norm that stands in logs for the latest step, one value a group.
+
+        Where a schedule sets the norm, the one with which that step clipped; else `clip_norm`, as
+        the step has left it. Before the first step, `clip_norm`.
+        """
+        next_norm = self.clip_norm  # says it where it cannot be read now
+        if not self.built or self._steps_taken == 0:
+            return next_norm
+        return self._clip.read_of_step(self._steps_taken - 1)
+
+    @property
     def unclipped_fraction(self) -> Any:
         """The noised share of unclipped units in the latest step; None where none is released."""
         return self._read("unclipped_fraction")

@@ -33,10 +33,12 @@ def thresholds(
 ) -> Any:
     """Clipping norms of several methods over the epochs.
 
-    At `n` on the horizontal axis stands the norm after `n` epochs, with which the next one begins.
-    A run has none at 0, for `ClippingMonitor` logs the norm when an epoch has ended; a schedule
-    has one there. Runs of one method are drawn as their mean, with a band from the least to the
-    greatest. The axis of the norms is logarithmic where they differ by more than a factor of ten.
+    At `n` on the horizontal axis stands the norm with which `n` epochs of training end. A run has
+    none at 0, for `ClippingMonitor` logs the norm when an epoch has ended; a schedule has one
+    there. Where a schedule leaps between epochs, its curve has the norms before and after the
+    leap, and a run that followed it the one before. Runs of one method are drawn as their mean,
+    with a band from the least to the greatest. The axis of the norms is logarithmic where they
+    differ by more than a factor of ten.
 
     Args:
         methods: for each name one of: what `fit` returned, with a `ClippingMonitor` among its

@@ -40,6 +40,32 @@ def test_the_logged_fraction_is_the_one_that_moved_the_norm():
     assert any(abs(24 * b - round(24 * b)) > 1e-3 for b in fractions)
 
 
+@pytest.mark.parametrize("groups", ["flat", "per_layer"])
+def test_an_epoch_shows_the_scheduled_norm_with_which_it_clipped(groups):
+    schedule = ka.schedules.PiecewiseConstant([0.9, 0.5, 0.2])
+    clipping = ka.clipping.ScheduledClipping(schedule, groups=groups)
+    model = helpers.compiled(clipping=clipping)
+    history = fit(model, ClippingMonitor(), batch_size=12, epochs=2)
+    assert history["clip_norm"] == pytest.approx([0.9, 0.5])
+    # What is read between the epochs is the norm of the step to come.
+    assert np.linalg.norm(model.optimizer.clip_norm) == pytest.approx(0.2)
+    # Training that is resumed goes on in the schedule.
+    history = fit(model, ClippingMonitor(), batch_size=12, epochs=3, initial_epoch=2)
+    assert history["clip_norm"] == pytest.approx([0.2])
+
+
+def test_an_epoch_shows_the_norm_of_its_last_step_where_every_step_has_another():
+    clipping = ka.schedules.LinearDecay(1.0, total_steps=4)
+    norms = fit(helpers.compiled(clipping=clipping), ClippingMonitor(), batch_size=12)["clip_norm"]
+    # C / (1 + t / 4), t = 1 and 3 the last steps of two epochs of two.
+    assert norms == pytest.approx([1 / 1.25, 1 / 1.75])
+
+
+def test_the_monitor_shows_what_the_optimizer_has_where_no_step_was_taken():
+    optimizer = helpers.compiled(clipping=ka.schedules.LinearDecay(0.7, total_steps=4)).optimizer
+    assert optimizer.logged_clip_norm == optimizer.clip_norm == pytest.approx(0.7)
+
+
 def gradient_norms(model):
     """Norms of the single gradients of a dense softmax layer, in NumPy."""
     kernel, bias = model.get_weights()

@@ -44,19 +44,29 @@ def test_a_run_a_schedule_and_numbers(tmp_path):
     assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_followed_a_schedule_lies_on_it():
-    """What the monitor logs after an epoch is what the schedule has there."""
+def followed(schedule):
+    """The curves of a run of three epochs of two steps, and of the schedule that it followed."""
     x, y = np.zeros((12, 2), "float32"), np.zeros((12, 1), "float32")
     model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-    schedule = ka.schedules.LinearDecay(1.0, total_steps=6)
     optimizer = ka.optimizers.DPOptimizer("sgd", clipping=schedule, noise_multiplier=1.0)
     model.compile(optimizer, "mean_squared_error")
     monitor = ka.callbacks.ClippingMonitor()
     history = model.fit(x, y, batch_size=6, epochs=3, verbose=0, callbacks=[monitor])
-    found = curves(ka.plots.thresholds({"run": history, "schedule": schedule}))
+    return curves(ka.plots.thresholds({"run": history, "schedule": schedule}))
+
+
+def test_a_run_that_followed_a_schedule_by_epoch_ends_each_level_of_it():
+    found = followed(ka.schedules.PowerDecay(1.0, power=1.0))
+    assert [at for at, _ in found["run"]] == [1, 2, 3]
+    ends_of_levels = np.array(found["schedule"][1::2])
+    np.testing.assert_allclose(found["run"], ends_of_levels, rtol=1e-6)
+
+
+def test_a_run_that_followed_a_schedule_by_step_has_the_norm_of_each_last_step():
+    found = followed(ka.schedules.LinearDecay(1.0, total_steps=6))
     drawn = dict(found["schedule"])
     assert list(drawn) == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3])
-    assert [norm for _, norm in found["run"]] == pytest.approx([drawn[1], drawn[2], drawn[3]])
+    assert [norm for _, norm in found["run"]] == pytest.approx([drawn[0.5], drawn[1.5], drawn[2.5]])
 
 
 def test_runs_of_one_method_are_a_mean_and_a_band():
