@@ -80,7 +80,11 @@ TABLES = {
             "frozen_kernel": ("Dense", lambda: layers.Dense(5), "kernel"),
             "frozen_bias": ("Dense", lambda: layers.Dense(5), "bias"),
             "frozen": ("", lambda: layers.Dense(5, trainable=False)),
-            "low_rank": ("general", lambda: layers.Dense(5, lora_rank=2)),
+            "low_rank": ("Dense", lambda: layers.Dense(5, lora_rank=2)),
+            "low_rank_scaled": (
+                "Dense",
+                lambda: layers.Dense(5, lora_rank=2, lora_alpha=3, activation="tanh"),
+            ),
             "prelu": ("PReLU", lambda: layers.PReLU()),
             "unit_normalization": ("", lambda: layers.UnitNormalization()),
         },
@@ -391,8 +395,24 @@ TABLES = {
                 "kernel",
             ),
             "low_rank": (
-                "general",
+                "EinsumDense",
                 lambda: layers.EinsumDense("abc,cd->abd", (3, 5), bias_axes="d", lora_rank=2),
+            ),
+            "low_rank_heads": (
+                "EinsumDense",
+                lambda: layers.EinsumDense("abc,cde->abde", (3, 2, 5), bias_axes="de", lora_rank=2),
+            ),
+            "low_rank_heads_joined": (
+                "EinsumDense",
+                lambda: layers.EinsumDense("abc,bcd->ad", 5, lora_rank=2, lora_alpha=1),
+            ),
+            "low_rank_groups": (
+                "EinsumDense",
+                lambda: layers.EinsumDense("abc,bcd->abd", (3, 5), lora_rank=2),
+            ),
+            "low_rank_group_last": (
+                "general",
+                lambda: layers.EinsumDense("abc,bdc->adc", (5, 4), lora_rank=2),
             ),
         },
     ),
@@ -400,7 +420,7 @@ TABLES = {
         (5,),
         {
             "embedding": ("Embedding", lambda: layers.Embedding(6, 3)),
-            "low_rank": ("general", lambda: layers.Embedding(6, 3, lora_rank=2)),
+            "low_rank": ("Embedding", lambda: layers.Embedding(6, 3, lora_rank=2)),
         },
         dtype="int32",
     ),

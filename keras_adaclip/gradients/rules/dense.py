@@ -1,7 +1,8 @@
-"""`Dense`: `y = activation(x W + b)`.
+"""`Dense`: `y = activation(x W + b)`, and with LoRA `W + s A B` in the place of `W`.
 
 The gradient of W is a sum of outer products (Goodfellow 2015, "Efficient per-example gradient
-computations").
+computations"). Those of A and B are too, of smaller ones: of `x` and `s c B^T`, and of `s x A` and
+`c`, with c the cotangents (Hu et al. 2022, "LoRA: Low-rank adaptation of large language models").
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.rules.low_rank import times, times_transposed
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 
 Tensor = Any
@@ -20,6 +22,7 @@ class DenseRule(LayerRule):
     """Kernel: outer products over the positions. Bias: the cotangents summed over them."""
 
     taps_activation = True
+    covers_low_rank = True
 
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
@@ -27,12 +30,20 @@ class DenseRule(LayerRule):
         """The gradients of kernel and bias, for inputs of shape `(batch_size, ..., units)`."""
         inputs, cotangents = _positions(call.inputs), _positions(call.cotangents[0])
         layer = call.layer
-        return [
-            OuterProduct(inputs, cotangents, variable.shape)
-            if variable is not layer.bias
-            else Materialized(ops.sum(ops.cast(cotangents, "float32"), axis=1))
-            for variable in variables
-        ]
+
+        def gradient(variable: keras.Variable) -> PerExampleGradient:
+            if variable is layer.bias:
+                return Materialized(ops.sum(ops.cast(cotangents, "float32"), axis=1))
+            if not layer.lora_enabled:
+                return OuterProduct(inputs, cotangents, variable.shape)
+            factors = inputs, cotangents
+            if variable is layer.lora_kernel_a:
+                factors = inputs, times_transposed(cotangents, layer.lora_kernel_b, layer)
+            elif variable is layer.lora_kernel_b:
+                factors = times(inputs, layer.lora_kernel_a, layer), cotangents
+            return OuterProduct(*factors, variable.shape)
+
+        return [gradient(variable) for variable in variables]
 
 
 def _positions(value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from keras_adaclip.gradients.factored import (
     PerExampleGradient,
 )
 from keras_adaclip.gradients.rules.broadcasting import summed_to
+from keras_adaclip.gradients.rules.low_rank import in_float32, scale_of
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
 
 Tensor = Any
@@ -30,28 +31,38 @@ class EinsumDenseRule(LayerRule):
     """Kernel: outer products over the positions. Bias: the cotangents summed to its shape."""
 
     taps_activation = True
+    covers_low_rank = True
 
     def covers(self, layer: keras.layers.Layer) -> bool:
         """Whether the first axis of inputs and outputs is the batch, and no letter stands twice."""
         equation = _Equation.of(layer)
-        return equation is not None and (
-            layer.bias is None or len(layer.bias.shape) < len(equation.outputs)
-        )
+        if equation is None or (
+            layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs)
+        ):
+            return False
+        return not layer.lora_enabled or equation.ends_free
 
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
     ) -> list[PerExampleGradient]:
-        """The gradients of kernel and bias."""
-        equation = _Equation.of(call.layer)
+        """The gradients of kernel and bias, or of the two factors of LoRA and the bias."""
+        equation, layer = _Equation.of(call.layer), call.layer
         if equation is None:
             raise ValueError(f"No rule covers {call.layer.name}: {call.layer.equation!r}")
         cotangents = ops.cast(call.cotangents[0], "float32")
-        return [
-            Materialized(summed_to(cotangents, variable.shape))
-            if variable is call.layer.bias
-            else equation.kernel_gradient(call.inputs, cotangents, variable.shape)
-            for variable in variables
-        ]
+
+        def gradient(variable: keras.Variable) -> PerExampleGradient:
+            if variable is layer.bias:
+                return Materialized(summed_to(cotangents, variable.shape))
+            if layer.lora_enabled and variable is layer.lora_kernel_a:
+                narrow = equation.through_last(cotangents, in_float32(layer.lora_kernel_b), layer)
+                return equation.kernel_gradient(call.inputs, narrow, variable.shape)
+            if layer.lora_enabled and variable is layer.lora_kernel_b:
+                found = equation.product(call.inputs, in_float32(layer.lora_kernel_a), layer)
+                return equation.last_gradient(found, cotangents, variable.shape)
+            return equation.kernel_gradient(call.inputs, cotangents, variable.shape)
+
+        return [gradient(variable) for variable in variables]
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,34 @@ class _Equation:
             and set(self.outputs) <= set(self.inputs + self.kernel)
             and set(self.kernel) <= set(self.inputs + self.outputs)
         )
+
+    @property
+    def ends_free(self) -> bool:
+        """Whether the kernel's last axis is one of the outputs alone, as LoRA's factors want it."""
+        return self.kernel[-1] in self.outputs and self.kernel[-1] not in self.inputs
+
+    def through_last(self, cotangents: Tensor, second: Tensor, layer: Any) -> Tensor:
+        """Cotangents of the outputs as those of what LoRA's second factor is multiplied with."""
+        axis = self.outputs.index(self.kernel[-1])
+        narrow = ops.tensordot(cotangents, second, axes=[[axis], [1]])
+        return scale_of(layer) * ops.moveaxis(narrow, -1, axis)
+
+    def product(self, inputs: Tensor, first: Tensor, layer: Any) -> Tensor:
+        """What LoRA's second factor is multiplied with, its axis in the place of the last one."""
+        equation = f"{self.inputs},{self.kernel}->{self.outputs}"
+        return scale_of(layer) * ops.einsum(equation, ops.cast(inputs, "float32"), first)
+
+    def last_gradient(self, found: Tensor, cotangents: Tensor, shape: Any) -> OuterProduct:
+        """The gradient of LoRA's second factor: outer products over all axes but the last one."""
+        last = self.kernel[-1]
+        positions = "".join(x for x in self.outputs[1:] if x != last)
+        blocks = [
+            ops.squeeze(
+                _arranged(value, self.outputs, self.outputs[0], "", positions, last), axis=1
+            )
+            for value in (found, cotangents)
+        ]
+        return OuterProduct(blocks[0], blocks[1], shape)
 
     def kernel_gradient(self, inputs: Tensor, cotangents: Tensor, shape: Any) -> PerExampleGradient:
         """The gradient of the kernel."""

@@ -4,23 +4,44 @@ So no dense gradient is made. A reversible embedding also multiplies with its ta
 of one weight add up before the norm (see `LookupAndProduct`).
 """
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_adaclip.gradients.factored import Lookup, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.rules.low_rank import in_float32, scale_of, times_transposed
 from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+
+Tensor = Any
 
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(LayerRule):
-    """Gram of equal ids for the norm, a segment sum for the weighted sum."""
+    """Gram of equal ids for the norm, a segment sum for the weighted sum.
+
+    With LoRA a lookup in a table of few columns, and outer products with the rows found there.
+    """
+
+    covers_low_rank = True
 
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
     ) -> list[PerExampleGradient]:
         """The gradient of the table, for ids of shape `(batch_size, ...)`."""
-        (table,) = variables
-        return [_lookup(call, table)]
+        layer = call.layer
+        ids, cotangents = _flat(call, layer.output_dim)
+
+        def gradient(variable: keras.Variable) -> PerExampleGradient:
+            if layer.lora_enabled and variable is layer.lora_embeddings_a:
+                narrow = times_transposed(cotangents, layer.lora_embeddings_b, layer)
+                return Lookup(ids, narrow, variable.shape)
+            if layer.lora_enabled and variable is layer.lora_embeddings_b:
+                rows = ops.take(in_float32(layer.lora_embeddings_a), ops.cast(ids, "int32"), axis=0)
+                return OuterProduct(scale_of(layer) * rows, cotangents, variable.shape)
+            return Lookup(ids, cotangents, variable.shape)
+
+        return [gradient(variable) for variable in variables]
 
 
 class ReversibleEmbeddingRule(LayerRule):
@@ -55,8 +76,13 @@ if hasattr(keras.layers, "ReversibleEmbedding"):
 
 
 def _lookup(call: TappedCall, table: keras.Variable) -> Lookup:
+    ids, cotangents = _flat(call, table.shape[1])
+    return Lookup(ids, cotangents, table.shape)
+
+
+def _flat(call: TappedCall, size: int) -> tuple[Tensor, Tensor]:
+    """Ids and cotangents, of shapes `(batch_size, positions)` and `(..., positions, size)`."""
     ids, cotangents = call.inputs, call.cotangents[0]
     batch_size = ops.shape(ids)[0]
     ids = ops.reshape(ids, (batch_size, -1))
-    cotangents = ops.reshape(cotangents, (batch_size, -1, table.shape[1]))
-    return Lookup(ids, cotangents, table.shape)
+    return ids, ops.reshape(cotangents, (batch_size, -1, size))

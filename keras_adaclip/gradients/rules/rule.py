@@ -59,9 +59,11 @@ class LayerRule(abc.ABC):
     Attributes:
         taps_activation: whether the cotangent is wanted by the input of `layer.activation`
             (which the layer calls exactly once, last), or else by the output of the layer.
+        covers_low_rank: whether the rule is exact for a layer after `layer.enable_lora`.
     """
 
     taps_activation: ClassVar[bool] = False
+    covers_low_rank: ClassVar[bool] = False
 
     def tapped_call(
         self,
@@ -196,14 +198,16 @@ def rule_for(layer: keras.layers.Layer) -> LayerRule | None:
     """The registered rule that is exact for `layer`, None where there is none.
 
     The rule of the nearest class counts. A subclass takes its parent's rule only while it leaves
-    `call` as it was; LoRA and quantization change what the weights mean, so such layers take the
-    general way.
+    `call` as it was; quantization changes what the weights mean, and so does LoRA where the rule
+    does not know of it: such layers take the general way.
     """
-    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+    if getattr(layer, "quantization_mode", None):
         return None
     classes: tuple[Any, ...] = type(layer).__mro__
     for layer_class in classes:
         if layer_class in _RULES and type(layer).call is layer_class.call:
             rule = _RULES[layer_class]
+            if getattr(layer, "lora_enabled", False) and not rule.covers_low_rank:
+                return None
             return rule if rule.covers(layer) else None
     return None
