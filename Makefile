@@ -38,11 +38,11 @@ PACKAGE := build/package
 # Tests that no backend has a part in, or that one is enough for: they run once, the others once a backend.
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting \
                            tests/audit/test_canaries.py tests/audit/test_lower_bound.py \
-                           tests/docs tests/federated/test_clients.py tests/federated/test_partition.py \
+                           tests/docs tests/test_host_share.py tests/federated/test_clients.py tests/federated/test_partition.py \
                            tests/federated/test_cohorts.py tests/datasets tests/plots tests/test_progress.py)
 PER_BACKEND_IGNORES := $(addprefix --ignore=,$(BACKEND_FREE) tests/golden)
 # Directories of many models: each is run by processes of its own.
-OWN_TURNS := tests/gradients tests/tuners
+OWN_TURNS := tests/gradients tests/tuners tests/models tests/federated
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 PARALLEL := -n $(WORKERS) --dist=worksteal
 
@@ -75,7 +75,7 @@ test:
 	@echo "==> All checks passed"
 
 checks: lint types docs test-core test-tensorflow test-jax test-torch test-golden \
-        test-tensorflow-privacy
+        test-tensorflow-privacy test-oldest package
 
 # ---- the environment --------------------------------------------------------------------------------
 
@@ -140,9 +140,10 @@ test-tensorflow test-jax test-torch: test-%: $(VENV)/.installed-test
 	@echo "==> Tests on $* ($(WORKERS) processes)"
 	@rm -rf "$(GOLDEN)/$*"
 	@# TensorFlow keeps some 10 MB of each model that it has trained, gigabytes after a thousand tests: in turns.
+	@# Tests of several devices start processes of their own.
 	@# A turn of which -k selects nothing (5) has not failed.
 	@failed=0; \
-	for part in "$(addprefix --ignore=,$(OWN_TURNS))" $(OWN_TURNS); do \
+	for part in "$(addprefix --ignore=,$(OWN_TURNS) tests/distribution)" $(OWN_TURNS) "-n 0 tests/distribution"; do \
 	    KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(PER_BACKEND_IGNORES) $$part \
 	        || [ $$? -eq 5 ] || failed=1; \
 	done; \

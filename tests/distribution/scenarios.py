@@ -423,7 +423,9 @@ def resumed(scope, options):
         epochs=4,
         verbose=0,
         callbacks=[
-            keras.callbacks.BackupAndRestore(f"{options['folder']}/{options['process']}"),
+            keras.callbacks.BackupAndRestore(
+                f"{options['folder']}/backup-{options['process']}", double_checkpoint=True
+            ),
             keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: epochs.append(epoch)),
             Ends(),
         ],
