@@ -11,7 +11,7 @@
 Several processes may run at once. All of it goes to one folder: `runs.csv` with one row a run,
 `tables.md` and the figures. On two cores the whole takes most of a day.
 
-    python examples/compare_clipping.py --smoke --output somewhere
+    python examples/compare_clipping.py --smoke    # into examples/output
 
 does all of it once on a little data, in half a minute.
 """
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 _OUTPUT = Path(__file__).parents[1] / "benchmarks" / "utility"
+# What `--smoke` makes must not stand among the results.
+_SMOKE_OUTPUT = Path(__file__).parent / "output" / "compare_clipping_smoke"
 
 
 def parse_options() -> argparse.Namespace:
@@ -36,7 +38,11 @@ def parse_options() -> argparse.Namespace:
         "command", nargs="?", choices=("greedy", "run", "tables", "figures"), default="run"
     )
     add = parser.add_argument
-    add("--output", type=Path, default=_OUTPUT, help="folder of the results (%(default)s)")
+    add(
+        "--output",
+        type=Path,
+        help=f"folder of the results ({_OUTPUT}; with --smoke, {_SMOKE_OUTPUT})",
+    )
     add("--data-set", default="fashion_mnist")
     add("--accountant", choices=("pld", "rdp"), default="pld")
     add("--methods", nargs="+", metavar="METHOD", help="only these")
@@ -47,7 +53,9 @@ def parse_options() -> argparse.Namespace:
     add("--public-data", type=Path, help="for `greedy`: an .npz file of digits")
     add("--searches", type=int, default=1, help="of `greedy`, to be averaged (%(default)s)")
     add("--smoke", action="store_true", help="everything, on a little data")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.output = options.output or (_SMOKE_OUTPUT if options.smoke else _OUTPUT)
+    return options
 
 
 def limit_threads(number: int) -> None:

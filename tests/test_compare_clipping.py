@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
@@ -481,3 +482,11 @@ def test_time_left_counts_what_is_not_chosen_yet():
     text = progress.time_left([done, *[entry] * 10], {some_run(epochs=10).key: result(0.8)})
     assert text == "about 0 h 40 min left"
     assert math.isinf(commands.run.__defaults__[-1])
+
+
+@pytest.mark.parametrize(("arguments", "folder"), [([], "benchmarks"), (["--smoke"], "examples")])
+def test_what_smoke_makes_does_not_go_among_the_results(arguments, folder, monkeypatch):
+    path = Path(ka.__file__).parents[1] / "examples" / "compare_clipping.py"
+    monkeypatch.setattr("sys.argv", [str(path), *arguments])
+    options = runpy.run_path(str(path))["parse_options"]()
+    assert options.output.relative_to(path.parents[1]).parts[0] == folder
