@@ -1,6 +1,6 @@
 """What dividing a step over devices costs, private and plain, on virtual devices of one CPU.
 
-    python benchmarks/scaling/devices.py                       # JAX and TensorFlow, 1, 2 and 4 devices
+    python benchmarks/scaling/devices.py                       # JAX, TensorFlow; 1, 2, 4 devices
     python benchmarks/scaling/devices.py --backends jax --devices 1 4
 
 Virtual devices share the cores, so that nothing can become faster: what a step takes on several,
@@ -40,9 +40,8 @@ def main() -> None:
         for backend in options.backends
         for devices in options.devices
     }
-    print(
-        "| backend, model | devices | plain, ms | private, ms | private / plain | plain / one | ours / one |"
-    )
+    names = ("plain, ms", "private, ms", "private / plain", "plain / one", "private / one")
+    print(f"| backend, model | devices | {' | '.join(names)} |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (backend, devices), times in found.items():
         for model, (plain, private) in times.items():
