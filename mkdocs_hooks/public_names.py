@@ -69,10 +69,13 @@ SHARED_NAMES = {
     "keras_adaclip.sampling": frozenset(
         {
             "FixedShapeBatches",
+            "HostShare",
+            "SharedBatches",
             "as_array",
             "checked_batch_size",
             "checked_seed",
             "common_length",
+            "dealt",
             "generator_of_draw",
             "poisson_draw",
         }

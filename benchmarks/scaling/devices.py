@@ -74,8 +74,8 @@ def measured(backend: str, devices: int, models: list[str]) -> dict[str, tuple[f
     import keras_adaclip as ka
 
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(_BATCH_SIZE, 28, 28, 1)).astype("float32")
-    y = generator.integers(0, 10, _BATCH_SIZE)
+    x = generator.normal(size=(_LONG * _BATCH_SIZE, 28, 28, 1)).astype("float32")
+    y = generator.integers(0, 10, len(x))
 
     def compiled(kind: str, is_private: bool) -> keras.Model:
         with scope():
@@ -89,9 +89,10 @@ def measured(backend: str, devices: int, models: list[str]) -> dict[str, tuple[f
             model.compile(optimizer=optimizer, loss=loss)
         return model
 
-    def seconds(model: keras.Model, epochs: int, **options: str) -> float:
+    def seconds(model: keras.Model, steps: int, **options: str) -> float:
+        num_rows = steps * _BATCH_SIZE
         start = time.perf_counter()
-        model.fit(x, y, batch_size=_BATCH_SIZE, epochs=epochs, verbose=0, **options)
+        model.fit(x[:num_rows], y[:num_rows], batch_size=_BATCH_SIZE, verbose=0, **options)
         return time.perf_counter() - start
 
     found = {}
