@@ -19,7 +19,7 @@ from pathlib import Path
 
 _HERE = Path(__file__)
 _MODELS = ("dense", "convolution")
-_SHORT, _LONG, _REPEATS, _BATCH_SIZE = 4, 24, 5, 512
+_SHORT, _LONG, _REPEATS, _BATCH_SIZE = 8, 72, 5, 512
 
 
 def main() -> None:
