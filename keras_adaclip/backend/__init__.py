@@ -36,6 +36,7 @@ memory_in_use = _module.memory_in_use
 needs_fixed_shapes = _module.needs_fixed_shapes
 num_batch_shards = _module.num_batch_shards
 num_processes = _module.num_processes
+num_replicas = _module.num_replicas
 number_of_replica = _module.number_of_replica
 on_all_shards = _module.on_all_shards
 outside_random_state = _module.outside_random_state
@@ -83,6 +84,7 @@ __all__ = [
     "needs_fixed_shapes",
     "num_batch_shards",
     "num_processes",
+    "num_replicas",
     "number_of_replica",
     "on_all_shards",
     "outside_random_state",

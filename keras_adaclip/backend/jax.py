@@ -35,6 +35,7 @@ num_batch_shards = jax_devices.num_batch_shards
 gathered = jax_devices.gathered
 logs_for_keras = jax_devices.logs_for_keras
 num_processes = jax_devices.num_processes
+num_replicas = jax_devices.num_replicas
 process_number = jax_devices.process_number
 number_of_replica = jax_devices.number_of_replica
 on_all_shards = jax_devices.on_all_shards

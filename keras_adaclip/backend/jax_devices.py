@@ -107,6 +107,11 @@ def logs_for_keras(logs: Any) -> Any:
     return logs
 
 
+def num_replicas(model: keras.Model) -> int:
+    """One: a step is one program for all devices."""
+    return 1
+
+
 def number_of_replica() -> int:
     """There is one step for all devices."""
     return 0

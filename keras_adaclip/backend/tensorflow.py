@@ -30,6 +30,7 @@ num_batch_shards = tensorflow_devices.num_batch_shards
 gathered = tensorflow_devices.gathered
 logs_for_keras = tensorflow_devices.logs_for_keras
 num_processes = tensorflow_devices.num_processes
+num_replicas = tensorflow_devices.num_replicas
 process_number = tensorflow_devices.process_number
 number_of_replica = tensorflow_devices.number_of_replica
 on_all_shards = tensorflow_devices.on_all_shards

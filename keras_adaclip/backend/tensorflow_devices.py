@@ -148,6 +148,15 @@ def gathered(array: np.ndarray) -> np.ndarray:
     )
 
 
+def num_replicas(model: keras.Model) -> int:
+    """How many replicas run each step, over all processes.
+
+    Args:
+        model: made in the scope of a strategy, or of none.
+    """
+    return int(model.distribute_strategy.num_replicas_in_sync)
+
+
 def number_of_replica() -> Any:
     """The number of the replica that runs this step, 0 where there is one."""
     context = tf.distribute.get_replica_context()

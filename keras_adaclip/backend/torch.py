@@ -107,6 +107,11 @@ def logs_for_keras(logs: Any) -> Any:
     return logs
 
 
+def num_replicas(model: keras.Model) -> int:
+    """There is one replica."""
+    return 1
+
+
 def number_of_replica() -> int:
     """There is one replica."""
     return 0

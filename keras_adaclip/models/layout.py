@@ -79,7 +79,7 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     if chunk_size is not None:
         # So many rows on each device.
         chunk_size *= num_shards
-    if dataset is None or not backend.needs_fixed_shapes(model):
+    if dataset is None or not (backend.needs_fixed_shapes(model) or num_shards > 1):
         return BatchLayout((), chunk_size)
     in_one_piece = num_shards > 1 or (model.steps_per_execution == 1 and _has(model, CONVOLUTIONS))
     if chunk_size is None and in_one_piece:

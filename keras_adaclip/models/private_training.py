@@ -18,7 +18,7 @@ from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
-from keras_adaclip.models.processes import on_all_devices
+from keras_adaclip.models.processes import on_all_devices, refuse_batch_of_every_replica
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
@@ -235,6 +235,7 @@ class PrivateTraining(Preparation):
     ) -> Any:
         """Trains on one batch, accounted as one full release of it; as Keras's otherwise."""
         self._require_compiled()
+        refuse_batch_of_every_replica(self)
         size = arrays.number_of_rows(x, y, sample_weight)
         rows = arrays.first_rows(x, y, sample_weight)
         data = TrainingData(Sampling.STREAM, size, size, rows)

@@ -51,6 +51,24 @@ def refuse_data_of_one_process(data: TrainingData) -> None:
         )
 
 
+def refuse_batch_of_every_replica(model: keras.Model) -> None:
+    """Raises where Keras would hand one batch, whole, to every replica.
+
+    Args:
+        model: a compiled private model.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    num_replicas = backend.num_replicas(model)
+    if num_replicas > 1:
+        raise ValueError(
+            f"`train_on_batch` hands the whole batch to each of the {num_replicas} replicas, so "
+            "that each example would contribute as often to the step. Call `fit`, which divides "
+            "its batches among them."
+        )
+
+
 def refuse_clients_of_one_process() -> None:
     """Raises where several processes train on clients.
 

@@ -393,6 +393,27 @@ def made_before(scope, options):
     return refusal(train)
 
 
+def one_batch(scope, options):
+    """Keras gives a batch of `train_on_batch` to every replica of TensorFlow."""
+
+    def train():
+        model = compiled(scope)
+        model.train_on_batch(features(), labels())
+        return model
+
+    return refusal(train)
+
+
+def one_batch_moves(scope, options):
+    """How far a batch of `train_on_batch` moves the weights, in clipping norms a row."""
+    model = compiled(scope, clipping=0.01, optimizer=plain_sgd)
+    with scope():
+        model.build((None, NUM_FEATURES))
+    before = np.concatenate([np.ravel(value) for value in model.get_weights()])
+    model.train_on_batch(np.repeat(features()[-1:], 8, axis=0), np.repeat(labels()[-1:], 8))
+    return {"distance": np.linalg.norm(told(model)["weights"] - before) / 0.01}
+
+
 def compiled_by_xla(scope, options):
     def train():
         model = compiled(scope, jit_compile=True)

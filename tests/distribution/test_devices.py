@@ -23,8 +23,9 @@ TRAINED = [
     "regularized",
     "clients",
 ]
-REFUSED = ["uneven", "made_before"] if IS_JAX else ["made_before", "compiled_by_xla"]
-COSTS = ["traces", "bytes_reduced"] if IS_JAX else ["traces"]
+OF_TENSORFLOW = ["made_before", "compiled_by_xla", "one_batch"]
+REFUSED = ["uneven", "made_before"] if IS_JAX else OF_TENSORFLOW
+COSTS = ["traces", "bytes_reduced", "one_batch_moves"] if IS_JAX else ["traces"]
 KINDS = [("data", 2), ("data", 4), *([("model", 4)] if IS_JAX else [])]
 
 
@@ -109,6 +110,11 @@ def test_devices_send_one_copy_of_the_weights_and_the_counts(runs, kind):
         assert sent["all_gather"] == sent["all_to_all"] == sent["collective_permute"] == 0
 
 
+@pytest.mark.skipif(not IS_JAX, reason="refused on TensorFlow")
+def test_a_batch_of_train_on_batch_contributes_once(runs):
+    assert 0.99 < runs["data", 2]["one_batch_moves"]["distance"] < 1.0 + 1e-4
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_what_cannot_be_private_is_refused(runs, kind):
     if "made_before" not in runs[kind]:
@@ -119,4 +125,5 @@ def test_what_cannot_be_private_is_refused(runs, kind):
         assert "made before the distribution was set" in told["made_before"]
     else:
         assert "made outside of the `tf.distribute` strategy's scope" in told["made_before"]
+        assert "whole batch to each of the 2 replicas" in told["one_batch"]
         assert "`jit_compile=True` does not go with several replicas" in told["compiled_by_xla"]
