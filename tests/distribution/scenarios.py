@@ -404,14 +404,49 @@ def one_batch(scope, options):
     return refusal(train)
 
 
-def one_batch_moves(scope, options):
-    """How far a batch of `train_on_batch` moves the weights, in clipping norms a row."""
+class OneBatch(keras.utils.PyDataset):
+    """Eight times one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch = np.repeat(features()[-1:], 8, axis=0), np.repeat(labels()[-1:], 8)
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+def moved(scope, train):
+    """How far a batch of eight times one row moves the weights, in clipping norms a row."""
     model = compiled(scope, clipping=0.01, optimizer=plain_sgd)
     with scope():
         model.build((None, NUM_FEATURES))
     before = np.concatenate([np.ravel(value) for value in model.get_weights()])
-    model.train_on_batch(np.repeat(features()[-1:], 8, axis=0), np.repeat(labels()[-1:], 8))
-    return {"distance": np.linalg.norm(told(model)["weights"] - before) / 0.01}
+    train(model)
+    return np.linalg.norm(told(model)["weights"] - before) / 0.01
+
+
+def one_batch_moves(scope, options):
+    return {"distance": moved(scope, lambda model: model.train_on_batch(*OneBatch()[0]))}
+
+
+def data_sets_move(scope, options):
+    """Batches that others have made: each row is to be on one device."""
+    import tensorflow as tf
+
+    def generator():
+        while True:
+            yield OneBatch()[0]
+
+    known = {"num_examples": 8, "steps_per_epoch": 1, "verbose": 0}
+    rows = tf.data.Dataset.from_tensor_slices(OneBatch()[0]).batch(8)
+    return {
+        "keras": moved(scope, lambda model: model.fit(OneBatch(), **known)),
+        "tensorflow": moved(scope, lambda model: model.fit(rows, **known)),
+        "generator": moved(scope, lambda model: model.fit(generator(), **known)),
+    }
 
 
 def compiled_by_xla(scope, options):

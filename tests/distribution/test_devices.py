@@ -25,7 +25,8 @@ TRAINED = [
 ]
 OF_TENSORFLOW = ["made_before", "compiled_by_xla", "one_batch"]
 REFUSED = ["uneven", "made_before"] if IS_JAX else OF_TENSORFLOW
-COSTS = ["traces", "bytes_reduced", "one_batch_moves"] if IS_JAX else ["traces"]
+COSTS = ["traces", "data_sets_move"]
+COSTS += ["bytes_reduced", "one_batch_moves"] if IS_JAX else []
 KINDS = [("data", 2), ("data", 4), *([("model", 4)] if IS_JAX else [])]
 
 
@@ -108,6 +109,11 @@ def test_devices_send_one_copy_of_the_weights_and_the_counts(runs, kind):
     if kind[0] == "data":
         assert sent["all_reduce"] == own
         assert sent["all_gather"] == sent["all_to_all"] == sent["collective_permute"] == 0
+
+
+def test_a_row_of_any_data_set_contributes_once(runs):
+    for kind, distance in runs["data", 2]["data_sets_move"].items():
+        assert 0.99 < distance < 1.0 + 1e-4, kind
 
 
 @pytest.mark.skipif(not IS_JAX, reason="refused on TensorFlow")
