@@ -27,11 +27,13 @@ gaussian = _module.gaussian
 gradients_at = _module.gradients_at
 gradients_of = _module.gradients_of
 keep_variables = _module.keep_variables
+is_whole_in_each_process = _module.is_whole_in_each_process
 logs_for_keras = _module.logs_for_keras
 loop_over_chunks = _module.loop_over_chunks
 loops_in_python = _module.loops_in_python
 map_examples = _module.map_examples
 map_units = _module.map_units
+may_join_batches = _module.may_join_batches
 memory_in_use = _module.memory_in_use
 needs_fixed_shapes = _module.needs_fixed_shapes
 num_batch_shards = _module.num_batch_shards
@@ -75,11 +77,13 @@ __all__ = [
     "gradients_at",
     "gradients_of",
     "keep_variables",
+    "is_whole_in_each_process",
     "logs_for_keras",
     "loop_over_chunks",
     "loops_in_python",
     "map_examples",
     "map_units",
+    "may_join_batches",
     "memory_in_use",
     "needs_fixed_shapes",
     "num_batch_shards",

@@ -102,6 +102,11 @@ def gathered(array: np.ndarray) -> np.ndarray:
     )
 
 
+def is_whole_in_each_process(variable: keras.Variable) -> bool:
+    """Unless `ModelParallel` divides it among the devices of several processes."""
+    return bool(variable.value.is_fully_replicated or variable.value.is_fully_addressable)
+
+
 def logs_for_keras(logs: Any) -> Any:
     """As they are."""
     return logs
@@ -110,6 +115,11 @@ def logs_for_keras(logs: Any) -> Any:
 def num_replicas(model: keras.Model) -> int:
     """One: a step is one program for all devices."""
     return 1
+
+
+def may_join_batches(model: keras.Model, data: Any) -> bool:
+    """Batches stay what they are."""
+    return False
 
 
 def number_of_replica() -> int:

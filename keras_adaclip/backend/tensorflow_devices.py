@@ -48,6 +48,18 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             "The optimizer was made outside of the `tf.distribute` strategy's scope that the model "
             "was made in. Make and compile the model and its optimizer within `strategy.scope()`."
         )
+    elsewhere = [
+        variable.path
+        for variable in [*model.variables, *model.optimizer.variables]
+        if not own.extended.variable_created_in_scope(variable.value)
+    ]
+    if elsewhere:
+        return (
+            "The model or its optimizer was built outside of the `tf.distribute` strategy's scope, "
+            "so that its devices would not share these variables. Build them within "
+            f"`strategy.scope()`. Received: variables outside: {', '.join(elsewhere[:3])}"
+            f"{', ...' if len(elsewhere) > 3 else ''}"
+        )
     if model.optimizer.aggregation is not None:
         return (
             f"A `{type(model.optimizer).__name__}` adds up what one device has, and what several "
@@ -157,10 +169,32 @@ def num_replicas(model: keras.Model) -> int:
     return int(model.distribute_strategy.num_replicas_in_sync)
 
 
+def may_join_batches(model: keras.Model, data: Any) -> bool:
+    """Whether dividing a data set among the replicas may put rows of two batches into one step.
+
+    Args:
+        model: made in the scope of a strategy, or of none.
+        data: a data set of any kind.
+    """
+    if num_replicas(model) == 1 or not isinstance(data, tf.data.Dataset):
+        return False
+    shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec)]
+    return any(not shape.rank or shape[0] is None for shape in shapes)
+
+
 def number_of_replica() -> Any:
     """The number of the replica that runs this step, 0 where there is one."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
+
+
+def is_whole_in_each_process(variable: keras.Variable) -> bool:
+    """Whether no process holds only a part of a variable.
+
+    Args:
+        variable: of a model or an optimizer.
+    """
+    return True
 
 
 def logs_for_keras(logs: dict[str, Tensor]) -> dict[str, Tensor]:

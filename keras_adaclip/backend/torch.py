@@ -112,6 +112,16 @@ def num_replicas(model: keras.Model) -> int:
     return 1
 
 
+def is_whole_in_each_process(variable: keras.Variable) -> bool:
+    """There is one process."""
+    return True
+
+
+def may_join_batches(model: keras.Model, data: Any) -> bool:
+    """Batches stay what they are."""
+    return False
+
+
 def number_of_replica() -> int:
     """There is one replica."""
     return 0

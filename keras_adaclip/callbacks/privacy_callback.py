@@ -86,7 +86,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             # An error now, not when training is over.
             Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
         self._steps_per_epoch = data.steps_per_epoch
-        self._epoch_ends_executions = data.epoch_ends_executions
+        self._epoch_ends_executions = data.epoch_ends_executions(model)
         if self.delta is None:
             if data.num_examples <= 1:
                 raise ValueError(

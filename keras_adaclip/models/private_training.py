@@ -18,7 +18,11 @@ from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
-from keras_adaclip.models.processes import on_all_devices, refuse_batch_of_every_replica
+from keras_adaclip.models.processes import (
+    on_all_devices,
+    refuse_batch_of_every_replica,
+    refuse_joined_batches,
+)
 from keras_adaclip.models.step import private_step
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import PoissonDataset
@@ -179,6 +183,7 @@ class PrivateTraining(Preparation):
             )
         else:
             streams.refuse_plain_numbers(x)
+            refuse_joined_batches(self, x)
             _refuse_array_arguments(
                 x,
                 y=y,
@@ -206,7 +211,9 @@ class PrivateTraining(Preparation):
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         self._prepare(data)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
-        pass_counter = PassCounter(lambda: self._open_ledger(data), epochs_are_passes)
+        pass_counter = PassCounter(
+            lambda: self._open_ledger_after_callbacks(data), epochs_are_passes
+        )
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
             self._use_augmentation(wanted)

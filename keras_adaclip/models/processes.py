@@ -69,6 +69,26 @@ def refuse_batch_of_every_replica(model: keras.Model) -> None:
         )
 
 
+def refuse_joined_batches(model: keras.Model, data: Any) -> None:
+    """Raises where TensorFlow may join the end of one batch with the next, to divide them evenly.
+
+    A step could then hold the end of one pass and the beginning of another, and an example twice.
+
+    Args:
+        model: a compiled private model.
+        data: a data set.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    if backend.may_join_batches(model, data):
+        raise ValueError(
+            "Over several replicas TensorFlow fills up the smaller batches of a `tf.data.Dataset` "
+            "with rows of the next one, which may be those of another pass. Give a data set whose "
+            "batches have one size: `dataset.batch(batch_size, drop_remainder=True)`."
+        )
+
+
 def refuse_clients_of_one_process() -> None:
     """Raises where several processes train on clients.
 
@@ -122,6 +142,8 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
         for variable in model.optimizer.own_variables
     }
     state["steps_per_epoch"] = repr(data.steps_per_epoch).encode()
+    whole = [v for v in model.weights if backend.is_whole_in_each_process(v)]
+    state["weights"] = b"".join(_digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
     state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
     everywhere = backend.gathered(np.stack([_digest(value) for value in state.values()]))
     differs = np.any(everywhere != everywhere[:1], axis=(0, 2))

@@ -58,16 +58,18 @@ class TrainingData:
     unit: Unit = Unit.EXAMPLE
     noise_scale: float = 1.0
 
-    @property
-    def epoch_ends_executions(self) -> bool:
+    def epoch_ends_executions(self, model: keras.Model) -> bool:
         """Whether the last execution of an epoch stops at the epoch's end.
 
         With `steps_per_execution` it does where the data end there too; where Keras cuts a longer
-        stream into epochs it runs on.
+        stream into epochs it runs on, as it does over several replicas.
+
+        Args:
+            model: what is trained.
         """
-        return self.steps_per_epoch is not None and (
-            self.poisson is not None or self.fit_arguments.get("steps_per_epoch") is None
-        )
+        if self.steps_per_epoch is None or backend.num_replicas(model) > 1:
+            return False
+        return self.poisson is not None or self.fit_arguments.get("steps_per_epoch") is None
 
     def with_sizes(self, sizes: Sequence[int], model: keras.Model) -> dict[str, Any]:
         """The arguments for Keras's `fit`, Poisson draws padded to `sizes` where there are any.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip import backend
 from keras_adaclip.callbacks import PrivacyCallback
 from tests.models import helpers
 
@@ -157,6 +158,17 @@ def test_whole_executions_stay_within_the_target(steps_per_execution, allowed, e
     else:
         fit(model, callback, epochs=3)
     assert model.privacy_spent(DELTA).steps == (expected or 0)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
+@pytest.mark.parametrize(("num_replicas", "expected"), [(1, 4), (2, 3)])
+def test_over_replicas_an_execution_may_pass_the_end_of_an_epoch(
+    num_replicas, expected, monkeypatch
+):
+    monkeypatch.setattr(backend, "num_replicas", lambda model: num_replicas)
+    model = helpers.compiled(steps_per_execution=3)
+    fit(model, PrivacyCallback(DELTA, just(5)), epochs=3)
+    assert model.privacy_spent(DELTA).steps == expected
 
 
 def test_a_target_below_the_first_step_trains_nothing():

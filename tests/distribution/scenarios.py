@@ -342,6 +342,41 @@ def other_thresholds(scope, options):
     return refusal(train)
 
 
+def other_state(scope, options):
+    """A callback loads another state in one process, once training has begun."""
+
+    def train():
+        model = compiled(scope, clipping=ka.clipping.QuantileClipping(0.5, 0.5))
+
+        def load(logs):
+            with scope():
+                for variable in model.optimizer.own_variables:
+                    if variable.name == "clip_norm":
+                        variable.assign(variable + options["process"])
+
+        loads = keras.callbacks.LambdaCallback(on_train_begin=load)
+        x, y = share(options, features(), labels())
+        model.fit(x, y, batch_size=48, verbose=0, callbacks=[loads])
+        return model
+
+    return refusal(train)
+
+
+def other_weights(scope, options):
+    """On JAX they cannot be assigned."""
+
+    def train():
+        model = compiled(scope)
+        with scope():
+            model.build((None, NUM_FEATURES))
+            model.set_weights([value + options["process"] for value in model.get_weights()])
+        x, y = share(options, features(), labels())
+        model.fit(x, y, batch_size=48, verbose=0)
+        return model
+
+    return refusal(train)
+
+
 def shuffled_share(scope, options):
     def train():
         model = compiled(scope)
@@ -387,6 +422,21 @@ def made_before(scope, options):
             return model
         optimizer = keras.optimizers.SGD(0.5)
         model = compiled(scope, optimizer=lambda: optimizer)
+        model.fit(features(), labels(), batch_size=48, verbose=0)
+        return model
+
+    return refusal(train)
+
+
+def built_outside(scope, options):
+    """The optimizer's variables, ledger and noise counter among them, are no device's copies."""
+
+    def train():
+        # With slots Keras itself refuses.
+        model = compiled(scope, optimizer=plain_sgd)
+        with scope():
+            model.build((None, NUM_FEATURES))
+        model.optimizer.build(model.trainable_variables)
         model.fit(features(), labels(), batch_size=48, verbose=0)
         return model
 
@@ -441,12 +491,25 @@ def data_sets_move(scope, options):
             yield OneBatch()[0]
 
     known = {"num_examples": 8, "steps_per_epoch": 1, "verbose": 0}
-    rows = tf.data.Dataset.from_tensor_slices(OneBatch()[0]).batch(8)
+    rows = tf.data.Dataset.from_tensor_slices(OneBatch()[0]).batch(8, drop_remainder=True)
     return {
         "keras": moved(scope, lambda model: model.fit(OneBatch(), **known)),
         "tensorflow": moved(scope, lambda model: model.fit(rows, **known)),
         "generator": moved(scope, lambda model: model.fit(generator(), **known)),
     }
+
+
+def joined_batches(scope, options):
+    """A last batch that is smaller: TensorFlow would fill it up from the next pass."""
+    import tensorflow as tf
+
+    def train():
+        model = compiled(scope)
+        data = tf.data.Dataset.from_tensor_slices((features(), labels())).batch(100).repeat()
+        model.fit(data, steps_per_epoch=4, num_examples=NUM_EXAMPLES, verbose=0)
+        return model
+
+    return refusal(train)
 
 
 def compiled_by_xla(scope, options):

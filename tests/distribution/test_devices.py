@@ -23,7 +23,7 @@ TRAINED = [
     "regularized",
     "clients",
 ]
-OF_TENSORFLOW = ["made_before", "compiled_by_xla", "one_batch"]
+OF_TENSORFLOW = ["made_before", "built_outside", "compiled_by_xla", "one_batch", "joined_batches"]
 REFUSED = ["uneven", "made_before"] if IS_JAX else OF_TENSORFLOW
 COSTS = ["traces", "data_sets_move"]
 COSTS += ["bytes_reduced", "one_batch_moves"] if IS_JAX else []
@@ -131,5 +131,7 @@ def test_what_cannot_be_private_is_refused(runs, kind):
         assert "made before the distribution was set" in told["made_before"]
     else:
         assert "made outside of the `tf.distribute` strategy's scope" in told["made_before"]
+        assert "built outside of the `tf.distribute` strategy's" in told["built_outside"]
+        assert "drop_remainder=True" in told["joined_batches"]
         assert "whole batch to each of the 2 replicas" in told["one_batch"]
         assert "`jit_compile=True` does not go with several replicas" in told["compiled_by_xla"]
