@@ -14,7 +14,7 @@ _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend
 after = _module.after
 applied_as_they_are = _module.applied_as_they_are
 array_of = _module.array_of
-compiled_for_memory = _module.compiled_for_memory
+compiled_for_cpu = _module.compiled_for_cpu
 computes_on_cpu = _module.computes_on_cpu
 convolution_kernel_gradients = _module.convolution_kernel_gradients
 differentiate_at_taps = _module.differentiate_at_taps
@@ -64,7 +64,7 @@ __all__ = [
     "after",
     "applied_as_they_are",
     "array_of",
-    "compiled_for_memory",
+    "compiled_for_cpu",
     "computes_on_cpu",
     "convolution_kernel_gradients",
     "differentiate_at_taps",

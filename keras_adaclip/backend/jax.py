@@ -30,7 +30,7 @@ Tensor = Any
 
 Recording = direct_calls.Recording
 quicker_call_in_loop = jax_calls.quicker_call_in_loop
-compiled_for_memory = jax_compiling.compiled_for_memory
+compiled_for_cpu = jax_compiling.compiled_for_cpu
 num_batch_shards = jax_devices.num_batch_shards
 gathered = jax_devices.gathered
 is_whole_in_each_process = jax_devices.is_whole_in_each_process

@@ -1,8 +1,11 @@
-"""How XLA compiles private steps on a CPU: in the order that holds least in memory.
+"""How XLA compiles private steps on a CPU: holding little in memory, with wide vectors.
 
 By default XLA's scheduler for CPUs begins whatever could run at the same time. Of a private step
 that is much: each layer's part of the norms, then each layer's clipped sum. What they read is held
 all at once. In the other order a step computes the same numbers.
+
+By default XLA computes on 256 bits at a time on processors that have 512 too. Making noise is a
+hundred operations a number on little memory, and takes nearly half the time with the wider ones.
 """
 
 import os
@@ -14,21 +17,30 @@ import jax
 
 from keras_adaclip.backend import keras_private
 
-_OPTION, _VALUE = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-# Either of them in XLA_FLAGS is the user's decision; the second is the older one.
-_FLAGS = (_OPTION, "xla_cpu_enable_concurrency_optimized_scheduler")
+_OPTIONS = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_cpu_prefer_vector_width": "512",
+}
+# Its older name.
+_ALSO_KNOWN_AS = {"xla_cpu_scheduler_type": "xla_cpu_enable_concurrency_optimized_scheduler"}
 
 
 def compiler_options() -> dict[str, str]:
-    """What `jax.jit` is given as `compiler_options`; nothing where the user has decided."""
-    is_decided = any(flag in os.environ.get("XLA_FLAGS", "") for flag in _FLAGS)
-    if is_decided or jax.default_backend() != "cpu" or not _is_known(_OPTION, _VALUE):
+    """What `jax.jit` is given as `compiler_options`, without what the user decides in XLA_FLAGS."""
+    if jax.default_backend() != "cpu":
         return {}
-    return {_OPTION: _VALUE}
+    decided = os.environ.get("XLA_FLAGS", "")
+    return {
+        option: value
+        for option, value in _OPTIONS.items()
+        if option not in decided
+        and _ALSO_KNOWN_AS.get(option, option) not in decided
+        and _is_known(option, value)
+    }
 
 
 @contextmanager
-def compiled_for_memory() -> Iterator[None]:
+def compiled_for_cpu() -> Iterator[None]:
     """What Keras's trainer hands to `jax.jit` meanwhile is compiled with `compiler_options`."""
     options = compiler_options()
     if not options:

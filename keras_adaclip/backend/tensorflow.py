@@ -69,7 +69,7 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
     return num_parameters <= 1 << 17
 
 
-def compiled_for_memory() -> contextlib.AbstractContextManager[None]:
+def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
     """Within it, Keras's trainer prepares its steps to be compiled for little memory.
 
     TensorFlow without XLA frees a tensor as soon as it was read for the last time.

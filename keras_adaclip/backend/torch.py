@@ -47,7 +47,7 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
     return not computes_on_cpu() or num_parameters <= 1 << 15
 
 
-def compiled_for_memory() -> contextlib.AbstractContextManager[None]:
+def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
     """PyTorch runs eagerly."""
     return contextlib.nullcontext()
 

@@ -2,8 +2,10 @@
 
 A Poisson draw has another size in every step, and XLA compiles once a shape. So a batch is padded
 to one shape that nearly every draw fits into, and a loop runs over the chunks of it that hold an
-example. XLA's convolutions on CPU are several times slower inside of a loop than outside: for
-models that have some, a batch is padded to one of two shapes instead, and runs in one piece.
+example. XLA's convolutions on CPU are several times slower inside of a loop than outside, and each
+chunk adds its sums to as many numbers as there are weights: with convolutions, or where weights are
+much more than what the examples need, a batch is padded to one of two shapes instead, and runs in
+one piece.
 
 Where a batch is divided among devices it runs in one piece as well, since their sums are added up
 once for each chunk.
@@ -28,8 +30,10 @@ from keras_adaclip.sampling import HostShare, PoissonDataset
 # read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
 # library gives memory back to the system after each use and asks for it anew; in 64 MiB where a
 # round of the loop is interpreted and costs more. But half as many as the layers return for the
-# whole batch are little beside what the step takes anyway.
+# whole batch are little beside what the step takes anyway. Where a round costs nothing, they had
+# better stay in the cache: 8 MiB.
 _MOST_NUMBERS = 1 << 25
+_NUMBERS_IN_THE_CACHE = 1 << 21
 _NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
 # An accelerator has memory of its own, and each round of the loop leaves it idle for a while.
 _NUMBERS_ON_AN_ACCELERATOR = 1 << 28
@@ -37,6 +41,7 @@ _NUMBERS_ON_AN_ACCELERATOR = 1 << 28
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
+_SHARE_OF_WEIGHTS = 4
 CONVOLUTIONS = tuple(
     getattr(keras.layers, f"{kind}{rank}D{end}")
     for kind, ranks, end in (
@@ -81,15 +86,18 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         chunk_size *= num_shards
     if dataset is None or not (backend.needs_fixed_shapes(model) or num_shards > 1):
         return BatchLayout((), chunk_size)
-    in_one_piece = num_shards > 1 or (model.steps_per_execution == 1 and _has(model, CONVOLUTIONS))
+    small = _small_chunk_size(dataset)
+    in_one_piece = num_shards > 1 or (
+        model.steps_per_execution == 1
+        and (_has(model, CONVOLUTIONS) or _weighs_more_than(model, small))
+    )
     if chunk_size is None and in_one_piece:
         multiple = math.lcm(_ROWS_AT_A_TIME, num_shards)
         limits = (_USUAL, _ALMOST_ALL) if model.steps_per_execution == 1 else (_ALMOST_ALL,)
         sizes = {_size(dataset, limit, multiple) for limit in limits}
         return BatchLayout(tuple(sorted(sizes)))
     if chunk_size is None:
-        eighth = max(dataset.expected_batch_size // 8, 1)
-        chunk_size = min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)
+        chunk_size = small
     return BatchLayout((_size(dataset, _ALMOST_ALL, chunk_size),), chunk_size)
 
 
@@ -110,7 +118,9 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
         return None
     if is_compiled and backend.computes_on_cpu():
         # XLA asks for memory anew in each step, for what the layers return too.
-        limit, numbers = _NUMBERS_NEAR_THE_CACHE, max(numbers, plan.outputs_per_example)
+        # Each chunk adds to sums that are as many as the weights: less would be little beside.
+        limit = min(max(_NUMBERS_IN_THE_CACHE, _num_weights(model)), _NUMBERS_NEAR_THE_CACHE)
+        numbers = max(numbers, plan.outputs_per_example)
     else:
         limit = _interpreted_limit(model, batch_size * plan.outputs_per_example)
     most = max(limit // numbers, _ROWS_AT_A_TIME)
@@ -157,6 +167,25 @@ def _size(dataset: PoissonDataset | HostShare, deviations: float, multiple: int)
     deviation = math.sqrt(mean * (1.0 - probability))
     largest = min(math.ceil(mean + deviations * deviation), share)
     return math.ceil(largest * dataset.num_shares / multiple) * multiple
+
+
+def _small_chunk_size(dataset: PoissonDataset | HostShare) -> int:
+    """Rows of a chunk of which a batch has about eight, so that few are there in vain."""
+    eighth = max(dataset.expected_batch_size // 8, 1)
+    return min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)
+
+
+def _weighs_more_than(model: keras.Model, chunk_size: int) -> bool:
+    """Whether adding up the sums of chunks would cost more than the rows that are padded."""
+    plan = model.gradient_plan
+    if plan is None:
+        return False
+    numbers = max(plan.numbers_per_example, plan.outputs_per_example)
+    return _num_weights(model) > _SHARE_OF_WEIGHTS * chunk_size * numbers
+
+
+def _num_weights(model: keras.Model) -> int:
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
 def _has(model: keras.Model, kinds: tuple[type[keras.layers.Layer], ...]) -> bool:

@@ -298,7 +298,7 @@ class PrivateTraining(Preparation):
 
     def make_train_function(self, force: bool = False) -> None:
         """As Keras's; the step is compiled to hold little in memory where that can be chosen."""
-        with backend.compiled_for_memory():
+        with backend.compiled_for_cpu():
             super().make_train_function(force=force)  # type: ignore[misc]
 
     train_step.is_private = True  # type: ignore[attr-defined]

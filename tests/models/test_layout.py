@@ -86,14 +86,14 @@ def test_layouts_for_compilers_that_want_few_shapes():
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_large_examples_are_processed_in_chunks(sampling):
-    """32 MiB of float32 numbers at a time, for what norms and sums write; 64 on PyTorch."""
+    """8 MiB of float32 numbers at a time, for what norms and sums write; 64 on PyTorch."""
     x, y = arrays()
     model = private(dense)
     model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
     plan = model.gradient_plan
     # Six inputs and one cotangent, and the bias of one.
     assert plan.numbers_per_example == 8
-    limit = 1 << (23 if XLA else 24)
+    limit = 1 << (21 if XLA else 24)
     for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
         model.gradient_plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
@@ -114,8 +114,32 @@ def test_what_the_layers_return_counts_with_xla():
     model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
     plan = model.gradient_plan
     assert (plan.outputs_per_example, plan.numbers_per_example) == (7, 8)
-    model.gradient_plan = replace(plan, outputs_per_example=1 << 18)
+    model.gradient_plan = replace(plan, outputs_per_example=1 << 16)
     assert layout(model, "shuffle").chunk_size == 25
+
+
+@pytest.mark.skipif(not XLA, reason="PyTorch interprets its steps")
+@pytest.mark.parametrize(("num_weights", "chunk_size"), [(1, 15), (1 << 22, 25), (1 << 26, 50)])
+def test_chunks_are_not_smaller_than_the_weights(num_weights, chunk_size, monkeypatch):
+    """Each chunk adds to as many sums; but none takes more than 32 MiB."""
+    x, y = arrays()
+    model = private(dense)
+    model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
+    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 17)
+    monkeypatch.setattr("keras_adaclip.models.layout._num_weights", lambda _: num_weights)
+    assert layout(model, "shuffle").chunk_size == chunk_size
+
+
+@pytest.mark.skipif(not XLA, reason="PyTorch takes any shape")
+def test_draws_of_a_model_of_many_weights_run_in_one_piece(monkeypatch):
+    x, y = arrays()
+    model = private(dense)
+    model.fit(x, y, batch_size=100, steps_per_epoch=1, verbose=0)
+    # Four times what a chunk of 16 examples, of 8 numbers each, writes.
+    for num_weights, expected in ((512, ((160,), 16)), (513, ((120, 160), None))):
+        monkeypatch.setattr("keras_adaclip.models.layout._num_weights", lambda _, n=num_weights: n)
+        found = layout(model)
+        assert (found.sizes, found.chunk_size) == expected
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA compiles its steps")
