@@ -23,6 +23,7 @@ from keras_adaclip.gradients import (
     with_regularization,
 )
 from keras_adaclip.models.chunks import sum_over_chunks
+from keras_adaclip.models.preflight import layer_issues, refuse
 
 Tensor = Any
 
@@ -36,7 +37,12 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 
     Returns:
         The metrics so far, by name.
+
+    Raises:
+        ValueError: where the layers of `model` mix examples.
     """
+    # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
+    refuse(model, layer_issues(model))
     batch = Batch.from_data(data)
     total, logs = _accumulate(model, batch)
     total = with_regularization(model, sum_of_replicas(total))

@@ -304,7 +304,9 @@ class DPOptimizer(AccountedOptimizer):
                 "A `DPOptimizer` was given to a model that does not clip the gradients of single "
                 "examples, so training would not be private. Wrap the model first: "
                 "`model = keras_adaclip.privatize(model)`, or build it as a "
-                "`keras_adaclip.PrivateModel`, then compile it with this optimizer."
+                "`keras_adaclip.PrivateModel`, then compile it with this optimizer. (What "
+                "`keras.models.clone_model` makes is a plain model: clone before you compile, and "
+                "wrap the clone.)"
             )
 
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:

@@ -106,3 +106,13 @@ class Subclassed(keras.Model):
 def test_what_cannot_be_made_private(model, message):
     with pytest.raises(TypeError, match=message):
         ka.privatize(model())
+
+
+def test_cloning_a_compiled_private_model_says_what_to_do():
+    stack = [keras.Input((helpers.NUM_FEATURES,)), keras.layers.Dense(3)]
+    with pytest.raises(ValueError, match="clone before you compile"):
+        keras.models.clone_model(helpers.compiled(ka.PrivateSequential(stack)))
+    clone = keras.models.clone_model(ka.PrivateSequential(stack))
+    model = helpers.compiled(ka.privatize(clone))
+    helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
+    assert model.privacy_spent(1e-3).steps == 4
