@@ -26,7 +26,7 @@ _ALSO_KNOWN_AS = {"xla_cpu_scheduler_type": "xla_cpu_enable_concurrency_optimize
 
 
 def compiler_options() -> dict[str, str]:
-    """What `jax.jit` is given as `compiler_options`, without what the user decides in XLA_FLAGS."""
+    """What `jax.jit` is given as `compiler_options`, without what `XLA_FLAGS` names."""
     if jax.default_backend() != "cpu":
         return {}
     decided = os.environ.get("XLA_FLAGS", "")

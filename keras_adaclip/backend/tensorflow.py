@@ -70,9 +70,10 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
 
 
 def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
-    """Within it, Keras's trainer prepares its steps to be compiled for little memory.
+    """Within it, Keras's trainer prepares its steps to be compiled as is best on a CPU.
 
-    TensorFlow without XLA frees a tensor as soon as it was read for the last time.
+    TensorFlow takes no options of the compiler from a program. Without XLA it frees a tensor as
+    soon as it was read for the last time.
     """
     return contextlib.nullcontext()
 

@@ -48,9 +48,15 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             "The optimizer was made outside of the `tf.distribute` strategy's scope that the model "
             "was made in. Make and compile the model and its optimizer within `strategy.scope()`."
         )
+    # What no step assigns may lie anywhere.
+    assigned = [
+        *model.trainable_variables,
+        *keras_private.seed_generator_states(model),
+        *model.optimizer.variables,
+    ]
     elsewhere = [
         variable.path
-        for variable in [*model.variables, *model.optimizer.variables]
+        for variable in assigned
         if not own.extended.variable_created_in_scope(variable.value)
     ]
     if elsewhere:
@@ -172,13 +178,17 @@ def num_replicas(model: keras.Model) -> int:
 def may_join_batches(model: keras.Model, data: Any) -> bool:
     """Whether dividing a data set among the replicas may put rows of two batches into one step.
 
+    TensorFlow has two ways of dividing batches, chosen by how the data set is shared out; one of
+    them fills up a smaller batch with rows of the next one, where it knows their size.
+
     Args:
         model: made in the scope of a strategy, or of none.
         data: a data set of any kind.
     """
     if num_replicas(model) == 1 or not isinstance(data, tf.data.Dataset):
         return False
-    shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec)]
+    specs = tf.nest.flatten(data.element_spec)
+    shapes = [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
     return any(not shape.rank or shape[0] is None for shape in shapes)
 
 

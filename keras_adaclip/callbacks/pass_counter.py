@@ -17,11 +17,18 @@ class PassCounter(keras.callbacks.Callback):
     Args:
         open_ledger: prepares optimizer and ledger for the run.
         every_epoch: whether every epoch begins a new pass.
+        check: looks, before each epoch, whether training may go on; raises where it may not.
     """
 
-    def __init__(self, open_ledger: Callable[[], None], every_epoch: bool) -> None:
+    def __init__(
+        self,
+        open_ledger: Callable[[], None],
+        every_epoch: bool,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self._open_ledger = open_ledger
+        self._check = check
         self._every_epoch = every_epoch
         self._is_open = False
 
@@ -32,3 +39,4 @@ class PassCounter(keras.callbacks.Callback):
             self._open_ledger()
         else:
             self.model.optimizer.begin_epoch(is_pass=self._every_epoch)
+        self._check()

@@ -170,11 +170,6 @@ class Preparation(PrivacySpending):
         else:
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
-    def _open_ledger_after_callbacks(self, data: TrainingData) -> None:
-        """As `_open_ledger`; a callback may have loaded another state than in other processes."""
-        self._open_ledger(data)
-        refuse_disagreement(self, data)
-
     def _all_variables(self) -> list[keras.Variable]:
         """The variables of model, optimizer and metrics."""
         return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]

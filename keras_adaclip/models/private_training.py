@@ -21,6 +21,7 @@ from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.processes import (
     on_all_devices,
     refuse_batch_of_every_replica,
+    refuse_disagreement,
     refuse_joined_batches,
 )
 from keras_adaclip.models.step import private_step
@@ -212,7 +213,9 @@ class PrivateTraining(Preparation):
         self._prepare(data)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         pass_counter = PassCounter(
-            lambda: self._open_ledger_after_callbacks(data), epochs_are_passes
+            lambda: self._open_ledger(data),
+            epochs_are_passes,
+            check=lambda: refuse_disagreement(self, data),
         )
         try:
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
@@ -297,7 +300,7 @@ class PrivateTraining(Preparation):
         return backend.train_step(self, private_step, *args)
 
     def make_train_function(self, force: bool = False) -> None:
-        """As Keras's; the step is compiled to hold little in memory where that can be chosen."""
+        """As Keras's; the step is compiled as is best on a CPU, where that can be chosen."""
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)  # type: ignore[misc]
 

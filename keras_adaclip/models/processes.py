@@ -83,9 +83,10 @@ def refuse_joined_batches(model: keras.Model, data: Any) -> None:
     """
     if backend.may_join_batches(model, data):
         raise ValueError(
-            "Over several replicas TensorFlow fills up the smaller batches of a `tf.data.Dataset` "
-            "with rows of the next one, which may be those of another pass. Give a data set whose "
-            "batches have one size: `dataset.batch(batch_size, drop_remainder=True)`."
+            "Over several replicas TensorFlow may fill up the smaller batches of a "
+            "`tf.data.Dataset` with rows of the next one, which may be those of another pass. Give "
+            "a data set whose batches have one size: `dataset.batch(batch_size, "
+            "drop_remainder=True)`."
         )
 
 
@@ -151,7 +152,8 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
     if names:
         raise ValueError(
             "The processes do not hold the same private state, so that one would clip or noise "
-            "otherwise than another. Load the same files and give the same arguments everywhere. "
+            "otherwise than another. Load the same files, give the same arguments and call "
+            "`keras.utils.set_random_seed` with the same seed everywhere. "
             f"Received different values of: {', '.join(names)}"
         )
 

@@ -62,7 +62,7 @@ class TrainingData:
         """Whether the last execution of an epoch stops at the epoch's end.
 
         With `steps_per_execution` it does where the data end there too; where Keras cuts a longer
-        stream into epochs it runs on, as it does over several replicas.
+        stream into epochs it runs on. Over several replicas it may, and is taken to.
 
         Args:
             model: what is trained.

@@ -362,6 +362,31 @@ def other_state(scope, options):
     return refusal(train)
 
 
+class MovesThreshold(keras.callbacks.Callback):
+    """In one process, after the first epoch."""
+
+    def __init__(self, scope, by):
+        super().__init__()
+        self.scope, self.by = scope, by
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self.scope():
+            for variable in self.model.optimizer.own_variables:
+                if variable.name == "clip_norm":
+                    variable.assign(variable + self.by)
+
+
+def other_state_later(scope, options):
+    def train():
+        model = compiled(scope, clipping=ka.clipping.QuantileClipping(0.5, 0.5))
+        x, y = share(options, features(), labels())
+        moves = MovesThreshold(scope, by=options["process"])
+        model.fit(x, y, batch_size=48, epochs=2, verbose=0, callbacks=[moves])
+        return model
+
+    return refusal(train)
+
+
 def other_weights(scope, options):
     """On JAX they cannot be assigned."""
 
@@ -441,6 +466,19 @@ def built_outside(scope, options):
         return model
 
     return refusal(train)
+
+
+def adapted_outside(scope, options):
+    """What a step only reads may lie anywhere."""
+    normalization = keras.layers.Normalization()
+    normalization.adapt(features())
+
+    def make():
+        inputs = keras.Input((NUM_FEATURES,))
+        return ka.PrivateModel(inputs, keras.layers.Dense(NUM_CLASSES)(normalization(inputs)))
+
+    model = compiled(scope, make)
+    return told(model, model.fit(features(), labels(), batch_size=48, verbose=0))
 
 
 def one_batch(scope, options):

@@ -26,7 +26,7 @@ TRAINED = [
 OF_TENSORFLOW = ["made_before", "built_outside", "compiled_by_xla", "one_batch", "joined_batches"]
 REFUSED = ["uneven", "made_before"] if IS_JAX else OF_TENSORFLOW
 COSTS = ["traces", "data_sets_move"]
-COSTS += ["bytes_reduced", "one_batch_moves"] if IS_JAX else []
+COSTS += ["bytes_reduced", "one_batch_moves"] if IS_JAX else ["adapted_outside"]
 KINDS = [("data", 2), ("data", 4), *([("model", 4)] if IS_JAX else [])]
 
 
@@ -114,6 +114,11 @@ def test_devices_send_one_copy_of_the_weights_and_the_counts(runs, kind):
 def test_a_row_of_any_data_set_contributes_once(runs):
     for kind, distance in runs["data", 2]["data_sets_move"].items():
         assert 0.99 < distance < 1.0 + 1e-4, kind
+
+
+@pytest.mark.skipif(IS_JAX, reason="about the scope of a strategy")
+def test_layers_that_only_are_read_may_be_made_outside_of_the_scope(runs):
+    assert runs["data", 2]["adapted_outside"]["steps"] == 5
 
 
 @pytest.mark.skipif(not IS_JAX, reason="refused on TensorFlow")

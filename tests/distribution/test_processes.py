@@ -19,6 +19,7 @@ REFUSED = {
     "other_thresholds": "have compiled the model with different optimizers",
     "other_seeds": "have compiled the model with different optimizers",
     "other_state": "Received different values of: clip_norm",
+    "other_state_later": "Received different values of: clip_norm",
 }
 if BACKEND == "tensorflow":
     REFUSED["other_weights"] = "Received different values of: weights"
