@@ -26,8 +26,8 @@ gathered = _module.gathered
 gaussian = _module.gaussian
 gradients_at = _module.gradients_at
 gradients_of = _module.gradients_of
-keep_variables = _module.keep_variables
 is_whole_in_each_process = _module.is_whole_in_each_process
+keep_variables = _module.keep_variables
 logs_for_keras = _module.logs_for_keras
 loop_over_chunks = _module.loop_over_chunks
 loops_in_python = _module.loops_in_python
@@ -76,8 +76,8 @@ __all__ = [
     "gaussian",
     "gradients_at",
     "gradients_of",
-    "keep_variables",
     "is_whole_in_each_process",
+    "keep_variables",
     "logs_for_keras",
     "loop_over_chunks",
     "loops_in_python",

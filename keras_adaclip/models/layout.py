@@ -41,7 +41,8 @@ _NUMBERS_ON_AN_ACCELERATOR = 1 << 28
 # a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
-_SHARE_OF_WEIGHTS = 4
+# How many times as many weights as a chunk writes numbers are many weights.
+_MANY_WEIGHTS = 4
 CONVOLUTIONS = tuple(
     getattr(keras.layers, f"{kind}{rank}D{end}")
     for kind, ranks, end in (
@@ -181,7 +182,7 @@ def _weighs_more_than(model: keras.Model, chunk_size: int) -> bool:
     if plan is None:
         return False
     numbers = max(plan.numbers_per_example, plan.outputs_per_example)
-    return _num_weights(model) > _SHARE_OF_WEIGHTS * chunk_size * numbers
+    return _num_weights(model) > _MANY_WEIGHTS * chunk_size * numbers
 
 
 def _num_weights(model: keras.Model) -> int:

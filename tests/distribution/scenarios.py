@@ -538,7 +538,7 @@ def data_sets_move(scope, options):
 
 
 def joined_batches(scope, options):
-    """A last batch that is smaller: TensorFlow would fill it up from the next pass."""
+    """A last batch that is smaller: TensorFlow may fill it up from the next pass."""
     import tensorflow as tf
 
     def train():
