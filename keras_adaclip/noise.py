@@ -5,6 +5,7 @@ function of `(key, t, stream)` and its size alone: no state is carried from step
 nothing can be lost, repeated or reused in a compiled step.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -36,6 +37,19 @@ def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray
     # A spawn key keeps this stream apart from every other use of the seed.
     sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE_STREAM, num_earlier_steps))
     return sequence.generate_state(2, np.uint32).view(np.int32).copy()
+
+
+def next_key(key: np.ndarray) -> np.ndarray:
+    """A key that follows from `key`, and from which nobody can compute `key`.
+
+    Args:
+        key: int32 array of shape (2,).
+
+    Returns:
+        The BLAKE2b hash of the key, int32 of shape (2,); the same in every process.
+    """
+    digest = hashlib.blake2b(key.tobytes(), digest_size=8).digest()
+    return np.frombuffer(digest, np.int32).copy()
 
 
 def add_noise(

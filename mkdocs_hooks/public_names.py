@@ -39,7 +39,7 @@ SHARED_NAMES = {
             "warn_of_large_delta",
         }
     ),
-    "keras_adaclip.callbacks": frozenset({"PassCounter"}),
+    "keras_adaclip.callbacks": frozenset({"EpochCheck", "PassCounter"}),
     "keras_adaclip.clipping": frozenset({"CurrentClipping"}),
     "keras_adaclip.gradients": frozenset(
         {
@@ -77,6 +77,8 @@ SHARED_NAMES = {
             "common_length",
             "dealt",
             "generator_of_draw",
+            "holds_strings",
+            "padding",
             "poisson_draw",
         }
     ),

@@ -8,6 +8,7 @@
     budget, calibration   the steps that a budget allows, the noise that it asks for
     planning, solving   what is missing of a plan, by the others
     selection, random_counts   the best of a random number of runs: epsilon, and the number drawn
+    selection_cost   what a ledger holds of a selection
     run_bounds   what each run of a search may spend at most
     group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
     saved_ledger   the ledger in a model's file

@@ -109,19 +109,22 @@ def check_delta(value: object) -> float:
     return number
 
 
-def warn_of_large_delta(delta: float, num_examples: int, stacklevel: int = 3) -> None:
-    """Warns when `delta` would allow one example to be published outright.
+def warn_of_large_delta(
+    delta: float, num_examples: int, stacklevel: int = 3, unit: str = "example"
+) -> None:
+    """Warns when `delta` would allow one unit to be published outright.
 
     Args:
         delta: the delta.
-        num_examples: number of examples; 0 for unknown, which is never warned of.
+        num_examples: number of units; 0 for unknown, which is never warned of.
         stacklevel: as for `warnings.warn`.
+        unit: whose privacy it is, `"example"` or `"client"`.
     """
     if delta * num_examples >= 1:
         warnings.warn(
-            f"Argument `delta` should be well below 1 / num_examples = {1 / num_examples:.3g}: "
-            "with a larger one, publishing a random example counts as private. "
-            f"Received: delta={delta}. `default_delta(num_examples)` gives a usual choice.",
+            f"Argument `delta` should be well below 1 / num_{unit}s = {1 / num_examples:.3g}: "
+            f"with a larger one, publishing a random {unit} counts as private. "
+            f"Received: delta={delta}. `default_delta(num_{unit}s)` gives a usual choice.",
             UserWarning,
             stacklevel=stacklevel,
         )

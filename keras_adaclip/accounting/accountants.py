@@ -40,7 +40,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip._progress import Progress
-from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.events import CountedEvents, SelectedRunsEvent
+from keras_adaclip.accounting.selection_cost import ORDERS
 
 _INTERVAL = 1e-4
 _COARSEST_INTERVAL = 0.1
@@ -52,7 +53,6 @@ _MOST_KEPT = 4
 _UNDERFLOWING_LOSS = 700.0
 _LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that dp_accounting cuts off
 _RDP_ROUNDING = 1e-15
-ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 # Whole orders: few, quick, and they converge for any noise.
 _ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 
@@ -66,7 +66,8 @@ def composed_epsilon(
     Args:
         events: Pairs of an event of sensitivity 1 and its count.
         delta: Delta, between 0 and 1.
-        accountant: `"pld"` or `"rdp"`. PLD has no bound for fixed-size batches: RDP's is taken.
+        accountant: `"pld"` or `"rdp"`. PLD has no bound for fixed-size batches and for selected
+            runs: RDP's is taken.
         coarseness: How much coarser PLD's grid is made than it need be: an upper bound still, and
             quicker to search with.
 
@@ -77,14 +78,15 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    if accountant == "rdp" or has_fixed_size(events):
+    if accountant == "rdp" or not knows_pld(events):
         return _rdp_epsilon(events, delta, ORDERS)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
 
-def has_fixed_size(events: CountedEvents) -> bool:
-    """Whether batches of a fixed size are among the events."""
-    return any(isinstance(event, SampledWithoutReplacementDpEvent) for event, _ in events)
+def knows_pld(events: CountedEvents) -> bool:
+    """Whether privacy loss distributions of the events are known."""
+    unknown = (SampledWithoutReplacementDpEvent, SelectedRunsEvent)
+    return not any(isinstance(event, unknown) for event, _ in events)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
@@ -148,6 +150,9 @@ def _rdp_epsilon(events: CountedEvents, delta: float, orders: tuple[float, ...])
 @functools.lru_cache(maxsize=4096)
 def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
     """Rényi divergences of one release. Shape: `(len(orders),)`."""
+    if isinstance(event, SelectedRunsEvent):
+        # Divergences grow with the order: that at the next one bounds those between.
+        return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
     if isinstance(event, SampledWithoutReplacementDpEvent):
         relation = NeighboringRelation.REPLACE_ONE
     else:

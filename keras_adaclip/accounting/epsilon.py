@@ -201,8 +201,13 @@ class PrivacySpent:
         sampling: How units were drawn: labels of `Sampling`, joined by " + "; "none" before the
             first step.
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
-        accountant: The accountant that did the work, `"pld"` or `"rdp"`.
+        accountant: The accountant that did the work, `"pld"` or `"rdp"`; the latter for what a
+            search released, of which the former knows nothing.
         unit: Whose privacy it is, `"example"` or `"client"`.
+        selection: How the model was selected among several runs, in words, which epsilon counts;
+            empty where it was not.
+        weights_unchanged: Whether the model's weights are those that its private training left;
+            False where something outside of it has changed them, None where that is not known.
 
     Example:
 
@@ -220,6 +225,8 @@ class PrivacySpent:
     neighboring_relation: str
     accountant: str
     unit: str = "example"
+    selection: str = ""
+    weights_unchanged: bool | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def from_ledger(cls, rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> Self:
@@ -239,15 +246,17 @@ class PrivacySpent:
         """
         rows = tuple(rows)
         relation = events.neighboring_relation(rows)
-        ran = sorted({row.sampling for row in rows if row.steps > 0})
+        ran = sorted({sampling for row in rows if row.steps > 0 for sampling in row.samplings})
+        selection = selections_in_words(rows)
         return cls(
             epsilon=ledger_epsilon(rows, delta, accountant),
             delta=float(delta),
             steps=sum(row.steps for row in rows),
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
             neighboring_relation=relation,
-            accountant="rdp" if relation == events.REPLACE_ONE else accountant,
+            accountant="rdp" if relation == events.REPLACE_ONE or selection else accountant,
             unit=next((row.unit.label for row in rows if row.steps > 0), "example"),
+            selection=selection,
         )
 
     def __str__(self) -> str:
@@ -270,7 +279,22 @@ class PrivacySpent:
             f"{guarantee}, by the {self.accountant.upper()} accountant. "
             f"Neighbouring data sets: {relation}. Sampling: {kinds}."
             + ("" if self.unit == "example" else f" A unit is one {self.unit}.")
+            + (f" Selection: {self.selection}." if self.selection else "")
+            + (
+                " The weights have been changed outside of private training since."
+                if self.weights_unchanged is False
+                else ""
+            )
         )
+
+
+def selections_in_words(rows: Iterable[LedgerRow]) -> str:
+    """How runs that the rows hold were selected; empty where none was."""
+    return "; ".join(
+        f"{row.selection}" if row.releases == 1 else f"{row.releases} times {row.selection}"
+        for row in rows
+        if row.selection is not None
+    )
 
 
 def relation_in_words(relation: str) -> str:

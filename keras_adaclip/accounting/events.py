@@ -4,6 +4,7 @@
     SHUFFLE, PASS        GaussianDpEvent(z), a pass over the data each
     STREAM               GaussianDpEvent(z), a step each
     fixed-size batches   SampledWithoutReplacementDpEvent(n, k, GaussianDpEvent(z / 2)), a step each
+    selected runs        SelectedRunsEvent, Rényi divergences of the best run with its selection
 
 Guarantees:
     A unit's contribution has at most the norm C, and the noise has the standard deviation z C.
@@ -21,6 +22,8 @@ Guarantees:
     by up to 2 C. Hence z / 2, for `dp_accounting` takes the noise relative to that change. Where
     something else ran as well, all is stated under zero-out: a hole that is drawn in the place of a
     unit moves the sum of a fixed-size batch by at most C, so that one full release dominates it.
+    Selected runs of fixed-size batches keep their divergences then: a hole is one of the units
+    that another can be replaced by.
 
 References:
     Abadi et al. 2016, "Deep learning with differential privacy"; Ponomareva et al. 2023, "How to
@@ -28,6 +31,8 @@ References:
     "Subsampled Rényi differential privacy", on sampling without replacement.
 """
 
+import dataclasses
+import math
 from collections.abc import Iterable
 
 from dp_accounting import (
@@ -46,6 +51,18 @@ from keras_adaclip.accounting.rows import LedgerRow
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
 REPLACE_ONE = "replace_one"
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectedRunsEvent(DpEvent):
+    """The best of several runs, of which Rényi divergences are all that is known.
+
+    Args:
+        divergences: at each of `selection_cost.ORDERS`.
+    """
+
+    divergences: tuple[float, ...]
+
 
 CountedEvents = tuple[tuple[DpEvent, int], ...]
 
@@ -76,6 +93,10 @@ def fixed_size_event(noise_multiplier: float, num_examples: int, batch_size: int
 
 def row_event(row: LedgerRow, relation: str) -> DpEvent:
     """The event of one release of a row, among rows that are stated under a relation."""
+    if row.selection is not None:
+        divergences = row.selection.divergences
+        is_private = any(math.isfinite(each) for each in divergences)
+        return SelectedRunsEvent(divergences) if is_private else NonPrivateDpEvent()
     if row.sampling is Sampling.POISSON:
         return poisson_event(row.noise_multiplier, row.sampling_probability)
     if row.sampling is Sampling.FIXED and relation == REPLACE_ONE:
@@ -130,9 +151,9 @@ def neighboring_relation(rows: Iterable[LedgerRow], running: LedgerRow | None = 
         `"add_or_remove_one"` if all that ran was sampled by Poisson's law, `"replace_one"` if all
         batches were of a fixed size, else `"zero_out"`.
     """
-    ran = {row.sampling for row in rows if row.steps > 0}
+    ran = {sampling for row in rows if row.steps > 0 for sampling in row.samplings}
     if running is not None:
-        ran.add(running.sampling)
+        ran |= running.samplings
     if ran == {Sampling.FIXED}:
         return REPLACE_ONE
     return ADD_OR_REMOVE_ONE if ran <= {Sampling.POISSON} else ZERO_OUT

@@ -23,7 +23,7 @@ from scipy import stats
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.accountants import (
     composed_epsilon,
-    has_fixed_size,
+    knows_pld,
     self_composed,
 )
 from keras_adaclip.accounting.events import CountedEvents, counted_events
@@ -53,7 +53,8 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
 
     Returns:
         Epsilon, an upper bound, by privacy loss distributions; infinite if a step ran without
-        noise. The property of every (epsilon, delta) is taken where more than eight mechanisms ran.
+        noise. The property of every (epsilon, delta) is taken where more than eight mechanisms ran,
+        or something of which there are Rényi divergences only.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -78,7 +79,7 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
     bounds = [by_group_property(events, delta, group_size)]
-    is_known = _KNOWS_MIXTURES and not has_fixed_size(events)
+    is_known = _KNOWS_MIXTURES and knows_pld(events)
     if is_known and len(events) <= _MOST_MIXTURES:
         bounds.append(by_mixtures(events, delta, group_size))
         if bounds[1] > _WORTH_REFINING * bounds[0]:

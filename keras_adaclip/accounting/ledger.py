@@ -18,7 +18,13 @@ import numpy.typing as npt
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.merging import add_rows, compact
-from keras_adaclip.accounting.rows import NUM_INTEGERS, LedgerRow, Mechanism
+from keras_adaclip.accounting.rows import (
+    NUM_INTEGERS,
+    SELECTED,
+    LedgerRow,
+    Mechanism,
+)
+from keras_adaclip.accounting.selection_cost import SelectionCost
 
 __all__ = ["Ledger", "LedgerRow", "Sampling"]
 
@@ -142,13 +148,15 @@ class Ledger:
         The running row is left as it is, for training goes on with just that mechanism.
 
         Args:
-            max_rows: Rows to keep, from 2.
+            max_rows: Rows to keep, from 2. Selected runs count as the rows of a table that they
+                take.
 
         Returns:
             The new ledger.
 
         Raises:
-            ValueError: If `max_rows` is below 2, or the counts no longer fit int32.
+            ValueError: If `max_rows` is below 2 or too few for selected runs, or the counts no
+                longer fit int32.
         """
         max_rows = _validation.check_integer(max_rows, "max_rows", minimum=2)
         return type(self)(compact(self.rows, max_rows))
@@ -212,12 +220,16 @@ class Ledger:
         Raises:
             ValueError: If `max_rows` is below 2, or the counts no longer fit int32.
         """
-        rows = self.compact(max_rows).rows
         integers = np.zeros((max_rows, NUM_INTEGERS), dtype=np.int32)
         noise_multipliers = np.zeros(max_rows, dtype=np.float32)
-        for index, row in enumerate(rows):
+        index = 0
+        for row in self.compact(max_rows):
             integers[index] = row.to_integers()
             noise_multipliers[index] = row.noise_multiplier
+            end = index + row.num_table_rows
+            if row.selection is not None:
+                integers[index + 1 : end] = row.selection.to_integers(NUM_INTEGERS)
+            index = end
         return integers, noise_multipliers
 
     @classmethod
@@ -240,13 +252,17 @@ class Ledger:
                 f"Arguments `integers` and `noise_multipliers` must have the shapes (rows, "
                 f"{NUM_INTEGERS}) and (rows,). Received: shapes {table.shape} and {noise.shape}"
             )
-        return cls(
-            tuple(
-                LedgerRow.from_integers(row, float(value))
-                for row, value in zip(table, noise, strict=True)
-                if row.any()
-            )
-        )
+        rows, index = [], 0
+        while index < len(table):
+            row, noise_multiplier, selection = table[index], float(noise[index]), None
+            index += 1
+            if row[0] >= SELECTED:
+                end = index + SelectionCost.num_rows(NUM_INTEGERS)
+                selection = SelectionCost.from_integers(table[index:end])
+                index = end
+            if row.any():
+                rows.append(LedgerRow.from_integers(row, noise_multiplier, selection))
+        return cls(tuple(rows))
 
 
 def _totals(rows: Iterable[LedgerRow]) -> dict[Mechanism, tuple[int, int]]:

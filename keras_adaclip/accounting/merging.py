@@ -8,6 +8,7 @@ see `events.neighboring_relation`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -55,6 +56,15 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         return add_rows(first, second).begin_segment()
     if first.unit is not second.unit:
         raise ValueError("Rows about examples and rows about clients cannot be merged.")
+    if first.selection is not None and second.selection is not None:
+        releases = (first.releases, second.releases)
+        return dataclasses.replace(
+            first,
+            steps=first.steps + second.steps,
+            releases=1,
+            noise_multiplier=min(first.noise_multiplier, second.noise_multiplier),
+            selection=first.selection.plus(second.selection, releases),
+        )
     denser = first if _exact_probability(first) >= _exact_probability(second) else second
     if first.sampling is second.sampling:
         sampling = first.sampling
@@ -91,8 +101,19 @@ def compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
     Raises:
         ValueError: If no pair is left whose counts fit int32 together.
     """
-    if len(rows) <= max_rows:
+    if sum(row.num_table_rows for row in rows) <= max_rows:
         return tuple(rows)
+    selected = [row for row in rows if row.selection is not None]
+    if selected:
+        merged = functools.reduce(merge_upward, selected)
+        others = [row for row in rows if row.selection is None]
+        room = max_rows - merged.num_table_rows
+        if room < 2:
+            raise ValueError(
+                f"The privacy ledger cannot be held in {max_rows} rows: selected runs take "
+                f"{merged.num_table_rows}, and two others must remain."
+            )
+        return (merged, *compact(others, room))
     closed, running = list(rows[:-1]), rows[-1]
     count = len(closed)
     table = _Table(closed)

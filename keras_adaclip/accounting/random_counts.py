@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from keras_adaclip.accounting.accountants import ORDERS
+from keras_adaclip.accounting.selection_cost import ORDERS
 
-DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
 # The largest share by which `dp_accounting` makes the parameter of the logarithmic law smaller.
 _SLACK = 1e-9
 _ORDERS = np.array(ORDERS, dtype=np.float64)

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.epsilon import ledger_epsilon, relation_in_words, rounded_up
+from keras_adaclip.accounting.epsilon import (
+    ledger_epsilon,
+    relation_in_words,
+    rounded_up,
+    selections_in_words,
+)
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.gaussian_dp import gaussian_mu
 from keras_adaclip.accounting.group_privacy import group_epsilon
 from keras_adaclip.accounting.kinds import Sampling
-from keras_adaclip.accounting.reported_mechanism import ReportedMechanism
+from keras_adaclip.accounting.reported_mechanism import SELECTED, ReportedMechanism
 from keras_adaclip.accounting.rows import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection
 
@@ -30,11 +35,13 @@ NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
     _CHOICES,
     "Stopping early by a score on private data, unless those data are covered otherwise.",
-    "The number of examples, which counts as public.",
+    "The number of {unit}s, which counts as public.",
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
     "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
 )
-_NO_TUNING = "none is counted: epsilon is that of the training run alone"
+_NOT_KNOWN = "not known here"
+_SCORES_OF_SELECTION = "Validation data whose scores decided which run was selected."
+NO_TUNING = "none is counted: epsilon is that of the training run alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +54,11 @@ class PrivacyReport:
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         mechanisms: what ran.
         epsilon_pld: epsilon by privacy loss distributions, the one to quote; by Rényi divergences
-            where all batches were of a fixed size, of which the former know nothing.
+            where all batches were of a fixed size or a search has selected the model, of which the
+            former know nothing. What the search cost is counted.
         epsilon_rdp: epsilon by Rényi divergences, a looser bound.
-        epsilon_without_amplification: epsilon had the batches been shuffled passes.
+        epsilon_without_amplification: epsilon had the batches been shuffled passes; infinite where
+            that is not known, since a search has selected the model.
         group_epsilons: for a number of units of one person, epsilon for the person.
         gaussian_mu: the shift of the Gaussian mechanism with this epsilon at this delta.
         clipping: how contributions are bounded and what that costs, in words.
@@ -59,6 +68,8 @@ class PrivacyReport:
             quote where that was done; None where it was not.
         not_covered: what epsilon does not cover.
         versions: by name, the versions of the software.
+        weights: digest of the model's weights, and whether they are those that private training
+            left, in words.
 
     Example:
 
@@ -77,6 +88,7 @@ class PrivacyReport:
     clipping                   not known here
     seeds                      not known here
     tuning                     none is counted: epsilon is that of the training run alone
+    weights                    not known here
     """
 
     delta: float
@@ -94,6 +106,7 @@ class PrivacyReport:
     epsilon_with_selection: float | None
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
+    weights: str = _NOT_KNOWN
 
     @classmethod
     def from_ledger(
@@ -103,9 +116,11 @@ class PrivacyReport:
         *,
         unit: str = "example",
         group_sizes: Sequence[int] = GROUP_SIZES,
-        clipping: str = "not known here",
-        seeds: str = "not known here",
+        clipping: str = _NOT_KNOWN,
+        seeds: str = _NOT_KNOWN,
+        weights: str = _NOT_KNOWN,
         selection: RandomSelection | None = None,
+        tuning: str = NO_TUNING,
         versions: Mapping[str, str] | None = None,
     ) -> Self:
         """The report of what a ledger says has run.
@@ -118,7 +133,9 @@ class PrivacyReport:
             group_sizes: For how many units of one person epsilon is given; each takes seconds.
             clipping: How contributions are bounded, in words.
             seeds: Whether noise and sampling can be repeated, in words.
+            weights: Which weights the report is about, in words.
             selection: How this run was chosen from a random number of others like it, where it was.
+            tuning: How the run was chosen, in words, where no epsilon here counts that.
             versions: Versions of further software, by name.
 
         Returns:
@@ -133,25 +150,35 @@ class PrivacyReport:
         epsilon = ledger_epsilon(rows, delta, "pld")
         relation = neighboring_relation(rows)
         shuffled = tuple(_without_amplification(row, relation) for row in rows)
+        selected = selections_in_words(rows)
+        choices = [f"counted: {selected}"] if selected else []
+        if selection is not None:
+            choices.append(f"{selection}, each like this one")
+        not_covered = [*NOT_COVERED]
+        if choices:
+            not_covered[not_covered.index(_CHOICES)] = _OTHER_CHOICES
+        if selected:
+            not_covered.append(_SCORES_OF_SELECTION)
+        unit = rows[0].unit.label if rows else unit
         return cls(
             delta=delta,
-            unit=rows[0].unit.label if rows else unit,
+            unit=unit,
             neighboring_relation=relation,
             mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
             epsilon_pld=epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
-            epsilon_without_amplification=ledger_epsilon(shuffled, delta, "pld"),
+            epsilon_without_amplification=(
+                math.inf if selected else ledger_epsilon(shuffled, delta, "pld")
+            ),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
             clipping=clipping,
             seeds=seeds,
-            tuning=_NO_TUNING if selection is None else f"{selection}, each like this one",
+            tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
-            not_covered=tuple(
-                _OTHER_CHOICES if selection is not None and text == _CHOICES else text
-                for text in NOT_COVERED
-            ),
+            not_covered=tuple(text.format(unit=unit) for text in not_covered),
             versions={**_versions(), **(versions or {})},
+            weights=weights,
         )
 
     @property
@@ -212,7 +239,12 @@ class PrivacyReport:
         return [("with the selection", rounded_up(self.epsilon_with_selection))]
 
     def _rows(self) -> list[tuple[str, str]]:
-        accountant = "RDP" if self.neighboring_relation == REPLACE_ONE else "PLD"
+        is_selected = any(mechanism.sampling == SELECTED for mechanism in self.mechanisms)
+        is_rdp = is_selected or self.neighboring_relation == REPLACE_ONE
+        accountant = "RDP" if is_rdp else "PLD"
+        without_amplification = rounded_up(self.epsilon_without_amplification)
+        if is_selected:
+            without_amplification = "not known, since a search has selected the model"
         # What is not about the selection is about one of its runs.
         of_one = "" if self.epsilon_with_selection is None else ", one run"
         rows = [
@@ -222,7 +254,7 @@ class PrivacyReport:
             ),
             *self._row_of_selection(),
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
-            ("without amplification", rounded_up(self.epsilon_without_amplification)),
+            ("without amplification", without_amplification),
         ]
         rows += [
             (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
@@ -233,10 +265,11 @@ class PrivacyReport:
             ("unit", self.unit),
             ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
             ("steps", f"{self.steps:,}"),
-            *(("mechanism", str(mechanism)) for mechanism in self.mechanisms),
+            *(("mechanism", mechanism.in_words(self.unit)) for mechanism in self.mechanisms),
             ("clipping", self.clipping),
             ("seeds", self.seeds),
             ("tuning", self.tuning),
+            ("weights", self.weights),
         ]
         return rows
 

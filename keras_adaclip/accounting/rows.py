@@ -19,10 +19,13 @@ import numpy.typing as npt
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting._validation import INT32_MAX
 from keras_adaclip.accounting.kinds import Sampling, Unit
+from keras_adaclip.accounting.selection_cost import SelectionCost
 
 NUM_INTEGERS = 7
+# What the first integer has more where the next rows of a table hold the cost of a selection.
+SELECTED = 1 << 10
 
-Mechanism = tuple[int, int, int, int, int, float]
+Mechanism = tuple[int, int, int, int, int, float, SelectionCost | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,8 @@ class LedgerRow:
         noise_multiplier: Standard deviation of the noise over the sensitivity of the sum. Rounded
             to the nearest float32, as training itself does.
         unit: Whose contribution the sensitivity bounds.
+        selection: What one release costs, if it is the best of several runs; then sampling, noise
+            and batches are those of the run with the least noise.
 
     Raises:
         TypeError: If a count is not an integer.
@@ -65,6 +70,7 @@ class LedgerRow:
     steps_in_release: int
     noise_multiplier: float
     unit: Unit = Unit.EXAMPLE
+    selection: SelectionCost | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, int | float] = {
@@ -174,7 +180,18 @@ class LedgerRow:
             self.num_examples,
             self.steps_per_release,
             self.noise_multiplier,
+            self.selection,
         )
+
+    @property
+    def samplings(self) -> frozenset[Sampling]:
+        """How units were drawn; in the runs, where they were selected."""
+        return frozenset({self.sampling}) if self.selection is None else self.selection.samplings
+
+    @property
+    def num_table_rows(self) -> int:
+        """Rows that it takes in a table of integers."""
+        return 1 if self.selection is None else 1 + SelectionCost.num_rows(NUM_INTEGERS)
 
     @property
     def free_steps(self) -> int:
@@ -194,8 +211,10 @@ class LedgerRow:
             The new row.
 
         Raises:
-            ValueError: If a counter would pass 2**31 - 1.
+            ValueError: If a counter would pass 2**31 - 1, or the row is one of selected runs.
         """
+        if self.selection is not None:
+            raise ValueError("No step can run in a row of selected runs: `append` another row.")
         num_steps = _validation.check_integer(num_steps, "num_steps")
         beyond = num_steps - self.free_steps
         if beyond <= 0:
@@ -225,21 +244,28 @@ class LedgerRow:
         )
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The integers, in the order of the fields. Shape: `(7,)`.
+        """The integers, in the order of the fields, without `selection`. Shape: `(7,)`.
 
-        The first one tells the unit as well: 16 times it are added to the kind of sampling.
+        The first one tells the unit as well: 16 times it are added to the kind of sampling, and
+        `SELECTED` where runs were selected.
         """
         integers = np.array([getattr(self, name) for name in _INTEGER_FIELDS], dtype=np.int32)
-        integers[0] += _KINDS_OF_SAMPLING * self.unit
+        integers[0] += _KINDS_OF_SAMPLING * self.unit + (SELECTED if self.selection else 0)
         return integers
 
     @classmethod
-    def from_integers(cls, integers: npt.ArrayLike, noise_multiplier: float) -> Self:
+    def from_integers(
+        cls,
+        integers: npt.ArrayLike,
+        noise_multiplier: float,
+        selection: SelectionCost | None = None,
+    ) -> Self:
         """The inverse of `to_integers`.
 
         Args:
             integers: Integers, of shape `(7,)`.
             noise_multiplier: The noise multiplier that ran.
+            selection: What the integers do not hold.
 
         Returns:
             The row.
@@ -256,11 +282,13 @@ class LedgerRow:
         values = dict(zip(_INTEGER_FIELDS, array.tolist(), strict=True))
         kind = values.pop("sampling")
         # What is negative was never written: the error is to name it as it is.
+        kind -= SELECTED if selection else 0
         unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
         return cls(
             sampling=Sampling(sampling),
             noise_multiplier=float(noise_multiplier),
             unit=Unit(unit),
+            selection=selection,
             **values,
         )
 

@@ -19,6 +19,7 @@ from keras_adaclip.accounting.accountants import composed_divergences, epsilon_o
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.rows import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection, largest_divergences
+from keras_adaclip.accounting.selection_cost import KNOWN, SelectionCost
 
 # Sums of the same numbers in another order.
 _ROUNDING = 1e-9
@@ -111,6 +112,50 @@ class RunBounds:
         """
         return selection.epsilon_of_runs(self.plans, delta)
 
+    def selected(self, selection: RandomSelection | None, num_runs: int = 0) -> Ledger:
+        """The ledger of a model that was released as the best of several runs.
+
+        Args:
+            selection: the law of the number of runs; None where the number is known.
+            num_runs: that number.
+
+        Returns:
+            One row with the cost of the selection, and the steps of the longest run; none where no
+            run takes a step.
+        """
+        rows = tuple(row for row in self._rows() if row.steps > 0)
+        if not rows:
+            return Ledger()
+        divergences = self._divergences()
+        if selection is None:
+            law, mean_trials, divergences = KNOWN, float(num_runs), num_runs * divergences
+        else:
+            law, mean_trials = selection.distribution, selection.mean_trials
+            divergences = selection.divergences(divergences)
+        cost = SelectionCost(
+            law,
+            mean_trials,
+            frozenset(sampling for row in rows for sampling in row.samplings),
+            tuple(divergences.tolist()),
+        )
+        least_noise = min(rows, key=lambda row: row.noise_multiplier)
+        return Ledger(
+            (
+                LedgerRow(
+                    least_noise.sampling,
+                    least_noise.expected_batch_size,
+                    least_noise.num_examples,
+                    steps_per_release=1,
+                    steps=max(plan.steps for plan in self.plans),
+                    releases=1,
+                    steps_in_release=1,
+                    noise_multiplier=least_noise.noise_multiplier,
+                    unit=least_noise.unit,
+                    selection=cost,
+                ),
+            )
+        )
+
     def costliest(self, delta: float) -> Ledger:
         """The plan with the largest epsilon by itself.
 
@@ -119,36 +164,26 @@ class RunBounds:
         """
         return max(self.plans, key=lambda plan: RunBounds((plan,)).epsilon(delta))
 
-    def to_list(self) -> list[list[dict[str, Any]]]:
+    def to_list(self) -> list[dict[str, list[Any]]]:
         """The plans as plain values, for a JSON file; `from_list` reads them."""
-        return [
-            [
-                {
-                    "integers": row.to_integers().tolist(),
-                    "noise_multiplier": row.noise_multiplier,
-                }
-                for row in plan
-            ]
-            for plan in self.plans
-        ]
+        listed = []
+        for plan in self.plans:
+            num_rows = max(2, sum(row.num_table_rows for row in plan))
+            integers, noise_multipliers = plan.to_arrays(num_rows)
+            listed.append(
+                {"integers": integers.tolist(), "noise_multipliers": noise_multipliers.tolist()}
+            )
+        return listed
 
     @classmethod
-    def from_list(cls, plans: Iterable[Iterable[dict[str, Any]]]) -> Self:
+    def from_list(cls, plans: Iterable[dict[str, list[Any]]]) -> Self:
         """The inverse of `to_list`.
 
         Args:
             plans: what `to_list` returned.
         """
         return cls(
-            tuple(
-                Ledger(
-                    tuple(
-                        LedgerRow.from_integers(row["integers"], row["noise_multiplier"])
-                        for row in rows
-                    )
-                )
-                for rows in plans
-            )
+            tuple(Ledger.from_arrays(plan["integers"], plan["noise_multipliers"]) for plan in plans)
         )
 
     def _rows(self) -> tuple[LedgerRow, ...]:

@@ -12,7 +12,12 @@ import numpy as np
 from keras_adaclip.accounting.ledger import Ledger
 
 # Under these names a private model keeps its ledger among its own variables.
-LEDGER_KEYS = ("privacy_ledger_rows", "privacy_ledger_noise", "privacy_ledger_identity")
+LEDGER_KEYS = (
+    "privacy_ledger_rows",
+    "privacy_ledger_noise",
+    "privacy_ledger_identity",
+    "privacy_ledger_included",
+)
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
 _MOST_NUMBERS = 1 << 20

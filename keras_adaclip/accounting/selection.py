@@ -24,7 +24,6 @@ Reference:
 """
 
 import dataclasses
-import math
 import random
 import secrets
 from collections.abc import Iterable, Sequence
@@ -36,12 +35,9 @@ from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import checked_plan
 from keras_adaclip.accounting.events import CountedEvents
-from keras_adaclip.accounting.random_counts import (
-    DISTRIBUTIONS,
-    drawn_count,
-    selected_divergences,
-)
+from keras_adaclip.accounting.random_counts import drawn_count, selected_divergences
 from keras_adaclip.accounting.rows import LedgerRow
+from keras_adaclip.accounting.selection_cost import DISTRIBUTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +138,22 @@ class RandomSelection:
         return self._epsilon([counted], delta)
 
     def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
-        divergences = largest_divergences(runs)
-        alone = epsilon_of_divergences(divergences, delta)
+        return epsilon_of_divergences(self.divergences(largest_divergences(runs)), delta)
+
+    def divergences(self, divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Rényi divergences of the selection.
+
+        Args:
+            divergences: Those of each run, at the orders of the accountants.
+
+        Returns:
+            Upper bounds at the same orders, not below those of one run.
+        """
         # (0, delta)-DP of a run is no (0, delta)-DP of the best: the deltas of all runs add up.
-        if not divergences.any() or math.isinf(alone):
-            return alone
+        if not divergences.any() or not np.isfinite(divergences).any():
+            return divergences
         selected = selected_divergences(divergences, self.mean_trials, self.distribution)
-        # The best of one run or more is worth no less than one.
-        return max(alone, epsilon_of_divergences(selected, delta))
+        return np.maximum(divergences, selected)
 
     def __str__(self) -> str:
         return (

@@ -20,8 +20,10 @@ convolution_kernel_gradients = _module.convolution_kernel_gradients
 differentiate_at_taps = _module.differentiate_at_taps
 evaluate = _module.evaluate
 evaluate_each = _module.evaluate_each
+Evaluator = _module.Evaluator
 fit_arguments = _module.fit_arguments
 free_memory = _module.free_memory
+full_precision = _module.full_precision
 gathered = _module.gathered
 gaussian = _module.gaussian
 gradients_at = _module.gradients_at
@@ -72,6 +74,7 @@ __all__ = [
     "evaluate_each",
     "fit_arguments",
     "free_memory",
+    "full_precision",
     "gathered",
     "gaussian",
     "gradients_at",

@@ -25,6 +25,7 @@ from keras_adaclip.backend import (
     keras_private,
 )
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+from keras_adaclip.backend.direct_calls import Effects
 
 Tensor = Any
 
@@ -209,7 +210,15 @@ def loop_over_chunks(
     variables: Sequence[keras.Variable],
     constants: Sequence[keras.Variable] = (),
 ) -> list[Tensor]:
-    """Runs `carry = body(index, carry)` in one `while_loop`, variables threaded through it."""
+    """Runs `carry = body(index, carry)` in one `while_loop`, variables threaded through it.
+
+    A step that is not compiled loops in Python: a `while_loop` of its own would be compiled anew
+    in every step.
+    """
+    if not any(isinstance(value, jax.core.Tracer) for value in [num_chunks, *carry]):
+        for index in range(int(num_chunks)):
+            carry = body(jnp.asarray(index, jnp.int32), carry)
+        return carry
     variables = list(variables)
     fixed = [(variable, variable.value) for variable in constants]
 
@@ -247,6 +256,29 @@ def evaluate_each(
     return [
         keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
     ]
+
+
+class Evaluator:
+    """Runs a function as the steps of a model run: compiled once, or eagerly."""
+
+    def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
+        self.effects = Effects()
+        self._is_new = True
+        self._run = jax.jit(function) if needs_fixed_shapes(model) else function
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """What the function returns, as NumPy arrays."""
+        if self._is_new and hasattr(self._run, "trace"):
+            # Callbacks to Python, and references that are written to.
+            effects = self._run.trace(rows, further).jaxpr.effects
+            self.effects = Effects(writes=any("Debug" not in str(type(e)) for e in effects))
+        self._is_new = False
+        return keras.tree.map_structure(np.asarray, self._run(rows, further))
+
+
+def full_precision() -> contextlib.AbstractContextManager[None]:
+    """Within it, products of float32 matrices are float32, where a GPU would take TF32."""
+    return jax.default_matmul_precision("highest")
 
 
 def peak_memory(

@@ -3,12 +3,14 @@
 `tests/backend/test_keras_private.py` breaks when Keras moves one of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
-from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
 
 Tensor = Any
 
@@ -16,6 +18,46 @@ Tensor = Any
 def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer itself and every layer inside it, each once, outermost first."""
     return list(layer._flatten_layers())
+
+
+# What such a method of a model says or sets up is the same, or made anew, in a copy of the model.
+_SAID_ANEW = {
+    *("build_from_config", "compile_from_config", "compute_output_shape", "compute_output_spec"),
+    *("from_config", "get_build_config", "get_compile_config", "get_config", "summary"),
+}
+# Keras itself sets them on each instance.
+_OF_EACH_INSTANCE = {"build", "loss", "quantize"}
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Whether the class or the instance replaces the method `name` of `keras.Model`."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+
+
+def own_methods(model: keras.Model, among: Iterable[str] | None = None) -> list[str]:
+    """The methods and properties of Keras (or of this package) that a user's class replaces.
+
+    So does one that was set on the instance. Those that training, evaluation, prediction and saving
+    do not depend on are left out.
+
+    Args:
+        model: the model.
+        among: the names to look at; None for all.
+    """
+    cls = type(model)
+    packages = ("keras", "keras_adaclip")
+    base = next(each for each in cls.__mro__ if each.__module__.split(".")[0] in packages)
+    found = []
+    for name in dir(base) if among is None else among:
+        if name in _SAID_ANEW or (name.startswith("__") and name != "__call__"):
+            continue
+        method = inspect.getattr_static(base, name, None)
+        if not (callable(method) or hasattr(method, "__get__")):
+            continue
+        of_instance = name in vars(model) and name not in _OF_EACH_INSTANCE
+        if of_instance or inspect.getattr_static(cls, name) is not method:
+            found.append(name)
+    return found
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -37,26 +79,92 @@ def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
     object.__setattr__(layer, name, value)
 
 
-@contextmanager
-def replaced_calls(calls: Mapping[keras.layers.Layer, Callable[..., Any]]) -> Iterator[None]:
-    """Sets the instance attribute `call` of layers for the time of the context.
+def is_legacy_file() -> bool:
+    """Whether a config is asked for that goes into an HDF5 file of a whole model, or out of it.
 
-    Afterwards each layer has what it had: most often none, its class's `call` then serves.
+    Keras writes an optimizer's variables into such a file as they are.
+    """
+    return bool(global_state.get_global_attribute("use_legacy_config", False))
+
+
+def as_default_config(get_config: Any) -> Any:
+    """Decorator: a `get_config` that leaves Keras's automatic config of subclasses in place."""
+    get_config._is_default = True
+    return get_config
+
+
+class NoTensorFlowCheckpoint:
+    """An optimizer that `tf.train.Checkpoint` refuses, and a SavedModel leaves out.
+
+    TensorFlow would write and set its variables one by one, past `save_own_variables`.
+    """
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        if save_type == "savedmodel":
+            return {}
+        raise ValueError(
+            "TensorFlow's own checkpoints cannot hold a private optimizer: they would write the "
+            "key of the noise into a file, and could lower the privacy ledger. Use `model.save`, "
+            "`model.save_weights` or `keras.callbacks.BackupAndRestore`."
+        )
+
+
+def replaced_calls(
+    calls: Mapping[keras.layers.Layer, Callable[..., Any]],
+) -> AbstractContextManager[None]:
+    """Sets the instance attribute `call` of layers for the time of the context.
 
     Args:
         calls: the layers, and what is called in the place of their `call`.
     """
-    before = {layer: vars(layer).get("call") for layer in calls}
+    return replaced_methods({layer: {"call": call} for layer, call in calls.items()})
+
+
+@contextmanager
+def replaced_methods(
+    methods: Mapping[keras.layers.Layer, Mapping[str, Callable[..., Any]]],
+) -> Iterator[None]:
+    """Sets instance attributes of layers for the time of the context.
+
+    Afterwards each layer has what it had: most often none, its class's methods then serve.
+
+    Args:
+        methods: the layers, and what is called in the place of their methods, by name.
+    """
+    replaced = [(layer, name) for layer, by_name in methods.items() for name in by_name]
+    before = [vars(layer).get(name) for layer, name in replaced]
     try:
-        for layer, call in calls.items():
-            object.__setattr__(layer, "call", call)
+        for layer, name in replaced:
+            object.__setattr__(layer, name, methods[layer][name])
         yield
     finally:
-        for layer, own_call in before.items():
-            if own_call is not None:
-                object.__setattr__(layer, "call", own_call)
-            elif "call" in vars(layer):
-                object.__delattr__(layer, "call")
+        for (layer, name), own in zip(replaced, before, strict=True):
+            if own is not None:
+                object.__setattr__(layer, name, own)
+            elif name in vars(layer):
+                object.__delattr__(layer, name)
+
+
+@contextmanager
+def compiled_on_jax(model: keras.Model) -> Iterator[None]:
+    """Makes Keras's trainer on JAX compile what it makes meanwhile.
+
+    Keras runs a model operation by operation where a layer says that XLA cannot compile it. Most
+    of the layers that say so mean XLA under TensorFlow, and examining the model has compiled it.
+
+    Args:
+        model: a compiled model; one that is told to run eagerly stays as it is.
+    """
+    can_compile = all(layer.supports_jit for layer in flatten_layers(model))
+    if keras.backend.backend() != "jax" or model.run_eagerly or can_compile:
+        yield
+        return
+    before = model._jit_compile
+    object.__setattr__(model, "_jit_compile", True)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_jit_compile", before)
 
 
 @contextmanager
@@ -189,7 +297,30 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
         None if part is None else keras.tree.map_structure(keras.ops.convert_to_tensor, part)
         for part in (x, y, sample_weight)
     ]
+    # Keras looks at inference alone, where a layer may leave out some of those inside it.
+    for training in (False, True):
+        if not all(layer.built for layer in flatten_layers(model)):
+            compute_output_spec(model, parts[0], training=training)
     model._symbolic_build(data_batch=tuple(parts))
+
+
+@contextmanager
+def built_already(model: keras.Model) -> Iterator[None]:
+    """Keeps Keras's `fit` from building the model once more, from a batch that is ours to unpack.
+
+    Keras would for every layer inside the model that nothing calls, which is never built, and over
+    replicas of TensorFlow always.
+
+    Args:
+        model: went through `build_for_training`.
+    """
+    names = ("_symbolic_build", "_maybe_symbolic_build")
+    with replaced_methods({model: dict.fromkeys(names, _nothing)}):
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Does nothing."""
 
 
 def strategy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from keras_adaclip.backend import (
     tensorflow_rows,
 )
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+from keras_adaclip.backend.direct_calls import Effects
 
 Tensor = Any
 
@@ -390,6 +392,68 @@ def evaluate_each(
         arguments: structures of NumPy arrays, all of the same shapes.
     """
     return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
+class Evaluator:
+    """Runs a function as the steps of a model run: traced once, or eagerly.
+
+    Args:
+        function: takes a list of arrays whose first axis is that of the rows, and a structure of
+            further arrays; returns a structure of tensors, and has no other effect.
+        model: the model; where its steps take batches of any size, so does what is traced.
+
+    Attributes:
+        effects: what else the function does, known after its first run.
+    """
+
+    def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
+        self.effects = Effects()
+        self._function, self._model = function, model
+        self._run: Callable[[list[Tensor], Any], Any] | None = None
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """What the function returns, as NumPy arrays."""
+        rows, further = keras.tree.map_structure(tf.convert_to_tensor, (rows, further))
+        if self._run is None:
+            self._run = self._traced(rows, further)
+        return keras.tree.map_structure(lambda value: value.numpy(), self._run(rows, further))
+
+    def _traced(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
+        is_open = not needs_fixed_shapes(self._model)
+
+        def specified(value: Tensor, is_row: bool) -> tf.TensorSpec:
+            shape = [None, *value.shape[1:]] if is_row and is_open else value.shape
+            return tf.TensorSpec(shape, value.dtype)
+
+        signature = [
+            [specified(value, is_row=True) for value in rows],
+            keras.tree.map_structure(functools.partial(specified, is_row=False), further),
+        ]
+        traced = tf.function(self._function, input_signature=signature, autograph=False)
+        if self._model.run_eagerly:
+            # Values of tensors may decide then what runs, which a graph cannot know.
+            with contextlib.suppress(Exception):
+                self.effects = _effects_of(traced.get_concrete_function().graph)
+            return self._function
+        self.effects = _effects_of(traced.get_concrete_function().graph)
+        return traced
+
+
+def _effects_of(graph: Any) -> Effects:
+    definition = graph.as_graph_def()
+    kinds = {node.op for node in definition.node}
+    kinds |= {node.op for each in definition.library.function for node in each.node_def}
+    stateful = {kind for kind in kinds if not kind.startswith("Stateless")}
+    return Effects(
+        writes=any(re.match(r"Assign|Resource(Scatter|Apply)|LookupTableI", k) for k in stateful),
+        draws=any(re.search(r"^Random|^TruncatedNormal|^Multinomial", k) for k in stateful),
+        branches=bool(kinds & {"If", "StatelessIf", "Case", "StatelessCase"}),
+    )
+
+
+def full_precision() -> contextlib.AbstractContextManager[None]:
+    """Nothing: compiled code asks when it runs, and `scope_of_devices` has seen to it."""
+    return contextlib.nullcontext()
 
 
 def trace(function: Callable[[], Any]) -> None:

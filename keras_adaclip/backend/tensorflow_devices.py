@@ -229,14 +229,23 @@ def num_local_replicas(strategy: tf.distribute.Strategy) -> int:
     return len(strategy.extended.worker_devices) if isinstance(strategy, _SUPPORTED) else 1
 
 
-def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def scope_of_devices(model: keras.Model) -> Iterator[None]:
     """Within it, variables are made and assigned on every device of `model`.
+
+    Besides, products of float32 matrices are float32, where a GPU would take TF32.
 
     Args:
         model: made in the scope of a strategy, or of none.
     """
     strategy = model.distribute_strategy
-    return strategy.scope() if isinstance(strategy, _SUPPORTED) else contextlib.nullcontext()
+    takes_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        with strategy.scope() if isinstance(strategy, _SUPPORTED) else contextlib.nullcontext():
+            yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(takes_tf32)
 
 
 def divided(batch: dict[str, Any], num_replicas: int) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ import torch
 from keras import ops
 
 from keras_adaclip.backend import host_memory, torch_calls, torch_convolutions, torch_recording
+from keras_adaclip.backend.direct_calls import Effects
 
 Tensor = Any
 
@@ -328,6 +329,44 @@ def evaluate_each(
 ) -> list[Any]:
     """`evaluate` for several arguments of `function`."""
     return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
+class Evaluator:
+    """Runs a function as the steps of a model run: eagerly."""
+
+    def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
+        self.effects = Effects()
+        self._function = function
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """What the function returns, as NumPy arrays."""
+        rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
+        return evaluate(lambda: self._function(rows, further), [])
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Within it, products of float32 matrices are float32, where a GPU would take TF32.
+
+    On a CPU, `torch.set_float32_matmul_precision("medium")` lets them be bfloat16.
+    """
+    parts: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    if not all(hasattr(part, "fp32_precision") for part in parts):  # before PyTorch 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    precisions = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, precision in zip(parts, precisions, strict=True):
+            part.fp32_precision = precision
 
 
 def peak_memory(

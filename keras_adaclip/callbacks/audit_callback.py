@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import check_delta, check_integer
+from keras_adaclip.accounting import Unit, check_delta, check_integer
 from keras_adaclip.audit import Canaries, OneRunAudit
 from keras_adaclip.audit.lower_bound import check_confidence
 
@@ -68,8 +68,14 @@ class AuditCallback(keras.callbacks.Callback):
             data: its training data.
 
         Raises:
-            ValueError: where these are not the canaries' data.
+            ValueError: where these are not the canaries' data, or it trains over clients.
         """
+        if data.unit is Unit.CLIENT:
+            raise ValueError(
+                "`AuditCallback` audits what protects single examples: its canaries are examples, "
+                "and a federated model protects whole clients. Leave it out, or audit a "
+                "`keras_adaclip.PrivateModel`."
+            )
         canaries, present = self.canaries, getattr(data.poisson, "present", None)
         if (
             present is None

@@ -40,3 +40,19 @@ class PassCounter(keras.callbacks.Callback):
         else:
             self.model.optimizer.begin_epoch(is_pass=self._every_epoch)
         self._check()
+
+
+class EpochCheck(keras.callbacks.Callback):
+    """Looks before each epoch, after all other callbacks, whether training may go on.
+
+    Args:
+        check: raises where it may not.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raises where training may not go on."""
+        self._check()

@@ -8,6 +8,7 @@ import keras
 
 from keras_adaclip.accounting import (
     Ledger,
+    Unit,
     check_accountant,
     check_delta,
     check_report_path,
@@ -28,7 +29,8 @@ class PrivacyCallback(keras.callbacks.Callback):
     on the host, `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means `num_examples ** -1.1`, and says so.
+        delta: float in (0, 1); None means `num_examples ** -1.1`, and says so. Of a federated model
+            the number of clients takes the place of `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: where `model.privacy_report` is written when training ends, as JSON,
@@ -80,7 +82,8 @@ class PrivacyCallback(keras.callbacks.Callback):
             data: its training data.
 
         Raises:
-            ValueError: where `delta` is None and the number of examples is unknown.
+            ValueError: where `delta` is None and the number of examples (or clients) is unknown,
+                or one.
         """
         if self.report_path is not None:
             # An error now, not when training is over.
@@ -90,17 +93,20 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.delta is None:
             if data.num_examples <= 1:
                 raise ValueError(
-                    "`PrivacyCallback(delta=None)` needs the number of examples. Give `delta`."
+                    "`PrivacyCallback(delta=None)` takes delta from the number of "
+                    f"{data.unit.label}s, which must be known and above one. Give `delta`. "
+                    f"Received: {data.num_examples} {data.unit.label}s (0: not known)"
                 )
             self._effective_delta = default_delta(data.num_examples)
             print(
                 f"PrivacyCallback: delta = {self._effective_delta:.3g} "
-                f"({data.num_examples} examples to the power -1.1)"
+                f"({data.num_examples} {data.unit.label}s to the power -1.1)"
             )
         else:
             self._effective_delta = self.delta
         if self.delta is not None and data.num_examples > 0:
-            warn_of_large_delta(self.delta, data.num_examples, stacklevel=4)
+            unit = data.unit.label
+            warn_of_large_delta(self.delta, data.num_examples, stacklevel=4, unit=unit)
         self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = model.privacy_ledger
         self._steps_per_execution = int(model.steps_per_execution)
@@ -153,8 +159,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.report_path is not None:
             if self._effective_delta == 0.0:
                 raise ValueError(
-                    "`PrivacyCallback(delta=None)` learns the number of examples from the `fit` of "
-                    "a private model. Give `delta` elsewhere."
+                    "`PrivacyCallback(delta=None)` learns the number of examples (or clients) from "
+                    "the `fit` of a private model. Give `delta` elsewhere."
                 )
             self.model.privacy_report(self._effective_delta).save(self.report_path)
 
@@ -172,11 +178,12 @@ class PrivacyCallback(keras.callbacks.Callback):
                 for steps in (0, first)
             )
             steps_in_words = "One more step" if first == 1 else f"One execution of {first} steps"
+            size = "cohort_size" if row.unit is Unit.CLIENT else "batch_size"
             raise ValueError(
                 f"{steps_in_words} would bring epsilon from {spent:.4g} to {after:.4g}, past the "
                 f"target of {self.target_epsilon:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
-                "`target_epsilon`, `delta` or the noise multiplier, or lower the batch size. "
+                f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. "
                 f"Received: target_epsilon={self.target_epsilon}, "
                 f"delta={self._effective_delta:g}, noise_multiplier={row.noise_multiplier:g}"
             )

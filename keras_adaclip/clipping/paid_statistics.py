@@ -44,8 +44,8 @@ def split(
         raise ValueError(
             f"The noise multiplier {noise_multiplier:g} leaves nothing for the statistics{groups} "
             f"of `{strategy}`, whose noise has standard deviation {stddev:g}: that must be more "
-            f"than {least:g}. Raise `{argument}` above {least:g}, or the batch size above "
-            f"{20.0 * least:g} where `{argument}` is None. "
+            f"than {least:g}. Raise `{argument}` above {least:g}; where it is None, raise "
+            f"`batch_size` (of clients, `cohort_size`) above {20.0 * least:g}. "
             f"Received: noise_multiplier={noise_multiplier}, {argument}={stddev}"
         )
     of_sum = float((noise_multiplier**-2 - num_statistics * (2.0 * stddev) ** -2) ** -0.5)

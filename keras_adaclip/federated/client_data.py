@@ -33,7 +33,8 @@ class ClientData(abc.ABC):
         """From arrays of the examples of all clients.
 
         Args:
-            x: array, or dict or tuple of arrays, of shape `(num_examples, ...)`.
+            x: array, or dict or tuple of arrays, of shape `(num_examples, ...)`; on TensorFlow
+                of strings too.
             y: targets of the same length, or None.
             client_ids: whose each example is: integers or strings of shape `(num_examples,)`, such
                 as a function of `keras_adaclip.federated.partition` returns.

@@ -18,7 +18,7 @@ import numpy as np
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.weighting import ByExamples
-from keras_adaclip.sampling import dealt, generator_of_draw, poisson_draw
+from keras_adaclip.sampling import as_array, dealt, generator_of_draw, padding, poisson_draw
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LocalBatches:
 
         Args:
             generator: random numbers.
-            num_examples: of the client.
+            num_examples: of the client, one or more.
         """
         taking_part = num_examples
         if self.examples_limit is not None:
@@ -52,8 +52,6 @@ class LocalBatches:
         rows = np.arange(num_examples)
         if taking_part < num_examples:
             rows = generator.choice(num_examples, taking_part, replace=False)
-        if taking_part == 0:
-            return rows, []
         size = taking_part if self.batch_size is None else self.batch_size
         steps = []
         for _ in range(self.epochs):
@@ -106,7 +104,11 @@ class CohortBatches(keras.utils.PyDataset):
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._order = np.arange(0)
-        self._like = dict(zip(("x", "y"), clients.first_examples(1), strict=True))
+        first = clients.first_examples(1)
+        self._like = {
+            name: None if part is None else keras.tree.map_structure(as_array, part)
+            for name, part in zip(("x", "y"), first, strict=True)
+        }
 
     @property
     def num_batches(self) -> int:
@@ -151,6 +153,9 @@ class CohortBatches(keras.utils.PyDataset):
     def take(self, positions: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
         """The batch of the clients with some numbers.
 
+        Clients without examples are left out, as if they had not been drawn: what is absent must
+        not enter the statistics of a clipping strategy, nor the coordinates of `AdaClip`.
+
         Args:
             positions: numbers of clients; of none, the batch holds one client of padding.
             generator: for the order of each client's examples.
@@ -159,11 +164,13 @@ class CohortBatches(keras.utils.PyDataset):
         for position in positions:
             x, y = self._checked_examples(position)
             num_examples = _num_rows(x)
+            if num_examples == 0:
+                continue
             rows, of_client = self.local.orders(generator, num_examples)
             is_whole = len(rows) == num_examples
             examples.append((x, y) if is_whole else (_taken(x, rows), _taken(y, rows)))
             steps.append(of_client)
-        num_clients = self._padded_num_clients(len(positions))
+        num_clients = self._padded_num_clients(len(examples))
         sizes = [_num_rows(x) for x, _ in examples]
         num_rows = rounded_up(max(sizes, default=0))
         num_steps = rounded_up(max(map(len, steps), default=0))
@@ -184,7 +191,7 @@ class CohortBatches(keras.utils.PyDataset):
         batch["weight"] = np.ones(num_clients, np.float32)
         if self.weighting is not None:
             batch["weight"][: len(sizes)] = [self.weighting.weight(size) for size in sizes]
-        batch["mask"] = np.arange(num_clients) < len(positions)
+        batch["mask"] = np.arange(num_clients) < len(examples)
         return batch
 
     def _checked_examples(self, position: int) -> tuple[Any, Any]:
@@ -203,7 +210,11 @@ class CohortBatches(keras.utils.PyDataset):
                 keras.tree.assert_same_structure(like, part)
             for first, array in zip(_leaves(like), _leaves(part), strict=True):
                 lengths.add(len(array))
-                if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+                # Each client's strings may be of another length.
+                is_alike = first.dtype == array.dtype or (
+                    first.dtype.kind == "O" and array.dtype.kind in "SUT"
+                )
+                if array.shape[1:] != first.shape[1:] or not is_alike:
                     problems.append(
                         f"{name} of shape {array.shape} and dtype {array.dtype}, where the first "
                         f"client's examples have shape {first.shape[1:]}, dtype {first.dtype}"
@@ -262,7 +273,7 @@ def _padded(
     first: np.ndarray, arrays: tuple[np.ndarray, ...], num_clients: int, num_rows: int
 ) -> np.ndarray:
     """The clients' arrays in one, of shape `(num_clients, num_rows, ...)`, zero where none is."""
-    padded = np.zeros((num_clients, num_rows, *first.shape[1:]), first.dtype)
+    padded = padding((num_clients, num_rows, *first.shape[1:]), first.dtype)
     for client, array in enumerate(arrays):
         padded[client, : len(array)] = array
     return padded

@@ -13,6 +13,8 @@ from keras_adaclip.models.privatize import twin
 def federate(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
     """A federated model that shares the layers and weights of a Functional or Sequential model.
 
+    What the model was compiled with is not taken over: compile the new one.
+
     Args:
         model: the model; it is not changed, but its weights are those of the new model too.
         replace_batch_normalization: whether every `BatchNormalization` is replaced by a new
@@ -22,7 +24,8 @@ def federate(model: keras.Model, replace_batch_normalization: bool = False) -> A
         A `FederatedModel` or a `FederatedSequential`, to be compiled with a `DPOptimizer`.
 
     Raises:
-        TypeError: where `model` is a subclassed model, or no Keras model.
+        TypeError: where `model` is a subclassed model, or no Keras model; where its class replaces
+            methods of Keras (`compute_loss`, `fit`), which the new model would not have.
 
     Example:
 

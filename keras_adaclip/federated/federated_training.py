@@ -21,7 +21,9 @@ from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
 from keras_adaclip.gradients import quicker_calls_of
-from keras_adaclip.models import fit_callbacks
+from keras_adaclip.models import fit_callbacks, weight_digests
+from keras_adaclip.models.arrays import strings_as_tensors
+from keras_adaclip.models.preflight import metric_issues, refuse
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.processes import on_all_devices, refuse_clients_of_one_process
 from keras_adaclip.models.training_data import TrainingData
@@ -188,8 +190,8 @@ class FederatedTraining(Preparation):
 
         Raises:
             TypeError: where `clients` is no `ClientData`.
-            ValueError: where an argument is out of range, or the model has a part that breaks
-                the guarantee; nothing was trained then.
+            ValueError: where an argument is out of range, a client comes twice, or the model has a
+                part that breaks the guarantee; nothing was trained then.
         """
         self._require_compiled()
         settings = self.federated_settings
@@ -199,6 +201,7 @@ class FederatedTraining(Preparation):
         )
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
+        validation_data = strings_as_tensors(validation_data)
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
@@ -208,7 +211,7 @@ class FederatedTraining(Preparation):
             of_batches = backend.fit_arguments(
                 cohorts, cohorts.example, self, cohorts.num_open_axes
             )
-            with backend.keep_variables(self._all_variables()):
+            with self._training_by_keras():
                 return super().fit(  # type: ignore[misc]
                     **of_batches,
                     epochs=epochs,
@@ -224,19 +227,27 @@ class FederatedTraining(Preparation):
         finally:
             fit_callbacks.release(callbacks)
             self._record_diagnostics(False)
-            self.optimizer.end_run()  # type: ignore[attr-defined]
+            self._end_run()
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Keras's `evaluate`; `ClientData` are taken for the examples of all clients together."""
+        """Keras's `evaluate`.
+
+        Args:
+            x: inputs as for Keras, or `ClientData`, whose examples are taken together.
+            y: targets, none beside `ClientData`.
+            *args: as for Keras.
+            **kwargs: as for Keras.
+        """
         if isinstance(x, ClientData):
             x, y = x.all_examples()
-        return super().evaluate(x, y, *args, **kwargs)  # type: ignore[misc]
+        return super().evaluate(x, y, *args, **kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: a batch of examples does not say whose they are."""
+        """Refuses: a batch does not tell to which client an example belongs."""
         raise NotImplementedError(
-            "A federated model trains on clients, not on batches of examples: call `fit` with "
-            "`ClientData`. To protect single examples, use `keras_adaclip.PrivateModel`."
+            "A federated model trains on clients, and a batch does not tell to which client an "
+            "example belongs: call `fit` with `ClientData`. To protect single examples, use "
+            "`keras_adaclip.PrivateModel`."
         )
 
     def train_step(self, *args: Any) -> Any:
@@ -251,8 +262,6 @@ class FederatedTraining(Preparation):
                 "sampling nor ledger is set up. Call `fit`."
             )
         return backend.train_step(self, federated_step, *args)
-
-    train_step.is_private = True  # type: ignore[attr-defined]
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -270,11 +279,13 @@ class FederatedTraining(Preparation):
 
     def _prepare_rounds(self, data: TrainingData) -> None:
         """Builds and examines the model, sets up local training, then opens the ledger."""
+        refuse(self, metric_issues(self))
         rows = data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        refuse_unsound_rounds(self, rows)
+        finding = refuse_unsound_rounds(self, rows)
+        self._assign_in_steps(finding.assigned, rows)
         refuse_clients_of_one_process()
-        layout = cohort_layout(self, data.poisson)
+        layout = cohort_layout(self, data.poisson, finding.branches)
         data.poisson.num_padded_clients = layout.num_padded_clients
         data.poisson.num_shards = backend.num_batch_shards()
         self._use_local_training(layout.is_vectorized)
@@ -282,6 +293,7 @@ class FederatedTraining(Preparation):
             self.private_chunk_size = layout.chunk_size
             self.train_function = None
         self._include_spending_on_shared_weights()
+        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
 
     def _use_local_training(self, is_vectorized: bool) -> None:

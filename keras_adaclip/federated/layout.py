@@ -42,12 +42,16 @@ class CohortLayout:
     num_padded_clients: int | None
 
 
-def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
+def cohort_layout(
+    model: keras.Model, cohorts: CohortBatches, branches: bool = False
+) -> CohortLayout:
     """The layout that is the least work for the backend.
 
     Args:
         model: a compiled and built federated model.
         cohorts: the rounds.
+        branches: whether the model decides by values what runs, so that clients do not train side
+            by side.
 
     Raises:
         ValueError: where the optimizer's `microbatch_size` is `"auto"`.
@@ -55,12 +59,13 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches) -> CohortLayout:
     chunk_size = model.optimizer.microbatch_size
     if chunk_size == "auto":
         raise ValueError(
-            "`microbatch_size='auto'` counts examples; of clients, give a number to `DPOptimizer` "
-            "or leave it out."
+            "With `microbatch_size='auto'` the memory of single examples is measured, which says "
+            "nothing of clients. Give `DPOptimizer` a number of clients, or leave it out. "
+            "Received: microbatch_size='auto'"
         )
     num_shards = backend.num_batch_shards()
     cohort_size = math.ceil(cohorts.cohort_size / num_shards)
-    is_vectorized = chunk_size != 1 and _are_side_by_side(model)
+    is_vectorized = chunk_size != 1 and not branches and _are_side_by_side(model)
     if not is_vectorized and not backend.loops_in_python():
         chunk_size = 1
     elif chunk_size is None:

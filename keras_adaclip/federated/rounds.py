@@ -33,17 +33,24 @@ def training_data_of(
 
     Raises:
         TypeError: where an argument is of the wrong type.
-        ValueError: where an argument is out of range.
+        ValueError: where an argument is out of range, or a client comes twice.
     """
     if not isinstance(clients, ClientData):
         raise TypeError(
-            "A federated model trains on `keras_adaclip.federated.ClientData`, which says "
-            "whose each example is: `ClientData.from_arrays(x, y, client_ids)`. "
+            "A federated model trains on `keras_adaclip.federated.ClientData`, which tells to "
+            "which client each example belongs: `ClientData.from_arrays(x, y, client_ids)`. To "
+            "protect single examples, train a `keras_adaclip.PrivateModel`. "
             f"Received: clients of type {type(clients).__name__}"
         )
     if sampling not in _SAMPLING_NAMES:
         raise ValueError(
             f"Argument `sampling` must be one of {_SAMPLING_NAMES}. Received: sampling={sampling!r}"
+        )
+    if len(set(clients.client_ids)) < len(clients):
+        raise ValueError(
+            "Every client must have one entry in `client_ids`: with two it would contribute twice "
+            f"to a round. Received: {len(clients):,} entries of "
+            f"{len(set(clients.client_ids)):,} clients"
         )
     cohort_size = check_integer(cohort_size, "cohort_size", minimum=1)
     if cohort_size > len(clients):

@@ -23,7 +23,12 @@ from keras_adaclip.gradients import (
     clipped_contributions,
 )
 from keras_adaclip.models.chunks import merge_over_chunks, sum_over_chunks
-from keras_adaclip.models.step import sum_of_replicas
+from keras_adaclip.models.step import (
+    assign_state,
+    refuse_lost_metrics,
+    sum_of_replicas,
+    update_metrics,
+)
 
 Tensor = Any
 # The contributions of the clients of a chunk, by its number and the clients.
@@ -59,6 +64,7 @@ def federated_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 
     combined = _clipped_sum if optimizer.aggregation is None else _aggregated
     optimizer.apply(combined(model, units, deltas_of), model.trainable_variables)
+    assign_state(model)
     return dict(model.get_metrics_result())
 
 
@@ -145,10 +151,13 @@ def _observe(model: keras.Model, step: LocalStep) -> None:
         prediction(value, mask)
         for value, mask in zip(keras.tree.flatten(step.y_pred), step.masks, strict=True)
     ]
-    y = None if step.batch.y is None else keras.tree.map_structure(in_one, step.batch.y)
-    keras_private.update_masked_metrics(
-        model, y, keras.tree.pack_sequence_as(step.y_pred, flat), None, in_one(counted)
+    x, y = (
+        None if part is None else keras.tree.map_structure(in_one, part)
+        for part in (step.batch.x, step.batch.y)
     )
+    rows = Batch(x, y, None, in_one(counted))
+    logs = update_metrics(model, rows, keras.tree.pack_sequence_as(step.y_pred, flat))
+    refuse_lost_metrics(model, logs, "clients")
 
 
 def _observe_norms(

@@ -1,7 +1,8 @@
 """Compares a plan with the plain gradients of single rows, before it is used.
 
 The comparison is made with the weights moved a little: where a layer begins with zeros, as last
-layers often do, the gradients behind it would all be zero, and any plan would agree.
+layers often do, the gradients behind it would all be zero, and any plan would agree. Weights that
+nothing trains are moved too: a factor that is zero now may be another later.
 """
 
 import math
@@ -149,15 +150,20 @@ def compared(
 
 
 def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, Tensor]]:
-    """The trainable variables, each moved by a tenth of its size, or from zero to a usual one."""
+    """The weights, each moved by a tenth of its size, or from zero to a usual one."""
     rng = np.random.default_rng(seed)
     moved = []
-    for variable in model.trainable_variables:
+    for variable in model.weights:
+        if "float" not in keras.backend.standardize_dtype(variable.dtype):
+            continue
         value = backend.array_of(variable).astype("float32")
         size = math.sqrt(float(np.mean(np.square(value)))) if value.size else 0.0
         fan_in = math.prod(value.shape[:-1])
         step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
         noise = step * rng.standard_normal(value.shape)
+        if not variable.trainable:
+            # Of the same sign, as variances must be.
+            noise = np.where(value == 0.0, np.abs(noise), 0.1 * value * np.tanh(noise))
         moved.append((variable, ops.convert_to_tensor(value + noise, dtype=variable.dtype)))
     return moved
 

@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.example_draws import drawing_for_each_example
 
 Tensor = Any
 
@@ -33,6 +34,16 @@ class Augmentation:
     layer: keras.layers.Layer
     multiplicity: int = 1
 
+    def as_model(self, rows: Batch) -> keras.Model:
+        """The layer as a model of its own, which can be examined.
+
+        Args:
+            rows: a few examples with one input tensor.
+        """
+        (inputs,) = keras.tree.flatten(rows.x)
+        tensor = ops.convert_to_tensor(inputs)
+        return keras.Sequential([keras.Input(tensor.shape[1:], dtype=tensor.dtype), self.layer])
+
     def applied(self, batch: Batch, seed: Tensor) -> Batch:
         """The augmented copies of each example.
 
@@ -49,7 +60,7 @@ class Augmentation:
             mapping.append((state, ops.cast(seed + number, state.dtype)))
         # The one tensor in whatever structure the model takes: what was examined is what runs.
         (inputs,) = keras.tree.flatten(copies.x)
-        with keras.StatelessScope(mapping):
+        with keras.StatelessScope(mapping), drawing_for_each_example(self.layer):
             augmented = self.layer(inputs, training=True)
         x = keras.tree.pack_sequence_as(copies.x, [augmented])
         return Batch(x, copies.y, copies.sample_weight, batch.mask, self.multiplicity)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.factored import PerExampleGradient, shifted_and_scaled
 
@@ -56,7 +57,8 @@ class BatchGradients:
         norms: list[list[Tensor]] = [[] for _ in groups.names]
         for part, number in zip(self.parts, groups.assignment, strict=True):
             if part is not None:
-                norms[number].append(part.squared_norms())
+                with backend.full_precision():
+                    norms[number].append(part.squared_norms())
         unused = ops.zeros((self.num_rows,), "float32")
         return ops.stack(
             [sum(of_group[1:], of_group[0]) if of_group else unused for of_group in norms], axis=1
@@ -72,11 +74,12 @@ class BatchGradients:
             finite: bool of shape `(batch_size,)`.
             groups: the groups of the variables.
         """
-        return [
-            ops.zeros(variable.shape, "float32")
-            if part is None
-            else part.weighted_sum(factors[:, number], finite)
-            for variable, part, number in zip(
-                self.variables, self.parts, groups.assignment, strict=True
-            )
-        ]
+        with backend.full_precision():
+            return [
+                ops.zeros(variable.shape, "float32")
+                if part is None
+                else part.weighted_sum(factors[:, number], finite)
+                for variable, part, number in zip(
+                    self.variables, self.parts, groups.assignment, strict=True
+                )
+            ]

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.example_draws import drawing_for_each_example
 from keras_adaclip.gradients.losses import per_example_losses
 
 Tensor = Any
@@ -95,6 +96,6 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
         training: whether it is called as in training.
     """
     # The class's `call`: that of the instance may be tapped, and takes anything.
-    if "training" in inspect.signature(type(model).call).parameters:
-        return model(x, training=training)
-    return model(x)
+    takes_training = "training" in inspect.signature(type(model).call).parameters
+    with drawing_for_each_example(model):
+        return model(x, training=training) if takes_training else model(x)

@@ -39,7 +39,7 @@ def per_example_losses(
     ]
     outside = [(variable, variable.value) for variable in _variables_of(model)]
     zeros = [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
-    custom = type(model).compute_loss is not keras.Model.compute_loss
+    custom = keras_private.is_own(model, "compute_loss")
     named = {"x": x if custom else None, "y": y, "sample_weight": sample_weight}
     named = {name: value for name, value in named.items() if value is not None}
     outputs = keras.tree.flatten(y_pred)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import common_length
+from keras_adaclip.sampling import as_array, common_length, holds_strings
 
 
 def is_array_data(x: Any) -> bool:
@@ -31,10 +31,10 @@ def number_of_rows(x: Any, y: Any, sample_weight: Any) -> int:
         for leaf in keras.tree.flatten(part):
             if not _is_dense(leaf):
                 raise TypeError(
-                    f"Argument `{name}` must be a dense array of numbers whose first axis counts "
-                    "the examples, or a dict or list of such arrays. Convert it first, such as "
-                    "with `np.asarray`, `.toarray()` or by padding. "
-                    f"Received: an object of type {type(leaf).__name__}"
+                    f"Argument `{name}` must be a dense array of numbers (on TensorFlow, or of "
+                    "strings) whose first axis counts the examples, or a dict or list of such "
+                    "arrays. Convert it first, such as with `np.asarray`, `.toarray()` or by "
+                    f"padding. Received: an object of type {type(leaf).__name__}"
                 )
     return common_length(given)
 
@@ -97,6 +97,17 @@ def split_off_validation(
     return (head[0], head[1], head[2]), tail
 
 
+def strings_as_tensors(parts: Any) -> Any:
+    """The same structure with tensors for arrays of strings, of which Keras takes few kinds."""
+
+    def convert(value: Any) -> Any:
+        if getattr(getattr(value, "dtype", None), "kind", "") not in ("O", "S", "T", "U"):
+            return value
+        return keras.ops.convert_to_tensor(as_array(value))
+
+    return keras.tree.map_structure(convert, parts)
+
+
 def as_tensors(parts: Any) -> Any:
     """The same structure with tensors for arrays; None stays None."""
     convert = keras.ops.convert_to_tensor
@@ -104,10 +115,14 @@ def as_tensors(parts: Any) -> Any:
 
 
 def first_rows(x: Any, y: Any, sample_weight: Any) -> Batch:
-    """The first three rows of each part, as NumPy arrays."""
+    """The first three rows of each part, as NumPy arrays; strings as objects."""
+
+    def first(value: Any) -> np.ndarray:
+        head = _head(value)
+        return as_array(head) if holds_strings(head) else head
 
     def take(part: Any) -> Any:
-        return None if part is None else keras.tree.map_structure(_head, part)
+        return None if part is None else keras.tree.map_structure(first, part)
 
     return Batch(take(x), take(y), take(sample_weight))
 
@@ -132,4 +147,5 @@ def _is_dense(value: Any) -> bool:
     # Every framework has its own error for this.
     except Exception:
         return False
-    return head.ndim > 0 and head.dtype != object and hasattr(value, "__len__")
+    is_known = head.dtype != object or holds_strings(head)
+    return head.ndim > 0 and is_known and hasattr(value, "__len__")

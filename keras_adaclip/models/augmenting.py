@@ -70,7 +70,7 @@ def _refuse_unsound(layer: keras.layers.Layer, rows: Batch) -> None:
             f"The augmentation layer {layer.name!r} has trainable weights, which nothing would "
             "train. Put it into the model, or freeze it with `layer.trainable = False`."
         )
-    model = keras.Sequential([keras.Input(tensor.shape[1:], dtype=tensor.dtype), layer])
+    model = Augmentation(layer).as_model(rows)
     issues = [str(issue) for issue in layer_issues(model)]
     if not issues:
         finding = probe(model, Batch(tensor))

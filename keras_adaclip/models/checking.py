@@ -6,15 +6,28 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.gradients import Batch, LayerWay, finite_rows, layer_ways, unproven_plan
+from keras_adaclip.gradients import (
+    Batch,
+    GradientPlan,
+    LayerWay,
+    finite_rows,
+    layer_ways,
+    unproven_plan,
+    whole_model_plan,
+)
 from keras_adaclip.models.preflight import (
     PrivacyIssue,
+    batch_normalization_issues,
     compile_issues,
     layer_issues,
     metric_issues,
 )
-from keras_adaclip.models.probe import probe
-from keras_adaclip.models.summary import as_table, summary
+from keras_adaclip.models.probe import Finding, Probe, known_words, probe
+from keras_adaclip.models.summary import as_table, one_after_another, summary
+from keras_adaclip.sampling import as_array
+
+# Rows of a batch beside the few that tell most: a layer may do something else with so many.
+_MANY = 130
 
 
 class PrivacyCheck(list[PrivacyIssue]):
@@ -25,16 +38,35 @@ class PrivacyCheck(list[PrivacyIssue]):
     Args:
         issues: what would break the guarantee.
         ways: the way of each layer with trainable weights; empty where they are not known.
+        slow_reason: why a step takes one example after another; None where it takes all at once.
+        failure: why the model could not be run on made-up rows; None where it was.
     """
 
-    def __init__(self, issues: list[PrivacyIssue], ways: list[LayerWay]) -> None:
+    def __init__(
+        self,
+        issues: list[PrivacyIssue],
+        ways: list[LayerWay],
+        slow_reason: str | None = None,
+        failure: str | None = None,
+    ) -> None:
         super().__init__(issues)
         self.ways = ways
+        self.slow_reason = slow_reason
+        self.failure = failure
 
     def __str__(self) -> str:
-        """Issues, one a line, and a table of the layers."""
-        found = "\n".join(f"- {issue}" for issue in self) or "No issue was found."
-        return f"{found}\n\n{as_table(self.ways)}" if self.ways else found
+        """Issues, one a line, a table of the layers, and why a step is slow where it is."""
+        parts = ["\n".join(f"- {issue}" for issue in self) or "No issue was found."]
+        if self.ways:
+            parts.append(as_table(self.ways))
+        if self.slow_reason is not None:
+            parts.append(one_after_another(self.slow_reason))
+        if self.failure is not None:
+            parts.append(
+                "The model could not be run on made-up rows, so that `fit` may find more:\n"
+                f"{self.failure}"
+            )
+        return "\n\n".join(parts)
 
 
 def check(model: keras.Model) -> PrivacyCheck:
@@ -50,7 +82,9 @@ def check(model: keras.Model) -> PrivacyCheck:
     Returns:
         The issues, each with layer name, reason and fix; empty where none was found. Printed, also
         a table that says for each layer how its per-example gradients are taken: its rule, how its
-        norms are found, and what is held of one example between norms and sums.
+        norms are found, and what is held of one example between norms and sums. `slow_reason`
+        says why a step would take one example after another, which is slow; None where it
+        takes all at once.
 
     Example:
 
@@ -68,14 +102,18 @@ def check(model: keras.Model) -> PrivacyCheck:
     issues = layer_issues(model) + compile_issues(model) + metric_issues(model)
     rows = None if issues else made_up_rows(model)
     if rows is None:
-        return PrivacyCheck(issues, [])
+        return PrivacyCheck(issues + batch_normalization_issues(model), [])
     try:
-        issues = [PrivacyIssue(*found) for found in probe(model, rows).issues]
-        ways = [] if issues else layer_ways(model, rows, unproven_plan(model, rows)[0])
-        return PrivacyCheck(issues, ways)
+        finding = probe(model, rows)
+        found = finding.issues or Probe(model, rows, _MANY).examined(True).issues
+        issues = [PrivacyIssue(*issue) for issue in found]
+        if issues:
+            return PrivacyCheck(issues, [])
+        plan = _planned(model, rows, finding)
+        return PrivacyCheck(issues, layer_ways(model, rows, plan), plan.whole_model_reason)
     # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
-    except Exception:
-        return PrivacyCheck(issues, [])
+    except Exception as error:
+        return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
 
 
 def private_summary(
@@ -103,10 +141,20 @@ def private_summary(
         )
     if not model.built:
         model(rows.x)
-    plan = getattr(model, "gradient_plan", None) or unproven_plan(model, rows)[0]
+    plan = getattr(model, "gradient_plan", None) or _planned(model, rows, probe(model, rows))
     chunk_size = getattr(model, "private_chunk_size", None)
     sizes = [size for size in (chunk_size, batch_size) if size is not None]
     print_fn(summary(model, rows, plan, min(sizes, default=None)))
+
+
+def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
+    """The plan that the layers suggest, compared with nothing."""
+    if not finding.is_repeatable:
+        return whole_model_plan(
+            f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
+            "generator"
+        )
+    return unproven_plan(model, rows)[0]
 
 
 def made_up_rows(model: keras.Model) -> Batch | None:
@@ -118,6 +166,8 @@ def made_up_rows(model: keras.Model) -> Batch | None:
     def rows(tensor: Any) -> np.ndarray:
         shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
         dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if dtype == "string":
+            return as_array(generator.choice(known_words(model), shape))
         if "float" in dtype:
             return generator.normal(size=shape).astype(dtype)
         return generator.integers(0, 2, size=shape).astype(dtype)

@@ -5,7 +5,13 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.callbacks import AuditCallback, ClippingMonitor, PassCounter, PrivacyCallback
+from keras_adaclip.callbacks import (
+    AuditCallback,
+    ClippingMonitor,
+    EpochCheck,
+    PassCounter,
+    PrivacyCallback,
+)
 
 
 def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
@@ -15,6 +21,7 @@ def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     return list(keras.tree.flatten(callbacks or []))
 
 
+_OF_ONE_FIT = (PassCounter, EpochCheck)
 _OURS = (PrivacyCallback, ClippingMonitor, AuditCallback)
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
@@ -35,6 +42,20 @@ def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
             )
 
 
+def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Refuses, before training, a checkpoint that `save` would refuse in the middle of it."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            path = str(callback.filepath)
+            if not callback.save_weights_only and path.endswith(".h5"):
+                raise ValueError(
+                    "`ModelCheckpoint` would save the private model as an HDF5 file, which cannot "
+                    "hold its privacy ledger. Use a path that ends with '.keras', or "
+                    "`save_weights_only=True` and one that ends with '.weights.h5'. "
+                    f"Received: filepath={path!r}"
+                )
+
+
 def wants_diagnostics(callbacks: Any) -> bool:
     """Whether a callback asks for raw norms and true clip fractions."""
     return any(
@@ -43,7 +64,13 @@ def wants_diagnostics(callbacks: Any) -> bool:
     )
 
 
-def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCounter) -> Any:
+def prepared(
+    model: keras.Model,
+    callbacks: Any,
+    data: Any,
+    pass_counter: PassCounter,
+    last: EpochCheck | None = None,
+) -> Any:
     """The callbacks in the order in which Keras is to call them.
 
     Ours come first, since what a callback writes into the logs reaches later ones only.
@@ -53,25 +80,29 @@ def prepared(model: keras.Model, callbacks: Any, data: Any, pass_counter: PassCo
         callbacks: what `fit` was given.
         data: the training data.
         pass_counter: keeps the ledger; it comes before all others.
+        last: comes after all others.
 
     Returns:
         What to hand to Keras's `fit`.
 
     Raises:
-        ValueError: where a `PrivacyCallback` allows no step.
+        ValueError: where a `PrivacyCallback` allows no step, or a callback would save the model in
+            a file that cannot hold its ledger.
     """
     # A list that the caller keeps still holds the counter of the `fit` before.
-    given = [c for c in flattened(callbacks) if not isinstance(c, PassCounter)]
+    given = [c for c in flattened(callbacks) if not isinstance(c, _OF_ONE_FIT)]
     ours = [c for c in given if isinstance(c, _OURS)]
     for callback in ours:
         callback.prepare(model, data)
+    _refuse_legacy_checkpoints(given)
     _warn_of_monitors(given)
     ours.insert(0, pass_counter)
     ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
+    ordered += [] if last is None else [last]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return ordered
     callbacks.callbacks[:] = ordered
-    for callback in ours:
+    for callback in [*ours, *ordered[-1:]]:
         callback.set_model(model)
     return callbacks
 
@@ -83,5 +114,5 @@ def release(callbacks: Any) -> None:
         callbacks: what `fit` was given.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        kept = [c for c in callbacks.callbacks if not isinstance(c, PassCounter)]
+        kept = [c for c in callbacks.callbacks if not isinstance(c, _OF_ONE_FIT)]
         callbacks.callbacks[:] = kept

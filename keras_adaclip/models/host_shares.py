@@ -26,11 +26,18 @@ def host_share(
         seed: of the draws, or None.
 
     Raises:
+        TypeError: where the rows hold strings.
         ValueError: where two processes hold the same rows, or rows of another kind, or
             `expected_batch_size` is out of range.
     """
     rows = PoissonDataset(x, y, sample_weight, expected_batch_size=1)
     first = rows.first_rows
+    if any(array.dtype == object for array in keras.tree.flatten(first)):
+        raise TypeError(
+            "Over several processes training data must be numbers: processes compare their rows, "
+            "and strings cannot be compared. Look them up before training, and let the model begin "
+            "with the integers. Received: arrays of strings"
+        )
     kinds = [(array.shape[1:], str(array.dtype)) for array in keras.tree.flatten(first)]
     _refuse_other_kinds(kinds)
     _refuse_same_rows(rows)

@@ -88,9 +88,13 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     if dataset is None or not (backend.needs_fixed_shapes(model) or num_shards > 1):
         return BatchLayout((), chunk_size)
     small = _small_chunk_size(dataset)
-    in_one_piece = num_shards > 1 or (
-        model.steps_per_execution == 1
-        and (_has(model, CONVOLUTIONS) or _weighs_more_than(model, small))
+    in_one_piece = (
+        num_shards > 1
+        or keras_private.is_own(model, "compute_metrics")
+        or (
+            model.steps_per_execution == 1
+            and (_has(model, CONVOLUTIONS) or _weighs_more_than(model, small))
+        )
     )
     if chunk_size is None and in_one_piece:
         multiple = math.lcm(_ROWS_AT_A_TIME, num_shards)
@@ -100,6 +104,25 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     if chunk_size is None:
         chunk_size = small
     return BatchLayout((_size(dataset, _ALMOST_ALL, chunk_size),), chunk_size)
+
+
+def step_sizes(model: keras.Model, data: TrainingData, layout: BatchLayout) -> list[int]:
+    """Numbers of rows that pass through the model at a time; typical ones where any will do.
+
+    Args:
+        model: a compiled private model.
+        data: what it is trained on.
+        layout: the shapes of the batches.
+    """
+    if layout.chunk_size is not None:
+        sizes = {layout.chunk_size}
+    elif layout.sizes:
+        sizes = set(layout.sizes)
+    else:
+        sizes = {data.expected_batch_size}
+        if data.poisson is not None:
+            sizes.add(_size(data.poisson, _ALMOST_ALL, 1))
+    return sorted(math.ceil(size / backend.num_replicas(model)) for size in sizes)
 
 
 def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
@@ -112,7 +135,7 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     plan = model.gradient_plan
     numbers = 0 if plan is None else plan.numbers_per_example
     # What an own `compute_metrics` returns besides the metrics does not leave a loop.
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
+    if keras_private.is_own(model, "compute_metrics"):
         return None
     is_compiled = backend.needs_fixed_shapes(model)
     if numbers == 0 or (is_compiled and _has(model, CONVOLUTIONS)):

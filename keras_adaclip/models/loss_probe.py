@@ -35,7 +35,7 @@ def probe_loss(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
         `(loss name, reason, fix)`, or nothing.
     """
     custom = [loss for loss in keras_private.compiled_losses(model) if not _is_of_keras(loss)]
-    has_own = type(model).compute_loss is not keras.Model.compute_loss
+    has_own = keras_private.is_own(model, "compute_loss")
     if not custom and not has_own:
         return []
     batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_ROWS)

@@ -4,7 +4,10 @@
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 
@@ -12,14 +15,17 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
+from keras_adaclip.models.batch_normalizations import batch_normalization_issue
 from keras_adaclip.models.loss_probe import probe_loss
-from keras_adaclip.models.probe import probe
+from keras_adaclip.models.probe import Finding, probe
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
 _MIXING_LAYERS = tuple(
     getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)
 )
+# The methods of Keras's trainers (the third is that of JAX) that train.
+_STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 _FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
@@ -54,7 +60,7 @@ def refuse_unsound_parts(model: keras.Model) -> None:
     refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
 
 
-def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
+def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding | None:
     """Raises where what `model` does with rows like `rows` shows that training is not private.
 
     Args:
@@ -62,7 +68,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
         rows: a few training examples to run the model on; None leaves that out.
 
     Returns:
-        Whether the model does the same on the same rows, so that examining it told something.
+        What was found of a model without issues; None where it was not run.
 
     Raises:
         ValueError: with every issue, one a line.
@@ -71,11 +77,11 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> bool:
     # Building may have made further layers.
     refuse(model, layer_issues(model))
     if rows is None:
-        return True
+        return None
     finding = probe(model, rows)
     found = [*finding.issues, *probe_loss(model, rows)]
     refuse(model, [PrivacyIssue(*parts) for parts in found])
-    return finding.is_repeatable
+    return finding
 
 
 def refuse_unsupported(model: keras.Model) -> None:
@@ -141,7 +147,16 @@ def refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
 
 def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     """What the layers of `model`, by their kind and options, would do to the guarantee."""
-    issues = []
+    issues = [
+        PrivacyIssue(
+            tensor.name,
+            "It takes strings, which can be fed to a model on the TensorFlow backend alone.",
+            "Look them up before training, and let the model begin with the integers.",
+        )
+        for tensor in getattr(model, "inputs", None) or ()
+        if keras.backend.backend() != "tensorflow"
+        and keras.backend.standardize_dtype(tensor.dtype) == "string"
+    ]
     for layer in keras_private.flatten_layers(model):
         if isinstance(layer, _MIXING_LAYERS):
             issues.append(
@@ -151,14 +166,25 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
                     "Remove it; augmentations of single examples are fine.",
                 )
             )
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        if any(
+            getattr(variable, "overwrite_with_gradient", False)
+            for variable in keras_private.own_trainable_variables(layer)
+        ):
             issues.append(
                 PrivacyIssue(
                     layer.name,
-                    "BatchNormalization in training mode mixes the examples of a batch, so one "
-                    "example changes the gradients of the others.",
-                    "Use `privatize(model, replace_batch_normalization=True)`, which puts "
-                    "GroupNormalization in its place, or freeze it with `layer.trainable = False`.",
+                    "Quantization to float8 replaces weights of its own by their gradients, which "
+                    "are noise in private training.",
+                    "Leave out `quantize('float8')`.",
+                )
+            )
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            issues.append(
+                PrivacyIssue(
+                    layer.name,
+                    "A stateful recurrent layer carries data from one batch to the next, past "
+                    "clipping and noise.",
+                    "Build it with `stateful=False`.",
                 )
             )
         if getattr(layer, "activity_regularizer", None) is not None:
@@ -173,27 +199,61 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     return issues
 
 
+def batch_normalization_issues(model: keras.Model) -> list[PrivacyIssue]:
+    """The batch normalizations that are not frozen, however they may be called."""
+    return [
+        PrivacyIssue(*batch_normalization_issue(model, layer))
+        for layer in keras_private.flatten_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    ]
+
+
+@contextmanager
+def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
+    """Raises where a batch normalization of `model` is called in training mode meanwhile.
+
+    Raises:
+        ValueError: with the layer.
+    """
+
+    def watching(layer: keras.layers.Layer) -> Any:
+        original = layer.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            training = inspect.signature(original).bind(*args, **kwargs).arguments.get("training")
+            # Whatever is not known to be false may be true.
+            if layer.trainable and training is not None and training is not False:
+                refuse(model, [PrivacyIssue(*batch_normalization_issue(model, layer))])
+            return original(*args, **kwargs)
+
+        return call
+
+    layers = keras_private.flatten_layers(model)
+    watched = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    with keras_private.replaced_calls({layer: watching(layer) for layer in watched}):
+        yield
+
+
 def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
     """What the options of optimizer and model would do to the guarantee."""
-    issues = []
-    # The instance's: Keras calls what was put there in the place of the class's.
-    if hasattr(model, "gradient_plan") and not getattr(model.train_step, "is_private", False):
-        issues.append(
-            PrivacyIssue(
-                "train_step",
-                f"{type(model).__name__} overrides `train_step`, and what an own step does to the "
-                "weights cannot be accounted for.",
-                "Remove the override; `compute_loss` and `compute_metrics` may be overridden.",
-            )
+    is_private = hasattr(model, "gradient_plan")
+    issues = [
+        PrivacyIssue(
+            name,
+            f"{type(model).__name__} overrides `{name}`, and what an own step does to the "
+            "weights cannot be accounted for.",
+            "Remove the override; `compute_loss` and `compute_metrics` may be overridden.",
         )
+        for name in (keras_private.own_methods(model, _STEPS) if is_private else ())
+    ]
     optimizer = getattr(model, "optimizer", None)
     inner = optimizer.inner_optimizer if isinstance(optimizer, AccountedOptimizer) else optimizer
     return issues + [
         PrivacyIssue(
             option,
-            f"The optimizer's `{option}` works on the noised mean and not on single examples.",
-            f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds each example, "
-            "`microbatch_size` saves memory.",
+            f"The optimizer's `{option}` works on the noised mean, of parts that are clipped.",
+            f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds what each example or client "
+            "adds, `microbatch_size` saves memory.",
         )
         for option in _FORBIDDEN_OPTIONS
         if getattr(inner, option, None) is not None
@@ -211,8 +271,7 @@ def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
             issues.append(
                 PrivacyIssue(
                     metric.name,
-                    "The metric takes no `sample_weight`, so it would count the padding of "
-                    "Poisson-sampled batches.",
+                    "The metric takes no `sample_weight`, so it would count rows of padding.",
                     "Give its `update_state` a `sample_weight` argument.",
                 )
             )

@@ -3,16 +3,20 @@
 A mixin without a Keras base, between what a model has spent and what trains it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, GradientPlan, make_plan
-from keras_adaclip.models.layout import batch_layout
+from keras_adaclip.gradients import Augmentation, Batch, GradientPlan, make_plan
+from keras_adaclip.models import weight_digests
+from keras_adaclip.models.arrays import strings_as_tensors
+from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.preflight import (
     refuse_uneven_batches,
     refuse_unsound_parts,
@@ -23,13 +27,15 @@ from keras_adaclip.models.processes import (
     refuse_disagreement,
     refuse_other_settings,
 )
-from keras_adaclip.models.spending import PrivacySpending
+from keras_adaclip.models.saved_state import SavedState
+from keras_adaclip.models.step_isolation import StepIsolation
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.sampling import padding
 
 
-class Preparation(PrivacySpending):
+class Preparation(SavedState):
     """Examines a private model and sets it up for a run of steps.
 
     Attributes:
@@ -40,6 +46,9 @@ class Preparation(PrivacySpending):
         private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
         fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
         fit_augmentation: how the running `fit` augments its examples, if it does.
+        assigned_by_forward: the variables that a forward pass assigns, whatever the rows are.
+        row_of_zeros: inputs of one example, for what these variables are assigned.
+        step_isolation: proves that steps keep examples apart; None until the model was examined.
         accepted_optimizer: the class of optimizers that the model can be compiled with.
     """
 
@@ -51,6 +60,9 @@ class Preparation(PrivacySpending):
     private_chunk_size: int | None = None
     private_diagnostics: dict[str, Any] | None = None
     fit_augmentation: Augmentation | None = None
+    assigned_by_forward: Sequence[keras.Variable] = ()
+    row_of_zeros: Any = None
+    step_isolation: StepIsolation | None = None
     fitting_chunk_sizes: Mapping[int, int | None] = MappingProxyType({})
 
     def _adopted(self, optimizer: Any) -> AccountedOptimizer:
@@ -67,8 +79,14 @@ class Preparation(PrivacySpending):
                 "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
                 f"clipping=1.0, noise_multiplier=1.1)`. Received: optimizer={optimizer!r}"
             )
-        if optimizer is not getattr(self, "optimizer", None):
-            optimizer.mark_for_private_model()
+        present = getattr(self, "optimizer", None)
+        if getattr(present, "is_in_a_run", False):
+            raise RuntimeError(
+                "`compile` was called in the middle of a private `fit`, whose steps the new "
+                "optimizer would not count. Compile when `fit` has returned."
+            )
+        if optimizer is not present:
+            optimizer.mark_for_private_model(self)
             optimizer.include_run(self._run)
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer
@@ -92,20 +110,27 @@ class Preparation(PrivacySpending):
                 "`fit` has returned."
             )
 
-    def _prepare(self, data: TrainingData, examine: bool = True) -> None:
+    def _prepare(
+        self,
+        data: TrainingData,
+        examine: bool = True,
+        augmentation: Augmentation | None = None,
+    ) -> None:
         """Builds, examines and plans the model, then opens the ledger; trains nothing.
 
         Args:
             data: what is trained on.
             examine: whether the model is examined in any case; otherwise only where it was not
                 yet, or for inputs with other numbers of axes, for which it may do something else.
+            augmentation: how the examples are augmented.
         """
         refuse_unsound_parts(self)
         refuse_uneven_batches(data)
         refuse_data_of_one_process(data)
         refuse_other_settings(self)
-        self._examine(data, examine)
+        self._examine(data, examine, augmentation)
         self._include_spending_on_shared_weights()
+        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
         try:
             refuse_disagreement(self, data)
@@ -113,7 +138,9 @@ class Preparation(PrivacySpending):
             self.optimizer.end_run()  # type: ignore[attr-defined]
             raise
 
-    def _examine(self, data: TrainingData, examine: bool) -> None:
+    def _examine(
+        self, data: TrainingData, examine: bool, augmentation: Augmentation | None
+    ) -> None:
         """Builds and plans the model, and finds out in what pieces its steps run."""
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(data.rows.x))
         is_planned = shapes == self.planned_shapes
@@ -121,34 +148,62 @@ class Preparation(PrivacySpending):
             is_planned = list(map(len, shapes)) == list(map(len, self.planned_shapes))
             examine = self.gradient_plan is None or not is_planned
         keras_private.build_for_training(self, data.rows.x, data.rows.y, data.rows.sample_weight)
-        is_repeatable = refuse_unsound_training(self, data.rows if examine else None)
-        method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         plan = self.gradient_plan
+        # Should the model be refused, no plan is left with which it could be trained.
+        self.gradient_plan = None
+        finding = refuse_unsound_training(self, data.rows if examine else None)
+        is_repeatable = finding is None or finding.is_repeatable
+        if finding is not None:
+            self._assign_in_steps(finding.assigned, data.rows)
+        method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
         if not (is_sound and is_planned) or method != self.planned_method:
-            # Should there be no plan, none that is known to be wrong is left.
-            self.gradient_plan = None
-            self.gradient_plan = make_plan(self, data.rows, method, is_repeatable)
+            plan = make_plan(self, data.rows, method, is_repeatable)
             self.planned_method = method
+            keras_private.set_attribute(self, "step_isolation", StepIsolation(self))
             # Untracked by Keras, so that it stays a plain tuple.
             keras_private.set_attribute(self, "planned_shapes", shapes)
             self.train_function = None
-        chunk_size = batch_layout(self, data).chunk_size
+        self.gradient_plan = plan
+        try:
+            layout = batch_layout(self, data)
+            assert self.step_isolation is not None
+            self.step_isolation.prove(data.rows, step_sizes(self, data, layout), augmentation)
+        except BaseException:
+            self.gradient_plan = None
+            raise
+        chunk_size = layout.chunk_size
         if chunk_size != self.private_chunk_size:
             self.private_chunk_size = chunk_size
             self.train_function = None
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Keras's; on TensorFlow with arrays of strings of any kind too."""
+        return super().evaluate(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras's; on TensorFlow with arrays of strings of any kind too."""
+        return super().predict(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
+
+    def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
+        """Makes each step assign variables what a forward pass assigns them."""
+        zeros = keras.tree.map_structure(
+            lambda value: padding((1, *value.shape[1:]), ops.convert_to_numpy(value).dtype), rows.x
+        )
+        if [id(each) for each in variables] != [id(each) for each in self.assigned_by_forward]:
+            self.train_function = None
+        # Untracked by Keras, so that nobody takes them for further variables.
+        keras_private.set_attribute(self, "assigned_by_forward", tuple(variables))
+        keras_private.set_attribute(self, "row_of_zeros", zeros if variables else None)
 
     def test_step(self, *args: Any) -> Any:
         """Keras's, over several workers of TensorFlow too."""
         return backend.logs_for_keras(super().test_step(*args))  # type: ignore[misc]
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras's on TensorFlow, under a strategy: it would take the mean of the replicas' masks.
-
-        Within a run the model is built.
-        """
-        if not self.optimizer.is_in_a_run:  # type: ignore[attr-defined]
-            super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+    def make_train_function(self, force: bool = False) -> None:
+        """As Keras's; on JAX the step is compiled with layers that Keras does not compile too."""
+        with keras_private.compiled_on_jax(self):
+            super().make_train_function(force=force)  # type: ignore[misc]
 
     def _open_ledger(self, data: TrainingData) -> None:
         """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""
@@ -170,9 +225,20 @@ class Preparation(PrivacySpending):
         else:
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
+    def _end_run(self, take_digests: bool = True) -> None:
+        """Closes the ledger of a run, however it ended."""
+        self.optimizer.end_run()  # type: ignore[attr-defined]
+        weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
+
     def _all_variables(self) -> list[keras.Variable]:
         """The variables of model, optimizer and metrics."""
         return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+
+    @contextmanager
+    def _training_by_keras(self) -> Iterator[None]:
+        """Around Keras's training of a model that was prepared."""
+        with backend.keep_variables(self._all_variables()), keras_private.built_already(self):
+            yield
 
     def _sampling_seed(self) -> int | None:
         """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""

@@ -12,7 +12,7 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import PassCounter
+from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
 from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
@@ -58,7 +58,9 @@ class PrivateTraining(Preparation):
             weighted_metrics: as for Keras.
             run_eagerly: as for Keras.
             steps_per_execution: as for Keras (TensorFlow and JAX).
-            jit_compile: as for Keras; not on PyTorch.
+            jit_compile: as for Keras; not on PyTorch. On JAX, training steps are compiled also
+                with layers that Keras does not compile, such as `RandomZoom`; `run_eagerly=True`
+                runs them operation by operation.
             auto_scale_loss: ignored: norms, sums and noise are float32 in every precision.
 
         Raises:
@@ -120,8 +122,8 @@ class PrivateTraining(Preparation):
         is divided by `batch_size`, whatever was drawn.
 
         Args:
-            x: arrays, or a data set (which is accounted without amplification by sampling,
-                unless it is a `PoissonDataset`).
+            x: arrays (on TensorFlow of strings too), or a data set (which is accounted without
+                amplification by sampling, unless it is a `PoissonDataset`).
             y: targets.
             batch_size: expected number of examples in a step, 32 by default.
             epochs: as for Keras.
@@ -209,8 +211,9 @@ class PrivateTraining(Preparation):
                     steps_per_epoch=steps_per_epoch,
                     shuffle=shuffle,
                 )
+        validation_data = arrays.strings_as_tensors(validation_data)
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        self._prepare(data)
+        self._prepare(data, augmentation=wanted)
         epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         pass_counter = PassCounter(
             lambda: self._open_ledger(data),
@@ -218,10 +221,11 @@ class PrivateTraining(Preparation):
             check=lambda: refuse_disagreement(self, data),
         )
         try:
-            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+            last = EpochCheck(self.step_isolation.prove_again)  # type: ignore[union-attr]
+            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
             self._use_augmentation(wanted)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with backend.keep_variables(self._all_variables()):
+            with self._training_by_keras():
                 return super().fit(  # type: ignore[misc]
                     **data.with_sizes(batch_layout(self, data).sizes, self),
                     **arguments,
@@ -232,7 +236,7 @@ class PrivateTraining(Preparation):
             fit_callbacks.release(callbacks)
             self._use_augmentation(None)
             self._record_diagnostics(False)
-            self.optimizer.end_run()  # type: ignore[attr-defined]
+            self._end_run()
 
     @on_all_devices
     def train_on_batch(
@@ -252,16 +256,18 @@ class PrivateTraining(Preparation):
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)
         try:
+            self.step_isolation.prove_again_between_batches()  # type: ignore[union-attr]
             if class_weight is not None:
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
-            with backend.keep_variables(self._all_variables()):
+            with self._training_by_keras():
                 return super().train_on_batch(  # type: ignore[misc]
                     x, y, sample_weight=sample_weight, return_dict=return_dict
                 )
         finally:
-            self.optimizer.end_run()  # type: ignore[attr-defined]
+            # Digests would take as long as a step.
+            self._end_run(take_digests=False)
 
     def private_summary(
         self,
@@ -302,9 +308,7 @@ class PrivateTraining(Preparation):
     def make_train_function(self, force: bool = False) -> None:
         """As Keras's; the step is compiled as is best on a CPU, where that can be chosen."""
         with backend.compiled_for_cpu():
-            super().make_train_function(force=force)  # type: ignore[misc]
-
-    train_step.is_private = True  # type: ignore[attr-defined]
+            super().make_train_function(force=force)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_adaclip.backend import keras_private
 from keras_adaclip.models.private_model import PrivateModel
 from keras_adaclip.models.private_sequential import PrivateSequential
 from keras_adaclip.models.private_training import PrivateTraining
@@ -12,6 +13,8 @@ from keras_adaclip.models.private_training import PrivateTraining
 
 def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
     """A private model that shares the layers and weights of a Functional or Sequential model.
+
+    What the model was compiled with is not taken over: compile the new one.
 
     Args:
         model: the model; it is not changed, but its weights are those of the new model too.
@@ -22,7 +25,8 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
         A `PrivateModel` or a `PrivateSequential`, to be compiled with a `DPOptimizer`.
 
     Raises:
-        TypeError: where `model` is a subclassed model, or no Keras model.
+        TypeError: where `model` is a subclassed model, or no Keras model; where its class replaces
+            methods of Keras (`compute_loss`, `fit`), which the new model would not have.
 
     Example:
 
@@ -54,7 +58,8 @@ def twin(
             normalizations.
 
     Raises:
-        TypeError: where `model` is a subclassed model, or no Keras model.
+        TypeError: where `model` is a subclassed model, or no Keras model; where its class replaces
+            methods of Keras.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -68,6 +73,14 @@ def twin(
             f"subclassed model. Derive its class from `keras_adaclip.{functional.__name__}` in "
             f"place of `keras.Model`. Received: model={model.name!r} of type {type(model).__name__}"
         )
+    cls = f"keras_adaclip.{(sequential if is_sequential else functional).__name__}"
+    _refuse_own_methods(
+        model,
+        keras_private.own_methods(model),
+        f"Derive the class from `{cls}` to keep them (`train_step` alone cannot be private), or "
+        f"train the layers without them: `keras_adaclip.{functional.__name__}(model.input, "
+        "model.output)`.",
+    )
     if replace_batch_normalization:
         model = _without_batch_normalization(model, {})
     if is_sequential:
@@ -79,6 +92,24 @@ def twin(
     return functional(model.input, model.output, name=model.name)
 
 
+def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> None:
+    """Raises where a copy of `model` would not do what the model does.
+
+    Args:
+        model: a Functional or Sequential model.
+        methods: those that its class or the instance replaces.
+        advice: what to do.
+
+    Raises:
+        TypeError: with the names of the methods.
+    """
+    if methods:
+        raise TypeError(
+            f"Model {model.name!r} of type {type(model).__name__} has methods of its own in the "
+            f"place of Keras's, which would be dropped: {', '.join(map(repr, methods))}. {advice}"
+        )
+
+
 def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -> keras.Model:
     """The model with every batch normalization replaced, all other layers being the same objects.
 
@@ -86,6 +117,13 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
         model: a Functional or Sequential model.
         replaced: what has taken the place of which layer so far, by the layer's `id`.
     """
+    of_layer = [name for name in keras_private.own_methods(model) if hasattr(keras.Layer, name)]
+    _refuse_own_methods(
+        model,
+        of_layer,
+        "Replace the batch normalization inside of it yourself, and leave "
+        "`replace_batch_normalization` out.",
+    )
 
     def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
         if id(layer) not in replaced:

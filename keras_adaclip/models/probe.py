@@ -1,15 +1,19 @@
-"""Runs a model on a few rows and watches what depends on what.
+"""Runs a model on made-up rows and watches what depends on what.
 
-Eight rows pass through the model; then, several times, half of them are exchanged and the outputs
-of every layer for the *other* half are compared. The halves are chosen so that any two rows are
-told apart, and training mode is used, at two states of the model's random generators. A layer
-whose output for a row moved has mixed examples. A variable that the forward pass assigned, or a
-loss that it added, would carry data past clipping and noise.
+Rows pass through the model; then half of them are exchanged and what every layer returned for the
+*other* half is compared. A layer whose output for a row moved has mixed examples. A second pass
+differentiates the outputs of half of the rows: by what belongs to the other half, the derivative
+must be zero, and no tolerance hides a small one. Both are done in training mode, at several states
+of the model's variables and random generators: a gate that is closed now may open later.
+
+A variable that the forward pass assigns would carry data past clipping and noise, unless what it
+is assigned does not depend on the rows. So would anything else that a pass leaves behind: see
+`outside_state`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -20,23 +24,43 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.models.batch_normalizations import batch_normalization_issue
+from keras_adaclip.models.made_up import (
+    as_column,
+    cut_short,
+    moved_value,
+    plausible_rows,
+    separating_halves,
+)
+from keras_adaclip.models.outside_state import OutsideState
 
 Tensor = Any
-_NUM_ROWS = 8
+_NUM_ROWS, _NUM_WORDS = 8, 100
+# States of the variables: as they are, and four others.
+_NUM_STATES = 5
+# Spread of the made-up rows at each of them, as a multiple of that of the data.
+_SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 _MIXES = "It mixes examples: its output for one row changes when only other rows change."
 _ALONE = (
     "Replace it with a layer that treats each example alone (for normalization: "
     "LayerNormalization or GroupNormalization)."
 )
-
-
-@dataclass
-class _Seen:
-    """What one forward pass showed to Python: names by layer call, and what layers did."""
-
-    names: list[str]
-    updated: list[str]
-    added: list[str]
+_ASSIGNED = (
+    "It is assigned in the forward pass, and would carry data past clipping and noise.",
+    "Remove the layer, freeze it, or keep its state fixed during training.",
+)
+_ADDED = (
+    "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to no single "
+    "example.",
+    "Move the term into the compiled loss, or make it a weight regularizer.",
+)
+_OUTSIDE = (
+    "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
+    "which would carry data from one step to the next past clipping and noise; or it draws random "
+    "numbers outside of the framework, which looks the same.",
+    "Let its outputs depend on nothing but its inputs, its Keras weights and Keras's seed "
+    "generators.",
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +72,18 @@ class Finding:
         is_repeatable: whether two runs on the same rows agreed. Random numbers that do not come
             from Keras's seed generators make runs differ; then mixing cannot be ruled out, and
             only the whole-model gradient plan, which runs each example alone, is sound.
+        unrepeatable_layer: name of the first layer in which two runs differed.
+        assigned: the variables that a forward pass assigns, whatever the rows are.
+        dependent: those that it assigns what depends on the rows.
+        branches: whether a pass decides by values what runs (`backend.Effects`).
     """
 
     issues: list[tuple[str, str, str]]
-    is_repeatable: bool
+    is_repeatable: bool = True
+    unrepeatable_layer: str | None = None
+    assigned: list[keras.Variable] = field(default_factory=list)
+    dependent: list[keras.Variable] = field(default_factory=list)
+    branches: bool = False
 
 
 def probe(model: keras.Model, rows: Batch) -> Finding:
@@ -64,130 +96,420 @@ def probe(model: keras.Model, rows: Batch) -> Finding:
     Raises:
         Exception: whatever the model raises on such rows.
     """
-    generator = np.random.default_rng(0)
-    flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
-    originals = [ops.convert_to_numpy(value) for value in flat]
-    base = [_plausible(value, generator) for value in originals]
-    other = [_plausible(value, generator) for value in originals]
-    halves = _separating_halves()
-    inputs = [base, base]
-    for half in halves:
-        changed = [np.where(_column(half, a), b, a) for a, b in zip(base, other, strict=True)]
-        inputs.append(changed)
+    return Probe(model, rows).examined()
 
-    seeds = keras_private.seed_generator_states(model)
-    states = [[backend.array_of(state) for state in seeds]]
-    if seeds:
-        states.append([value + np.ones((), value.dtype) for value in states[0]])
-    seen = _Seen([], [], [])
-    run = _forward_pass(model, rows.x, seeds, seen)
-    held = [*model.variables, *model.metrics_variables]
-    arguments = [(values, state) for state in states for values in inputs]
-    outputs = backend.evaluate_each(run, held, arguments)
 
-    issues = [
-        (
-            name,
-            "It is assigned in the forward pass, and would carry data past clipping and noise.",
-            "Remove the layer, freeze it, or keep its state fixed during training.",
-        )
-        for name in seen.updated
-    ]
-    issues += [
-        (
-            name,
-            "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to "
-            "no single example.",
-            "Move the term into the compiled loss, or make it a weight regularizer.",
-        )
-        for name in seen.added
-    ]
-    is_repeatable = True
-    for start in range(0, len(outputs), len(inputs)):
-        first, again, *changed_runs = outputs[start : start + len(inputs)]
-        every_row = np.ones(_NUM_ROWS, bool)
-        if _first_difference(first, again, every_row) is not None:
-            is_repeatable = False
-            continue
-        mixing = [
-            _first_difference(first, changed, ~half)
-            for changed, half in zip(changed_runs, halves, strict=True)
+class Probe:
+    """Runs a model on made-up rows, and compares; what is compiled for it is compiled once.
+
+    Args:
+        model: a built model.
+        rows: at least one example, for shapes, dtypes and plausible values.
+        size: number of rows of a batch.
+    """
+
+    def __init__(self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS) -> None:
+        self._model, self._size, self._structure = model, size, rows.x
+        flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
+        self._examples = [ops.convert_to_numpy(value) for value in flat]
+        self._words = known_words(model)
+        self._padding = [0.0] + [
+            float(layer.mask_value)
+            for layer in keras_private.flatten_layers(model)
+            if isinstance(layer, keras.layers.Masking)
         ]
-        found = [number for number in mixing if number is not None]
-        if found:
-            issues.append((seen.names[min(found)], _MIXES, _ALONE))
-            break
-    return Finding(issues, is_repeatable)
+        self._seeds = keras_private.seed_generator_states(model)
+        of_seeds = {id(state) for state in self._seeds}
+        every = [*model.variables, *model.metrics_variables]
+        self._variables = [variable for variable in every if id(variable) not in of_seeds]
+        self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
+        self._layers: list[keras.layers.Layer] = []
+        self._tapped: list[keras.layers.Layer] = []
+        self._updated: list[keras.Variable] = []
+        self._added: list[keras.layers.Layer] = []
+        self._forward = backend.Evaluator(self._traced_forward, model)
+        self._taps_trained_only = False
+        self._last_rows: list[list[np.ndarray]] = []
+        self._backward = backend.Evaluator(self._traced_backward, model)
+
+    def examined(self, at_step_shape: bool = False) -> Finding:
+        """What is found at several states of variables, random generators and rows.
+
+        Args:
+            at_step_shape: whether outputs are differentiated too, and state outside of Keras's
+                variables was looked for already.
+        """
+        generator = np.random.default_rng(self._size)
+        issues = [] if at_step_shape else self.outside_state(generator)
+        if issues:
+            return Finding(issues)
+        unrepeatable: str | None = None
+        dependent = set[int]()
+        mixing: keras.layers.Layer | None = None
+        updated: dict[int, keras.Variable] = {}
+        for state in range(_NUM_STATES):
+            try:
+                values = self._values(state, generator)
+                halves = self._halves(state, generator)
+                found = self._compared(values, state, halves, generator, at_step_shape)
+            except Exception:
+                # Not every value is one that a variable can have.
+                if state == 0:
+                    raise
+                continue
+            updated |= {id(variable): variable for variable in self._updated}
+            dependent.update(found.dependent)
+            unrepeatable = unrepeatable or found.unrepeatable
+            mixing = mixing or found.mixing
+            if mixing is not None:
+                break
+        self._last_rows = []
+        issues = [
+            _issue(self._model, variable, *_ASSIGNED)
+            for number, variable in updated.items()
+            if number in dependent
+        ]
+        issues += [(layer.name, *_ADDED) for layer in self._added]
+        if mixing is not None:
+            issues.append(_issue(self._model, mixing, _MIXES, _ALONE))
+        unique = list({issue[0]: issue for issue in issues}.values())
+        assigned = [each for number, each in updated.items() if number not in dependent]
+        return Finding(unique, unrepeatable is None, unrepeatable, assigned)
+
+    def examined_state(self) -> Finding:
+        """What is found of state alone; the variables that are assigned data are no issue."""
+        generator = np.random.default_rng(self._size)
+        issues = self.outside_state(generator)
+        if issues:
+            return Finding(issues)
+        found = self._compared(
+            self._values(0, generator), 0, self._halves(0, generator), generator, False
+        )
+        dependent = [each for each in self._updated if id(each) in found.dependent]
+        assigned = [each for each in self._updated if id(each) not in found.dependent]
+        branches = self._forward.effects.branches
+        unrepeatable = found.unrepeatable
+        return Finding([], unrepeatable is None, unrepeatable, assigned, dependent, branches)
+
+    def mixing_now(self, number: int) -> list[tuple[str, str, str]]:
+        """Issues with the variables as they are, from one comparison.
+
+        Args:
+            number: another one takes other halves and random numbers.
+        """
+        values = [variable.value for variable in self._variables]
+        # Made-up rows serve again: to draw them takes longer than a small model runs. A difference
+        # is looked at again beside that of two runs on the same rows, which are new ones.
+        for repeat in (False, True):
+            generator = np.random.default_rng([self._size, number])
+            half = self._halves(1, generator)[:1]
+            found = self._compared(values, number, half, generator, number % 3 == 1, repeat, False)
+            if found.mixing is None:
+                return []
+        return [_issue(self._model, found.mixing, _MIXES, _ALONE)]
+
+    def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
+        """Issues with what a forward pass leaves behind outside of Keras's variables.
+
+        Args:
+            generator: makes up rows.
+        """
+        rows, exchanged = self._rows(1.0, generator), self._rows(1.0, generator)
+        further = ([variable.value for variable in self._variables], self._seed_values(0))
+        state = OutsideState(self._model)
+        outputs = []
+        for each in (rows, rows, exchanged, rows):
+            outputs.append(self._forward(each, further)[0])
+            state.note()
+        names = state.names()
+        effects = self._forward.effects
+        if not names and effects.writes:
+            names = [self._model.name]
+        # The step leaves metrics as the forward pass did: they must not be read by the next one.
+        measured = {id(variable) for variable in self._model.metrics_variables}
+        values = [
+            moved_value(backend.array_of(each), 1, False, generator)
+            if id(each) in measured
+            else each.value
+            for each in self._variables
+        ]
+        outputs.append(self._forward(rows, (values, further[1]))[0])
+        first, _, _, *others = outputs
+        is_exact = backend.computes_on_cpu()
+        differs = [_first_difference(first, each, is_exact) is not None for each in others]
+        if not names and not effects.draws and any(differs):
+            names = [self._model.name]
+        return [(name, *_OUTSIDE) for name in names]
+
+    def _compared(
+        self,
+        values: list[Any],
+        state: int,
+        halves: list[np.ndarray],
+        generator: np.random.Generator,
+        with_gradients: bool,
+        repeat: bool = True,
+        pads: bool = True,
+    ) -> "_Compared":
+        """Compares a pass with others for which half of the rows were exchanged.
+
+        Args:
+            values: of the variables.
+            state: number of the state, for random generators and rows.
+            halves: masks of the rows to exchange.
+            generator: makes up rows.
+            with_gradients: whether outputs are differentiated too.
+            repeat: whether there is a second pass on the same rows, which are then new ones.
+            pads: whether sequences are cut short at some of the states.
+        """
+        if repeat or not self._last_rows:
+            spread = _SPREADS[state % len(_SPREADS)]
+            turn, is_odd = divmod(state, 2)
+            padding = self._padding[turn % len(self._padding)] if pads and is_odd else None
+            self._last_rows = [self._rows(spread, generator, padding) for _ in range(2)]
+        rows, others = self._last_rows
+        further = (values, self._seed_values(state))
+        first, assigned = self._forward(rows, further)
+        again = self._forward(rows, further)[0] if repeat else first
+        differing = _first_difference(first, again, False)
+        if differing is not None:
+            return _Compared(None, set(), self._layers[differing].name)
+        # What runs on the same rows to the last bit must do so on the same row.
+        is_exact = _first_difference(first, again, True) is None
+        mixing: list[int] = []
+        dependent: set[int] = set()
+        for half in halves:
+            changed = [
+                np.where(as_column(half, one), two, one)
+                for one, two in zip(rows, others, strict=True)
+            ]
+            outputs, now = self._forward(changed, further)
+            number = _first_difference(first, outputs, is_exact, ~half)
+            mixing += [] if number is None else [number]
+            dependent.update(
+                id(variable)
+                for variable, one, two in zip(self._updated, assigned, now, strict=True)
+                if _differ(one, two, is_exact)
+            )
+        if mixing:
+            return _Compared(self._layers[min(mixing)], dependent)
+        leaking = self._leaking(rows, further, ~halves[0]) if with_gradients else None
+        return _Compared(leaking, dependent)
+
+    def _leaking(
+        self, rows: list[np.ndarray], further: Any, kept: np.ndarray
+    ) -> keras.layers.Layer | None:
+        """The layer past which an output of the rows `kept` depends on another row, or None."""
+        try:
+            leaks = self._backward([*rows, kept], further)
+        except Exception:
+            # Before the first trained layer nothing needs a gradient, and not everything has one.
+            if self._taps_trained_only:
+                raise
+            self._taps_trained_only = True
+            self._backward = backend.Evaluator(self._traced_backward, self._model)
+            return self._leaking(rows, further, kept)
+        leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
+        return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)] if leaking else None
+
+    def _rows(
+        self, spread: float, generator: np.random.Generator, padding: float | None = None
+    ) -> list[np.ndarray]:
+        rows = [
+            plausible_rows(each, self._size, spread, generator, self._words)
+            for each in self._examples
+        ]
+        return rows if padding is None else [cut_short(each, padding, generator) for each in rows]
+
+    def _values(self, state: int, generator: np.random.Generator) -> list[Any]:
+        """The values of the variables at one of the states that are tried."""
+        if state == 0:
+            return [variable.value for variable in self._variables]
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        return [
+            moved_value(backend.array_of(variable), state, id(variable) in trained, generator)
+            for variable in self._variables
+        ]
+
+    def _seed_values(self, number: int) -> list[np.ndarray]:
+        values = [backend.array_of(state) for state in self._seeds]
+        return [value + np.asarray(number, value.dtype) for value in values]
+
+    def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Masks of the rows to exchange."""
+        if state == 0 and self._size == _NUM_ROWS:
+            return separating_halves(_NUM_ROWS)
+        half = generator.permutation(self._size) < self._size // 2
+        return [half, ~half] if self._size == _NUM_ROWS else [half]
+
+    @contextmanager
+    def _in_scope(self, further: Any) -> Iterator[keras.StatelessScope]:
+        values, seeds = further
+        mapping = [
+            *zip(self._variables, values, strict=True),
+            *zip(self._seeds, seeds, strict=True),
+        ]
+        with keras.StatelessScope(
+            [
+                (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
+                for variable, value in mapping
+            ],
+            collect_losses=True,
+        ) as scope:
+            yield scope
+
+    def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
+        """For each layer output a number of each row, and one for each variable assigned."""
+        x = keras.tree.pack_sequence_as(self._structure, list(rows))
+        digests: list[Tensor] = []
+        for seen in (self._layers, self._updated, self._added):
+            seen.clear()
+        with self._in_scope(further) as scope:
+            before = [scope.get_current_value(variable) for variable in self._watched]
+            num_attributed = [0]
+
+            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
+                # Inner layers come first: a loss of theirs is not one of the layers around them.
+                if len(scope.losses) > max(num_losses, num_attributed[0]):
+                    num_attributed[0] = len(scope.losses)
+                    self._added.append(layer)
+                for value in keras.tree.flatten(result):
+                    if self._has_rows(value):
+                        self._layers.append(layer)
+                        digests.append(_digest(value))
+                return result
+
+            with _watched(self._model, record, lambda: len(scope.losses)):
+                call_model(self._model, x, training=True)
+            assigned = []
+            for variable, value in zip(self._watched, before, strict=True):
+                now = scope.get_current_value(variable)
+                if now is not value:
+                    self._updated.append(variable)
+                    assigned.append(_digest(ops.expand_dims(now, 0)))
+        return digests, assigned
+
+    def _traced_backward(self, rows: list[Tensor], further: Any) -> list[Tensor]:
+        """The largest derivative of the outputs of some rows by each tensor of the others."""
+        *inputs, kept = rows
+        kept = ops.cast(kept, "float32")
+
+        def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+            self._tapped[:] = []
+            skips = self._taps_trained_only
+
+            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
+                def tapped(value: Any) -> Any:
+                    if not self._has_rows(value) or not _is_floating(value):
+                        return value
+                    if skips and not keras_private.own_trainable_variables(layer):
+                        return value
+                    self._tapped.append(layer)
+                    mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
+                    value = keras_private.attach_mask(tap(value), mask)
+                    return keras_private.attach_logits(value, logits)
+
+                return keras.tree.map_structure(tapped, result)
+
+            x = keras.tree.pack_sequence_as(self._structure, inputs)
+            x = record(self._model, x, 0)
+            with _watched(self._model, record, lambda: 0):
+                y_pred = call_model(self._model, x, training=True)
+            seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
+            total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
+            return total + ops.zeros(()), []
+
+        with self._in_scope(further):
+            _, cotangents = backend.differentiate_at_taps(outputs, [*self._variables, *self._seeds])
+        return [_largest(value, 1.0 - kept) for value in cotangents]
+
+    def _has_rows(self, value: Any) -> bool:
+        # What is ragged, or text, has no numbers; the layers behind it show what it does.
+        if not ops.is_tensor(value) or hasattr(value, "row_splits"):
+            return False
+        if keras.backend.standardize_dtype(value.dtype) == "string":
+            return False
+        try:
+            shape = tuple(value.shape)
+        except ValueError:  # TensorFlow does not know even the number of axes.
+            return False
+        # None: a number that is known only when the step runs.
+        return bool(shape) and shape[0] in (self._size, None)
 
 
-def _separating_halves() -> list[np.ndarray]:
-    """Masks of the rows to exchange: any row is kept in one of them while any other changes."""
-    numbers = np.arange(_NUM_ROWS)
-    bits = [(numbers >> bit) & 1 == 1 for bit in range(_NUM_ROWS.bit_length() - 1)]
-    return [*bits, *(~bit for bit in bits)]
+@dataclass(frozen=True)
+class _Compared:
+    """The first layer that mixes, and the `id` of each variable that is assigned data.
+
+    Where two runs on the same rows differ, only the name of the first layer in which they do.
+    """
+
+    mixing: keras.layers.Layer | None
+    dependent: set[int]
+    unrepeatable: str | None = None
+
+
+def _issue(model: keras.Model, part: Any, reason: str, fix: str) -> tuple[str, str, str]:
+    """An issue with a layer or a variable; of a batch normalization, what is known of those."""
+    for layer in keras_private.flatten_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and (
+            part is layer or any(part is variable for variable in layer.variables)
+        ):
+            return batch_normalization_issue(model, layer)
+    return (part.path if isinstance(part, keras.Variable) else part.name, reason, fix)
 
 
 def _first_difference(
-    one: list[np.ndarray], other: list[np.ndarray], rows: np.ndarray
+    one: list[np.ndarray], other: list[np.ndarray], is_exact: bool, rows: Any = slice(None)
 ) -> int | None:
     """The number of the first layer output that differs in `rows`, None where none does."""
     for number, (value, changed) in enumerate(zip(one, other, strict=True)):
-        if not np.allclose(value[rows], changed[rows], rtol=1e-4, atol=1e-5, equal_nan=True):
+        # Of an axis that is not that of the rows nothing is known.
+        if isinstance(rows, np.ndarray) and len(value) != len(rows):
+            continue
+        if _differ(value[rows], changed[rows], is_exact):
             return number
     return None
 
 
-def _forward_pass(model: keras.Model, structure: Any, seeds: list[Any], seen: _Seen) -> Any:
-    """A function of `(inputs, seed states)` that returns each layer output with a batch axis."""
-    held = [*model.variables, *model.metrics_variables]
-    of_seeds = {id(state) for state in seeds}
-    watched_state = [variable for variable in model.variables if id(variable) not in of_seeds]
+def _differ(one: np.ndarray, other: np.ndarray, is_exact: bool) -> bool:
+    if is_exact:
+        return not np.array_equal(one, other, equal_nan=True)
+    return not np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    def run(arguments: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
-        values, seed_values = arguments
-        x = keras.tree.pack_sequence_as(structure, [ops.convert_to_tensor(v) for v in values])
-        outputs: list[Tensor] = []
-        for found in (seen.names, seen.updated, seen.added):
-            found.clear()
-        mapping = [(variable, variable.value) for variable in held]
-        mapping += list(zip(seeds, seed_values, strict=True))
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            before = [scope.get_current_value(variable) for variable in watched_state]
-            num_attributed = [0]
 
-            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> None:
-                # Inner layers come first: a loss of theirs is not one of the layers around them.
-                if len(scope.losses) > max(num_losses, num_attributed[0]):
-                    num_attributed[0] = len(scope.losses)
-                    seen.added.append(layer.name)
-                for value in keras.tree.flatten(result):
-                    if ops.is_tensor(value) and value.shape and value.shape[0] == _NUM_ROWS:
-                        seen.names.append(layer.name)
-                        outputs.append(ops.cast(value, "float32"))
+def _digest(value: Tensor) -> Tensor:
+    """A weighted sum of each row, of shape `(rows,)`."""
+    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
+    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(flat)[1]), "float32"))
+    return ops.sum(flat * weights, axis=1)
 
-            with _watched(model, record, lambda: len(scope.losses)):
-                call_model(model, x, training=True)
-            for variable, value in zip(watched_state, before, strict=True):
-                if scope.get_current_value(variable) is not value:
-                    seen.updated.append(variable.path)
-        return outputs
 
-    return run
+def _largest(value: Tensor, rows: Tensor) -> Tensor:
+    """The largest finite size of a number in the given rows."""
+    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
+    sizes = ops.where(ops.isfinite(flat), ops.absolute(flat), 0.0)
+    return ops.max(sizes * ops.expand_dims(rows, 1))
+
+
+def _is_floating(value: Tensor) -> bool:
+    return "float" in keras.backend.standardize_dtype(value.dtype)
 
 
 @contextmanager
 def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]:
-    """Calls `record(layer, result, losses before)` after each call of a layer of `model`."""
-    watched = _layers_outside_loops(model)
+    """Calls `record(layer, result, losses before)` after each call of a layer of `model`.
+
+    What it returns is the layer's result.
+    """
+    watched = layers_outside_loops(model)
 
     def watching(layer: keras.layers.Layer) -> Any:
         original = layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before = num_losses()
-            result = original(*args, **kwargs)
-            record(layer, result, before)
-            return result
+            return record(layer, original(*args, **kwargs), before)
 
         return call
 
@@ -195,7 +517,19 @@ def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]
         yield
 
 
-def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
+def known_words(model: keras.Model) -> list[str]:
+    """Strings that a model tells apart: those that its layers look up, and texts of these.
+
+    Of a word that no layer knows all rows would have the same number.
+    """
+    words = ["", "a"]
+    for layer in keras_private.flatten_layers(model):
+        if isinstance(layer, (keras.layers.StringLookup, keras.layers.TextVectorization)):
+            words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
+    return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
+
+
+def layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
     """All layers but those that a recurrent layer calls step by step."""
     inside: set[int] = set()
     layers = []
@@ -206,22 +540,3 @@ def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
             inside.update(id(inner) for inner in keras_private.flatten_layers(layer))
         layers.append(layer)
     return layers
-
-
-def _plausible(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Eight made-up rows with the shape of `value`'s and numbers of its kind."""
-    shape = (_NUM_ROWS, *value.shape[1:])
-    if value.dtype.kind == "b":
-        return generator.integers(0, 2, shape).astype(bool)
-    if value.dtype.kind == "f":
-        spread = value.std() or 1.0
-        return (value.mean() + spread * generator.normal(size=shape)).astype(value.dtype)
-    known = np.unique(value)
-    # Constant ids (padding, black pixels) would hide everything: 0 and 1 are ids of any table.
-    known = known if known.size > 1 else np.unique([*known.tolist(), 0, 1])
-    return generator.choice(known, shape).astype(value.dtype)
-
-
-def _column(mask: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """The mask of rows, with as many axes as `like`."""
-    return mask.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,26 +1,48 @@
-"""What a model has spent: its ledger, read out, saved with it and never lowered.
+"""What a model has spent: its ledger, read out and never lowered.
 
 A mixin without a Keras base. The ledger itself is among the variables of the model's optimizer;
-a model without one, as `load_model(compile=False)` makes it, carries the ledger on its own.
+a model without one, as `load_model(compile=False)` makes it, carries the ledger on its own. Each
+weight remembers who holds the ledger of what it has learnt: another model that is built on the
+same weights takes that ledger over.
 """
 
+import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_adaclip.accounting import (
-    LEDGER_KEYS,
     Ledger,
     PrivacyReport,
     PrivacySpent,
     RandomSelection,
 )
+from keras_adaclip.accounting.report import NO_TUNING
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
+from keras_adaclip.models.weight_digests import digests_in_words, weights_are_unchanged
+from keras_adaclip.optimizers.ledger_variables import Run
 
-_OPTIMIZER_OF_VARIABLE = "_keras_adaclip_optimizer"
+_ACCOUNT_OF_VARIABLE = "_keras_adaclip_account"
+
+
+class LoadedAccount:
+    """The ledger of weights that were loaded without an optimizer.
+
+    Attributes:
+        run: the ledger and whose it is.
+        used_seeds: empty: what a file says of seeds is about another process.
+    """
+
+    used_seeds: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.run = Run()
+
+    def include_run(self, run: Run) -> None:
+        """Raises the ledger to cover another one."""
+        self.run = self.run.union_upward(run)
 
 
 class PrivacySpending:
@@ -31,11 +53,15 @@ class PrivacySpending:
         pledged_ledger: what files that are saved from now on carry at least; None means no more
             than what ran. A checkpoint that is chosen among the epochs of a run has seen all of
             them, those after it too.
+        tuning: how the model was chosen among others, in words, where its ledger does not count
+            that. Not saved.
     """
 
     privacy_unit: str = "example"
+    tuning: str = NO_TUNING
     pledged_ledger: Ledger | None = None
-    _carried_run: Run = Run()
+    _loaded_account: LoadedAccount | None = None
+    _lost_ledger: str | None = None
 
     @property
     def privacy_ledger(self) -> Ledger:
@@ -48,27 +74,42 @@ class PrivacySpending:
 
         Empty where the operating system drew all of it, so that no other run draws the same.
         """
-        seeds: frozenset[int] = getattr(getattr(self, "optimizer", None), "used_seeds", frozenset())
-        return seeds.union(*(other.used_seeds for other in self._other_optimizers()))
+        seeds: frozenset[int] = getattr(self._account, "used_seeds", frozenset())
+        return seeds.union(*(other.used_seeds for other in self._other_accounts()))
+
+    @property
+    def _account(self) -> Any:
+        """Who holds the ledger: the optimizer, or what was loaded without one; None for neither."""
+        optimizer = getattr(self, "optimizer", None)
+        return self._loaded_account if optimizer is None else optimizer
 
     @property
     def _run(self) -> Run:
-        optimizer = getattr(self, "optimizer", None)
-        run: Run = self._carried_run if optimizer is None else optimizer.run
+        self._refuse_lost_ledger()
+        account = self._account
+        run: Run = Run() if account is None else account.run
         # Weights that another model shares are what that one's training has made of them.
-        for other in self._other_optimizers():
+        for other in self._other_accounts():
             run = run.union_upward(other.run)
         return run
 
-    def _other_optimizers(self) -> list[Any]:
-        """The optimizers of private models that trained weights of this one last, each once."""
-        own = getattr(self, "optimizer", None)
+    def _refuse_lost_ledger(self) -> None:
+        if self._lost_ledger is not None:
+            raise RuntimeError(
+                "What these weights have spent is not known: they may come from a file whose "
+                f"privacy ledger could not be taken over ({self._lost_ledger}). Build the model "
+                "anew, and load a file that fits it."
+            )
+
+    def _other_accounts(self) -> list[Any]:
+        """Who else holds the ledger of weights of this model, each once."""
+        own = self._account
         # Frozen weights count as well: what was learnt under privacy is in them.
-        trained_by = (
-            getattr(variable, _OPTIMIZER_OF_VARIABLE, None)
+        holders = (
+            getattr(variable, _ACCOUNT_OF_VARIABLE, None)
             for variable in self.variables  # type: ignore[attr-defined]
         )
-        others = {id(each): each for each in trained_by if each is not None and each is not own}
+        others = {id(each): each for each in holders if each is not None and each is not own}
         return list(others.values())
 
     def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
@@ -80,9 +121,19 @@ class PrivacySpending:
             accountant: `"pld"` (tight) or `"rdp"`.
 
         Returns:
-            Epsilon, and what it is the epsilon of.
+            Epsilon, and what it is the epsilon of. Warns where the weights are no longer those
+            that training left: epsilon says nothing of what changed them.
         """
-        return PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
+        unchanged = self._weights_unchanged()
+        if unchanged is False:
+            warnings.warn(
+                f"The weights of model {self.name!r} are not those that its private training "  # type: ignore[attr-defined]
+                "left: something outside of it has changed them. Epsilon covers the training "
+                "alone. It holds for these weights too where the change touched no private data.",
+                stacklevel=2,
+            )
+        spent = PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
+        return dataclasses.replace(spent, weights_unchanged=unchanged)
 
     def privacy_report(
         self,
@@ -106,6 +157,9 @@ class PrivacySpending:
         ledger = self.privacy_ledger
         described = _described(getattr(self, "optimizer", None))
         described["clipping"] += self._remark_on_noise()
+        if self.privacy_unit == "example":
+            described["seeds"] += "; a `PoissonDataset` may have its own seed"
+        described["weights"] = digests_in_words(self.weights, self._weights_unchanged())  # type: ignore[attr-defined]
         versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
         return PrivacyReport.from_ledger(
             ledger,
@@ -113,6 +167,7 @@ class PrivacySpending:
             unit=self.privacy_unit,
             group_sizes=group_sizes,
             selection=selection,
+            tuning=self.tuning,
             versions=versions,
             **described,
         )
@@ -121,44 +176,43 @@ class PrivacySpending:
         """What else a report is to say of the noise."""
         return ""
 
+    def _weights_unchanged(self) -> bool | None:
+        """Whether the weights are those that private training left; None where not known."""
+        in_run = getattr(self._account, "is_in_a_run", False)
+        return weights_are_unchanged(self.weights, in_run)  # type: ignore[attr-defined]
+
     def _include_spending_on_shared_weights(self) -> None:
         """Takes over what other private models have spent on weights that this one shares.
 
         Two models that train the same weights in turns each take over all that the other has
         spent, so that some of it counts twice: never too little.
         """
+        self._refuse_lost_ledger()
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
-        for other in self._other_optimizers():
+        others = self._other_accounts()
+        if any(getattr(other, "is_in_a_run", False) for other in others):
+            raise RuntimeError(
+                f"Model {self.name!r} shares weights with a private model whose `fit` is under "  # type: ignore[attr-defined]
+                "way: neither ledger would hold all that they learn. Train it when that `fit` has "
+                "returned."
+            )
+        for other in others:
             optimizer.include_run(other.run)
             optimizer.remember_seeds(*other.used_seeds)
-        for variable in self.trainable_variables:  # type: ignore[attr-defined]
-            keras_private.set_attribute(variable, _OPTIMIZER_OF_VARIABLE, optimizer)
+        self._put_on_account(self.trainable_variables)  # type: ignore[attr-defined]
 
-    def save_own_variables(self, store: Any) -> None:
-        """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""
-        super().save_own_variables(store)  # type: ignore[misc]
-        run = self._run
-        ledger = run.ledger
-        if self.pledged_ledger is not None:
-            ledger = ledger.union_upward(self.pledged_ledger, same_run=True)
-        rows, noise_multipliers = ledger.to_arrays(MAX_ROWS)
-        saved = (rows, noise_multipliers, np.asarray(run.identity, np.int32))
-        for key, value in zip(LEDGER_KEYS, saved, strict=True):
-            store[key] = value
+    def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
+        """Lets weights remember that the ledger of what they have learnt is held here."""
+        for variable in variables:
+            keras_private.set_attribute(variable, _ACCOUNT_OF_VARIABLE, self._account)
 
-    def load_own_variables(self, store: Any) -> None:
-        """Loads weights and ledger; the ledger of this process is never lowered."""
-        names = [name for name in list(store.keys()) if name not in LEDGER_KEYS]
-        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
-        if len(names) == len(store.keys()):
-            return
-        rows, noise_multipliers, identity = (np.asarray(store[key]) for key in LEDGER_KEYS)
-        first, second = identity.tolist()
-        loaded = Run(Ledger.from_arrays(rows, noise_multipliers), (first, second))
-        if getattr(self, "optimizer", None) is None:
-            self._carried_run = self._carried_run.union_upward(loaded)
-        else:
-            self.optimizer.include_run(loaded)  # type: ignore[attr-defined]
+    def _include_loaded(self, run: Run) -> None:
+        """Takes over the ledger of weights that were loaded, and of those that they replaced."""
+        if self._account is None:
+            keras_private.set_attribute(self, "_loaded_account", LoadedAccount())
+        for each in (run, *(other.run for other in self._other_accounts())):
+            self._account.include_run(each)
+        self._put_on_account(self.variables)  # type: ignore[attr-defined]
 
 
 def _described(optimizer: Any) -> dict[str, str]:
@@ -167,5 +221,5 @@ def _described(optimizer: Any) -> dict[str, str]:
         unknown = "not known: the model was loaded without its optimizer"
         return {"clipping": unknown, "seeds": unknown}
     described: dict[str, str] = optimizer.described()
-    described["seeds"] += " (the present optimizer; a `PoissonDataset` may have its own seed)"
+    described["seeds"] += " (the present optimizer)"
     return described

@@ -18,12 +18,13 @@ from keras_adaclip.gradients import (
     ClippedSum,
     Observed,
     add_to_output_loss_trackers,
+    call_model,
     clipped_sum,
     regularization_loss,
     with_regularization,
 )
 from keras_adaclip.models.chunks import sum_over_chunks
-from keras_adaclip.models.preflight import layer_issues, refuse
+from keras_adaclip.models.preflight import layer_issues, refuse, refusing_batch_statistics
 
 Tensor = Any
 
@@ -44,10 +45,29 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
     refuse(model, layer_issues(model))
     batch = Batch.from_data(data)
-    total, logs = _accumulate(model, batch)
+    with refusing_batch_statistics(model):
+        total, logs = _accumulate(model, batch)
     total = with_regularization(model, sum_of_replicas(total))
     model.optimizer.apply(total, model.trainable_variables)
+    assign_state(model)
     return logs
+
+
+def assign_state(model: keras.Model) -> None:
+    """Assigns the state that the forward pass assigns whatever the rows are.
+
+    It comes from a row of zeros, so that nothing of the data is in it.
+
+    Args:
+        model: a private or federated model.
+    """
+    if not model.assigned_by_forward:
+        return
+    with keras.StatelessScope([(each, each.value) for each in model.variables]) as scope:
+        call_model(model, model.row_of_zeros, training=True)
+        values = [scope.get_current_value(each) for each in model.assigned_by_forward]
+    for variable, value in zip(model.assigned_by_forward, values, strict=True):
+        variable.assign(value)
 
 
 def sum_of_replicas(total: ClippedSum) -> ClippedSum:
@@ -74,7 +94,8 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, plan)
-        _observe(model, chunk, observed, clipping)
+        logs = _observe(model, chunk, observed, clipping)
+        refuse_lost_metrics(model, logs, "microbatch_size")
         return part
 
     is_ragged = backend.slices_any_size(model)
@@ -104,19 +125,54 @@ def _observe(
     add_to_output_loss_trackers(model, observed.loss_increments, counted)
     for metric, values in _diagnostics(model, observed, clipping):
         metric.update_state(values, ops.cast(batch.present, "float32"))
+    return update_metrics(model, batch, observed.y_pred)
+
+
+def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, Tensor]:
+    """Updates the metrics with the rows of a batch that its mask keeps.
+
+    Args:
+        model: a compiled model whose metrics are built.
+        batch: inputs, targets and weights.
+        y_pred: predictions of shape `(batch_size, ...)`.
+
+    Returns:
+        The metrics so far, by name, or what the model's own `compute_metrics` returns.
+    """
     if batch.mask is None:
-        return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, batch.sample_weight))
-    if type(model).compute_metrics is keras.Model.compute_metrics:
-        keras_private.update_masked_metrics(
-            model, batch.y, observed.y_pred, batch.sample_weight, batch.mask
-        )
+        return dict(model.compute_metrics(batch.x, batch.y, y_pred, batch.sample_weight))
+    if not keras_private.is_own(model, "compute_metrics"):
+        keras_private.update_masked_metrics(model, batch.y, y_pred, batch.sample_weight, batch.mask)
         return dict(model.get_metrics_result())
     weights = ops.cast(batch.mask, "float32")
     if batch.sample_weight is not None:
         weights = keras.tree.map_structure(
             lambda value: keras_private.masked_weight(value, weights), batch.sample_weight
         )
-    return dict(model.compute_metrics(batch.x, batch.y, observed.y_pred, weights))
+    return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
+
+
+def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of: str) -> None:
+    """Raises where an own `compute_metrics` returns what does not leave a loop in the step.
+
+    Args:
+        model: a compiled model.
+        logs: what `update_metrics` returned.
+        because_of: where the loop comes from.
+
+    Raises:
+        ValueError: with the names.
+    """
+    if not keras_private.is_own(model, "compute_metrics"):
+        return
+    lost = sorted(set(logs) - set(model.get_metrics_result()))
+    if lost:
+        raise ValueError(
+            f"`compute_metrics` of model {model.name!r} returns {', '.join(map(repr, lost))}, "
+            f"which is no metric of the model and would be lost: with {because_of} a step "
+            "loops over parts of its batch. Update a `keras.metrics.Metric` that is an attribute "
+            "of the model, such as a `Mean`, and return its result."
+        )
 
 
 def _diagnostics(

@@ -7,7 +7,17 @@ import keras
 
 
 def refuse_plain_numbers(x: Any) -> None:
-    """Raises where `x` is a Python list, tuple or dict of numbers, in which rows cannot be told."""
+    """Raises where `x` is a Python list, tuple or dict of numbers, in which rows cannot be told.
+
+    Clients are refused too.
+    """
+    if hasattr(x, "client_ids"):
+        raise TypeError(
+            "A `PrivateModel` trains on single examples, and these are clients. To protect "
+            "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`); to "
+            "protect single examples, give `x, y = clients.all_examples()`. "
+            f"Received: x of type {type(x).__name__}"
+        )
     if isinstance(x, (list, tuple, dict, str)):
         raise TypeError(
             "Training data must be arrays, and plain Python numbers are none: convert them with "

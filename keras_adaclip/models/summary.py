@@ -26,7 +26,7 @@ def summary(model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time:
     elif plan.is_vectorized:
         text = "All examples at once, each with its whole gradient."
     else:
-        text = fill(f"One example after another: {plan.whole_model_reason}.", 80)
+        text = one_after_another(plan.whole_model_reason)
     if plan.is_one_by_one or any(way.bytes_per_example is None for way in ways):
         return f"{as_table(ways)}\n\n{text}"
     held = sum(way.bytes_per_example or 0 for way in ways)
@@ -34,6 +34,11 @@ def summary(model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time:
     if rows_at_a_time is not None:
         text += f", {rows_at_a_time:,} at a time {as_bytes(rows_at_a_time * held)}"
     return f"{as_table(ways)}\n\n{text}."
+
+
+def one_after_another(reason: str | None) -> str:
+    """Says that each example is differentiated alone, and why."""
+    return fill(f"One example after another, which is slow: {reason}.", 80)
 
 
 def as_table(ways: Sequence[LayerWay]) -> str:

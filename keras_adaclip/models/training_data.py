@@ -12,7 +12,12 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.gradients import Batch
-from keras_adaclip.models.arrays import first_rows, number_of_rows, weights_of_classes
+from keras_adaclip.models.arrays import (
+    first_rows,
+    number_of_rows,
+    strings_as_tensors,
+    weights_of_classes,
+)
 from keras_adaclip.models.host_shares import host_share
 from keras_adaclip.models.streams import known_length, known_num_examples, peek
 from keras_adaclip.sampling import (
@@ -121,7 +126,7 @@ def from_arrays(
             num_examples,
             first_rows(x, y, sample_weight),
             {
-                "x": x,
+                "x": strings_as_tensors(x),
                 "y": y,
                 "sample_weight": sample_weight,
                 "class_weight": class_weight,

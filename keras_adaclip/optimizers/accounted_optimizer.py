@@ -6,7 +6,8 @@ What `PrivateModel.fit` calls around its steps stands here; what a step does sta
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -66,6 +67,7 @@ class AccountedOptimizer(WrappingOptimizer):
         super().__init__(inner_optimizer, name)
         self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
         self._is_for_private_model = False
+        self._model: Callable[[], keras.Model | None] = lambda: None
         self._built_for: list[int] = []
         self._is_configured = False
         self._past_run = Run()
@@ -196,10 +198,59 @@ class AccountedOptimizer(WrappingOptimizer):
         return ledger.append(row)
 
     def end_run(self) -> None:
-        """Ends what `configure` began: a step that ran all the same counts as a full release."""
+        """Ends what `configure` began: a step that ran all the same counts as a full release.
+
+        Nothing is left from which the noise of the run could be drawn again.
+        """
         if self.built and self._is_configured:
             self._is_configured = False
             self._ledger.open(self.open_row.as_stream())
+            self._retire_secrets()
+
+    # What is saved
+
+    @property
+    def secret_variables(self) -> list[keras.Variable]:
+        """The variables whose values must not leave the process: keys of random numbers."""
+        return self._secret_variables() if self.built else []
+
+    def set_values(self, values: Mapping[int, Any]) -> None:
+        """Goes on from another state: a saved one, or one of a model's state tree.
+
+        The ledger is raised to cover the one of that state, and never lowered. What belongs to the
+        run that is under way stays, and random numbers come from a new key.
+
+        Args:
+            values: arrays, by the `id` of the variable that is to have them; the ledger's are
+                given all together or not at all.
+
+        Raises:
+            ValueError: where the ledger's arrays make no ledger.
+        """
+        if self.built:
+            if all(id(variable) in values for variable in self._ledger.variables):
+                self._ledger.include(self._ledger.run_from(values))
+            self._renew_secrets()
+        restored = self._restored_variables() if self.built else self.inner_optimizer.variables
+        for variable in restored:
+            if id(variable) in values:
+                variable.assign(values[id(variable)])
+
+    @abc.abstractmethod
+    def _secret_variables(self) -> list[keras.Variable]:
+        """The keys of random numbers."""
+
+    @abc.abstractmethod
+    def _restored_variables(self) -> list[keras.Variable]:
+        """The variables that a saved state sets."""
+
+    @abc.abstractmethod
+    def _renew_secrets(self) -> None:
+        """Draws new keys from the operating system."""
+
+    @abc.abstractmethod
+    def _retire_secrets(self) -> None:
+        """Replaces the keys that were used."""
 
     @property
     def open_row(self) -> LedgerRow:
@@ -211,9 +262,14 @@ class AccountedOptimizer(WrappingOptimizer):
         """Whether `configure` was called, and `end_run` not yet."""
         return self._is_configured
 
-    def mark_for_private_model(self) -> None:
-        """Allows `build`: the model takes what single units contribute."""
+    def mark_for_private_model(self, model: keras.Model) -> None:
+        """Allows `build`: the model takes what single units contribute.
+
+        Args:
+            model: the private model that is compiled with this optimizer.
+        """
         self._is_for_private_model = True
+        self._model = weakref.ref(model)
 
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether the optimizer was built for exactly these trainable variables.

@@ -75,7 +75,8 @@ class DPOptimizer(AccountedOptimizer):
         Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
         or removing one unit. The noise is drawn once a step, after all microbatches, from 64
         random bits and a counter, and never repeats; the bits are drawn anew for each run of
-        steps and after loading, and are not saved. Loading never lowers the ledger.
+        steps and after loading. They are never saved, and are gone when the run ends. Loading
+        never lowers the ledger.
 
     Example:
 
@@ -135,9 +136,7 @@ class DPOptimizer(AccountedOptimizer):
         add = self._add_own_variable
         groups = ParameterGroups.of(self.clipping.groups, variables)
         self._clip = ClipVariables(add, self.clipping, groups)
-        self._noise = NoiseVariables(
-            add, self.seed, self._past_run.ledger.steps, groups, self.clipping.noise_allocation
-        )
+        self._noise = NoiseVariables(add, self.seed, groups, self.clipping.noise_allocation)
         self._build_ledger()
         self._built_for = [id(variable) for variable in variables]
         super().build(variables)
@@ -156,15 +155,15 @@ class DPOptimizer(AccountedOptimizer):
         self._refuse_plain_model()
         if not isinstance(grads, ClippedSum):
             raise ValueError(
-                "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` makes; "
-                "plain gradients carry no bound on what one example contributed. Train with "
-                "`keras_adaclip.PrivateModel.fit`. "
+                "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` or a "
+                "`FederatedModel` makes; plain gradients carry no bound on what one example or "
+                "client contributed. Train with `fit`. "
                 f"Received: grads of type {type(grads).__name__}"
             )
         if not self._is_configured:
             raise ValueError(
                 "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
-                "expected batch size is known. Train with `PrivateModel.fit`."
+                "expected number of examples or clients is known. Train with `fit`."
             )
         # First: whatever interrupts the rest, the step is on the ledger and its noise is used up.
         self._ledger.count_step()
@@ -255,27 +254,20 @@ class DPOptimizer(AccountedOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Stores all variables but the noise key, which would lay the noise bare."""
-        secret = [self._noise.key] if self.built else []
-        save_arrays(store, self.variables, secret)
+        save_arrays(store, self.variables, self.secret_variables)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads threshold, ledger and the inner optimizer's state; never lowers the ledger.
 
         The noise, the divisor and the row in which steps are counted belong to the run that is
-        under way and stay what they are; the noise key is drawn anew.
+        under way and stay what they are; the noise key is drawn anew. Of a model that was saved
+        without an optimizer there is nothing to load.
 
         Raises:
             ValueError: where the stored variables are not those of this optimizer.
         """
-        values = saved_arrays(store, self.variables, self.name)
-        if self.built:
-            loaded = self._ledger.run_from(values)
-            self._ledger.include(loaded)
-            self._noise.renew_key()
-        # A threshold that never moves is the compiled one, not the one that was saved.
-        of_clipping = [] if self.clipping.is_constant else self._clip.variables
-        for variable in [*of_clipping, *self.inner_optimizer.variables]:
-            variable.assign(values[id(variable)])
+        if store.keys():
+            self.set_values(saved_arrays(store, self.variables, self.name))
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument under its own name."""
@@ -290,7 +282,7 @@ class DPOptimizer(AccountedOptimizer):
             "memory_limit": self.memory_limit,
             "gradient_method": self.gradient_method,
             "seed": self.seed,
-            "name": self.name,
+            **super().get_config(),
         }
 
     @classmethod
@@ -298,13 +290,28 @@ class DPOptimizer(AccountedOptimizer):
         """The optimizer that `get_config` describes."""
         return cls(**with_objects(config, ("clipping",), custom_objects))
 
+    def _secret_variables(self) -> list[keras.Variable]:
+        return [self._noise.key]
+
+    def _restored_variables(self) -> list[keras.Variable]:
+        # A threshold that never moves is the compiled one, not the one that was saved.
+        of_clipping = [] if self.clipping.is_constant else self._clip.variables
+        return [*of_clipping, *self.inner_optimizer.variables]
+
+    def _renew_secrets(self) -> None:
+        self._noise.renew_key()
+
+    def _retire_secrets(self) -> None:
+        self._noise.retire_key()
+
     def _refuse_plain_model(self) -> None:
         if not self._is_for_private_model:
             raise ValueError(
                 "A `DPOptimizer` was given to a model that does not clip the gradients of single "
                 "examples, so training would not be private. Wrap the model first: "
                 "`model = keras_adaclip.privatize(model)`, or build it as a "
-                "`keras_adaclip.PrivateModel`, then compile it with this optimizer. (What "
+                "`keras_adaclip.PrivateModel`, then compile it with this optimizer. (Over clients: "
+                "`keras_adaclip.federate`, `keras_adaclip.FederatedModel`. What "
                 "`keras.models.clone_model` makes is a plain model: clone before you compile, and "
                 "wrap the clone.)"
             )
@@ -316,7 +323,7 @@ class DPOptimizer(AccountedOptimizer):
         return split
 
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
-        self._noise.configure(*split, row.expected_batch_size)
+        self._noise.configure(*split, row.expected_batch_size, self.ledger.steps)
         num_groups = self._clip.current.num_groups
         self.clipping.remember_split(row.noise_multiplier, *split, num_groups)
 
@@ -325,14 +332,18 @@ class DPOptimizer(AccountedOptimizer):
 
     def _read(self, name: str) -> Any:
         """An entry of the clipping state; a float where there are no groups."""
+        model = self._model()
         if self.built:
             value = self._clip.read(name)
         elif self.clipping.groups == "flat":
             value = self.clipping.initial_state(ParameterGroups.single()).get(name)
+        elif model is not None and model.built:
+            groups = ParameterGroups.of(self.clipping.groups, model.trainable_variables)
+            value = self.clipping.initial_state(groups).get(name)
         else:
             raise RuntimeError(
-                f"`{name}` has one value a group, and the groups are known when the model is "
-                "built. Read it after `fit` has begun."
+                f"`{name}` has one value a group, and the groups are those of the weights of a "
+                "model. Compile a model that is built with this optimizer, then read it."
             )
         if value is None or self.clipping.groups != "flat":
             return value

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_adaclip import backend, noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting.rows import NUM_INTEGERS
 
 MAX_ROWS = 512
 _STEPS_PER_RELEASE, _STEPS, _RELEASES, _STEPS_IN_RELEASE = 3, 4, 5, 6
@@ -28,8 +29,8 @@ class Run:
 
     Two states with one identity are an earlier and a later state of the same ledger, so the later
     one holds the earlier one. What other optimizers did comes on top, once: `included` remembers
-    which states of theirs are in the ledger already. It is not saved, and where it does not know,
-    steps are counted twice rather than not at all.
+    which states of theirs are in the ledger already, so that a checkpoint and one that goes on from
+    it count as the latter. Where it does not know, steps are counted twice rather than not at all.
 
     Args:
         ledger: what ran.
@@ -45,20 +46,66 @@ class Run:
         """The ledger that covers both; what one holds of the other is not counted twice."""
         if other.ledger.steps == 0:
             return self
-        if self.ledger.steps == 0 and self.identity == _NOBODY:
-            return other
-        included = {**other.included, **self.included}
-        if self.identity == other.identity:
+        if self.identity == other.identity != _NOBODY:
             ledger = self.ledger.union_upward(other.ledger, same_run=True)
-        elif _covers(self.included.get(other.identity), other.ledger):
-            return self
-        elif _covers(other.included.get(self.identity), self.ledger):
+        elif other._is_within(self):
+            ledger = self.ledger
+        elif self._is_within(other):
             ledger = other.ledger
-            included[other.identity] = other.ledger
         else:
             ledger = self.ledger.union_upward(other.ledger)
-            included[other.identity] = other.ledger
+        # Both are in the result, and so is each state that they hold.
+        included = dict(self._held)
+        for identity, state in other._held.items():
+            known = included.get(identity)
+            included[identity] = state if known is None or known.is_covered_by(state) else known
+        included.pop(self.identity, None)
         return Run(ledger, self.identity, included)
+
+    @property
+    def _held(self) -> dict[Identity, Ledger]:
+        """By identity, the states of ledgers that this one holds, its own among them.
+
+        A ledger without an owner is a state of none: what is added to it later is another's.
+        """
+        if self.identity == _NOBODY:
+            return dict(self.included)
+        return {**self.included, self.identity: self.ledger}
+
+    def _is_within(self, other: "Run") -> bool:
+        """Whether nothing is here but one state of a run, which the other ledger holds too."""
+        return any(
+            self.ledger.is_covered_by(state) and _covers(other._held.get(identity), state)
+            for identity, state in self._held.items()
+        )
+
+    def included_to_array(self) -> np.ndarray:
+        """What the ledger holds of others, a row each: identity, integers and bits of the noise."""
+        tables = [np.zeros((0, 2 + NUM_INTEGERS + 1), np.int32)]
+        for identity, ledger in self.included.items():
+            num_rows = max(2, sum(row.num_table_rows for row in ledger))
+            owners = np.tile(identity, (num_rows, 1))
+            integers, noise_multipliers = ledger.to_arrays(num_rows)
+            tables.append(np.column_stack([owners, integers, noise_multipliers.view(np.int32)]))
+        return np.concatenate(tables).astype(np.int32)
+
+    def with_included(self, saved: Any) -> "Run":
+        """The run, with what its ledger was saved to hold of others, as far as it can.
+
+        Args:
+            saved: what `included_to_array` returned.
+        """
+        saved = np.asarray(saved, np.int32).reshape(-1, 2 + NUM_INTEGERS + 1)
+        identities = {(int(first), int(second)) for first, second in saved[:, :2]}
+        included = {}
+        for identity in identities:
+            rows = saved[(saved[:, :2] == identity).all(axis=1), 2:]
+            noise_multipliers = np.ascontiguousarray(rows[:, -1]).view(np.float32)
+            ledger = Ledger.from_arrays(rows[:, :-1], noise_multipliers)
+            # Whatever a file says, nothing is lost by it.
+            if ledger.is_covered_by(self.ledger):
+                included[identity] = ledger
+        return Run(self.ledger, self.identity, included)
 
 
 def _covers(ledger: Ledger | None, earlier: Ledger) -> bool:
@@ -108,10 +155,17 @@ class LedgerVariables:
 
     def current_row(self) -> LedgerRow:
         """The row that steps are counted in."""
-        return LedgerRow.from_integers(
-            backend.array_of(self._current),
-            noise_multiplier=float(backend.array_of(self._current_noise)),
-        )
+        integers = backend.array_of(self._current)
+        noise_multiplier = float(backend.array_of(self._current_noise))
+        try:
+            return LedgerRow.from_integers(integers, noise_multiplier=noise_multiplier)
+        except ValueError as error:
+            raise RuntimeError(
+                "The privacy ledger among the variables of the optimizer is damaged: something "
+                "outside of this package has assigned them, so that nobody can tell what was "
+                "spent. Load the model from a file that was saved before. Received: a row of "
+                f"{integers.tolist()}"
+            ) from error
 
     def read(self) -> Ledger:
         """All rows with at least one step, and the current one where it was opened."""

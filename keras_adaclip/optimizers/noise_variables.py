@@ -30,8 +30,7 @@ class NoiseVariables:
 
     Args:
         add_variable: makes a variable from a name and an initial array.
-        seed: None, or the integer that the key is derived from.
-        num_earlier_steps: steps that the ledger held before these variables.
+        seed: None, or the integer that the keys are derived from.
         groups: the groups of the trainable variables.
         allocation: how the noise is spread over the groups.
     """
@@ -40,39 +39,50 @@ class NoiseVariables:
         self,
         add_variable: Callable[[str, np.ndarray], keras.Variable],
         seed: int | None,
-        num_earlier_steps: int,
         groups: ParameterGroups,
         allocation: str,
     ) -> None:
         self._seed = seed
         self._groups = groups
         self._allocation = allocation
-        self.key = add_variable("noise_key", noise.fresh_key(seed, num_earlier_steps))
+        self.key = add_variable("noise_key", noise.fresh_key())
         self._num_draws = add_variable("num_noise_draws", np.zeros((), np.int32))
         self._sum_noise_multiplier = add_variable("sum_noise_multiplier", np.zeros((), np.float32))
         self._statistics_stddev = add_variable("statistics_stddev", np.zeros((), np.float32))
         self._expected_units = add_variable("expected_units", np.ones((), np.float32))
 
     def configure(
-        self, sum_noise_multiplier: float, statistics_stddev: float, expected_units: int
+        self,
+        sum_noise_multiplier: float,
+        statistics_stddev: float,
+        expected_units: int,
+        num_earlier_steps: int,
     ) -> None:
-        """Sets the noise of the steps to come; without a seed, under a new key.
+        """Sets the noise of the steps to come, under a key that no earlier step had.
 
         Args:
             sum_noise_multiplier: joint noise multiplier of the sums.
             statistics_stddev: standard deviation of the noise on the statistics.
             expected_units: expected number of units in a step.
+            num_earlier_steps: steps on the ledger, which sets the keys of one seed apart.
         """
-        if self._seed is None:
-            self.key.assign(noise.fresh_key())
+        self.key.assign(noise.fresh_key(self._seed, num_earlier_steps))
         margin = _ROUNDING_MARGIN + _MARGIN_OF_A_GROUP * self._groups.num_groups
         self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
         self._statistics_stddev.assign(_rounded_up(statistics_stddev))
         self._expected_units.assign(np.float32(expected_units))
 
     def renew_key(self) -> None:
-        """Draws a new key from the operating system, with a seed too."""
+        """Takes this key and all later ones from the operating system, with a seed too.
+
+        Another process may have gone on from the state that was loaded, with the same seed.
+        """
+        self._seed = None
         self.key.assign(noise.fresh_key())
+
+    def retire_key(self) -> None:
+        """Replaces the key, so that nothing here tells what noise was drawn with it."""
+        self.key.assign(noise.next_key(backend.array_of(self.key)))
 
     @property
     def expected_units(self) -> Tensor:

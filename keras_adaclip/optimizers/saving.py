@@ -7,6 +7,23 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+
+NO_LEGACY_FILE = (
+    "A private model cannot be saved as an HDF5 file of the whole model (`.h5`), which would hold "
+    "the key of the noise and not the privacy ledger. Save it as `.keras`, or its weights as "
+    "`.weights.h5`."
+)
+
+
+def refuse_legacy_file() -> None:
+    """Raises where Keras asks for a config that goes into an HDF5 file of a whole model.
+
+    Raises:
+        ValueError: with what to do instead.
+    """
+    if keras_private.is_legacy_file():
+        raise ValueError(NO_LEGACY_FILE)
 
 
 def save_arrays(

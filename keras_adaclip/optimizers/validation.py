@@ -18,7 +18,7 @@ _FORBIDDEN = {
     "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
     "global_clipnorm": "would clip the noised mean a second time",
     "gradient_accumulation_steps": "would apply several noised means as one; use "
-    "`microbatch_size` for memory, or a larger batch size",
+    "`microbatch_size` for memory, or larger batches (cohorts)",
     "loss_scale_factor": "would scale the noised mean down; norms, sums and noise are float32",
 }
 

@@ -5,10 +5,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.backend import keras_private
+from keras_adaclip.optimizers.saving import refuse_legacy_file
+
 Tensor = Any
 
 
-class WrappingOptimizer(keras.optimizers.Optimizer):
+class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.Optimizer):
     """Delegates to an inner optimizer what belongs to it, and keeps variables of its own.
 
     Args:
@@ -52,6 +55,15 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
     def iterations(self) -> Any:
         """The number of steps, counted by the inner optimizer."""
         return self.inner_optimizer.iterations
+
+    def get_config(self) -> dict[str, Any]:
+        """The name of the optimizer; subclasses add their arguments.
+
+        Raises:
+            ValueError: where Keras asks on behalf of an HDF5 file of the whole model.
+        """
+        refuse_legacy_file()
+        return {"name": self.name}
 
     def set_weights(self, weights: Any) -> None:
         """Refuses: the ledger is among the variables, and must not be set back.

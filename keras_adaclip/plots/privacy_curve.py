@@ -74,8 +74,8 @@ def privacy_curve(
         num_examples = max(row.num_examples for row in rows)
         if num_examples <= 1:
             raise ValueError(
-                "The ledger does not tell the number of examples, from which delta would follow. "
-                "Give `delta`."
+                "The ledger does not tell the number of examples or clients, from which delta "
+                "would follow. Give `delta`."
             )
         delta = default_delta(num_examples)
     delta = check_delta(delta)

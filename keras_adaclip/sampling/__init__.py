@@ -10,6 +10,8 @@ from keras_adaclip.sampling.checking import (
     checked_batch_size,
     checked_seed,
     common_length,
+    holds_strings,
+    padding,
 )
 from keras_adaclip.sampling.dealing import dealt
 from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
@@ -25,6 +27,8 @@ __all__ = [
     "common_length",
     "dealt",
     "generator_of_draw",
+    "holds_strings",
+    "padding",
     "poisson_draw",
     "FixedShapeBatches",
     "HostShare",

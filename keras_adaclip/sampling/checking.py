@@ -1,5 +1,6 @@
 """What the data and numbers given to a sampler must be."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -88,19 +89,53 @@ def checked_present(present: Any, num_rows: int) -> np.ndarray:
     return given
 
 
+def holds_strings(array: np.ndarray) -> bool:
+    """Whether every entry is a string, of text or of bytes.
+
+    Args:
+        array: of any shape.
+    """
+    if array.dtype.kind in "SUT":
+        return True
+    return array.dtype == object and all(isinstance(each, (str, bytes)) for each in array.flat)
+
+
+def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Entries that stand for none: zeros, or empty strings.
+
+    Args:
+        shape: of the array.
+        dtype: of `as_array`'s arrays.
+    """
+    return np.full(shape, "" if dtype.kind == "O" else 0, dtype)
+
+
 def as_array(value: Any) -> np.ndarray:
     """Data as `PoissonDataset` holds them: NumPy, real numbers of Keras's default type.
 
     Args:
         value: an array or a tensor.
 
+    Returns:
+        The array; strings as objects.
+
     Raises:
-        TypeError: where it is neither.
+        TypeError: where it is neither, or where the backend feeds no strings to a model.
     """
     array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().numpy()
+    if array.ndim > 0 and holds_strings(array):
+        if keras.backend.backend() != "tensorflow":
+            raise TypeError(
+                "Strings can be fed to a model on the TensorFlow backend alone. Look them up "
+                "before training, such as with `ids = np.asarray(lookup(x))` of a "
+                "`keras.layers.StringLookup` or `TextVectorization`, and let the model begin with "
+                f"the integers. Received: strings on the {keras.backend.backend()} backend"
+            )
+        return array.astype(object)
     if array.ndim == 0 or array.dtype == object:
         raise TypeError(
-            "Data must be arrays whose first axis counts the examples. Received: an object of type "
+            "Data must be arrays of numbers (on TensorFlow, or of strings) whose first axis counts "
+            "the examples. Received: an object of type "
             f"{type(value).__name__} with dtype {array.dtype} and shape {array.shape}"
         )
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

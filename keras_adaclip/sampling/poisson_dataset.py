@@ -14,6 +14,7 @@ from keras_adaclip.sampling.checking import (
     checked_present,
     checked_seed,
     common_length,
+    padding,
 )
 from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
 
@@ -27,7 +28,7 @@ class PoissonDataset(keras.utils.PyDataset):
 
     Args:
         x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`; batches have
-            tuples in the place of lists.
+            tuples in the place of lists. On TensorFlow arrays of strings too.
         y: targets of the same length, or None.
         sample_weight: weights of the same length, or None.
         expected_batch_size: integer from 1 to `num_examples`; each row is drawn with probability
@@ -169,7 +170,7 @@ class PoissonDataset(keras.utils.PyDataset):
             taken = array[rows]
             if missing == 0:
                 return taken
-            return np.concatenate([taken, np.zeros((missing, *array.shape[1:]), array.dtype)])
+            return np.concatenate([taken, padding((missing, *array.shape[1:]), array.dtype)])
 
         batch = {name: keras.tree.map_structure(gather, part) for name, part in self._parts.items()}
         batch["mask"] = np.arange(size) < len(rows)

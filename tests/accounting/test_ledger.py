@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, ledger_epsilon
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    PrivacySpent,
+    RandomSelection,
+    RunBounds,
+    Sampling,
+    ledger_epsilon,
+)
 from keras_adaclip.accounting.merging import compact, merge_upward
 
 DELTA = 1e-6
@@ -31,6 +39,15 @@ ROWS = st.builds(
     noise=st.sampled_from([0.75, 1.0, 1.1, 4.0]),
     steps=st.integers(0, 200),
 )
+
+
+def selected(noise=4.0, distribution="geometric", steps=200):
+    """The row of a model that a search has released."""
+    plan = Ledger((row(batch=32, examples=1000, noise=noise, steps=steps),))
+    return RunBounds((plan,)).selected(RandomSelection(10, distribution)).rows[0]
+
+
+SELECTED = selected()
 LEDGERS = st.lists(ROWS, max_size=6).map(lambda rows: append_all(Ledger(), rows))
 
 
@@ -157,6 +174,52 @@ def test_a_full_table_never_lowers_epsilon(ledger, max_rows):
     assert rdp(small) >= rdp(ledger) * (1 - ROUNDING)
     if len(ledger) <= max_rows:
         assert small == ledger
+
+
+@given(
+    ledger=LEDGERS,
+    places=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    more=st.integers(2, 4),
+)
+@settings(max_examples=50, derandomize=True, deadline=None)
+def test_selected_runs_are_kept_in_a_full_table(ledger, places, more):
+    """In the arrays of a file too, and whatever ran before and after."""
+    kinds = (SELECTED, selected(2.0, "poisson"), selected(4.0, "logarithmic"))
+    rows = list(ledger)
+    for place, each in zip(places, kinds, strict=False):
+        rows.insert(place, each)
+    ledger = append_all(Ledger(), rows)
+    room = max(2, sum(each.num_table_rows for each in ledger))
+    assert Ledger.from_arrays(*ledger.to_arrays(room)) == ledger
+    loaded = Ledger.from_arrays(*ledger.to_arrays(SELECTED.num_table_rows + more))
+    assert rdp(loaded) >= rdp(ledger) * (1 - ROUNDING)
+    assert rdp(loaded) >= rdp([SELECTED])
+    assert loaded.steps == ledger.steps
+    assert PrivacySpent.from_ledger(loaded, DELTA).accountant == "rdp"
+    if room > SELECTED.num_table_rows + 1:
+        with pytest.raises(ValueError, match="selected runs take"):
+            ledger.compact(SELECTED.num_table_rows + 1)
+
+
+def test_another_search_with_the_same_settings_counts_again():
+    ledger = Ledger((SELECTED,))
+    twice = ledger.union_upward(ledger)
+    assert (twice.steps, twice.releases) == (2 * SELECTED.steps, 2)
+    assert rdp(twice) > rdp(ledger)
+    assert ledger.union_upward(ledger, same_run=True) == ledger
+    with pytest.raises(ValueError, match="No step can run"):
+        ledger.advance(1)
+
+
+@pytest.mark.parametrize("damage", ["cut", "negative", "law", "kinds"])
+def test_a_damaged_selection_is_refused(damage):
+    integers, noise = Ledger((SELECTED,)).to_arrays(SELECTED.num_table_rows)
+    values = np.ascontiguousarray(integers[1:]).ravel()[:318].view("<f8").copy()
+    values[{"cut": 9, "negative": 9, "law": 0, "kinds": 2}[damage]] = -1.0
+    integers[1:].ravel()[:318] = values.view(np.int32)
+    length = len(noise) - 1 if damage == "cut" else None
+    with pytest.raises(ValueError, match=r"damaged|divergences"):
+        Ledger.from_arrays(integers[:length], noise[:length])
 
 
 def test_compact_merges_the_pair_that_loses_least():

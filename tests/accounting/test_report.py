@@ -81,7 +81,8 @@ def test_json_holds_all_of_it(tmp_path):
     assert set(read) == {
         "format", "version", "delta", "unit", "neighboring_relation", "mechanisms", "epsilon_pld",
         "epsilon_rdp", "epsilon_without_amplification", "group_epsilons", "gaussian_mu",
-        "clipping", "seeds", "tuning", "epsilon_with_selection", "not_covered", "versions", "steps",
+        "clipping", "seeds", "tuning", "weights", "epsilon_with_selection", "not_covered",
+        "versions", "steps",
     }  # fmt: skip
 
 

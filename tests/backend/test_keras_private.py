@@ -210,3 +210,13 @@ def test_the_trainer_compiles_with_what_was_put_in_the_place_of_jit():
     model.make_test_function()
     assert len(calls) == 1
     assert calls[0]["donate_argnums"] == 0
+
+
+def test_a_step_with_layers_that_keras_does_not_compile_is_compiled_on_jax():
+    layers = [keras.Input((4, 4, 1)), keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert not model.jit_compile
+    with keras_private.compiled_on_jax(model):
+        assert model.jit_compile == (keras.backend.backend() == "jax")
+    assert not model.jit_compile

@@ -44,7 +44,8 @@ def test_they_are_the_same_in_the_same_order():
         expected = same[index]
         np.testing.assert_array_equal(batch["x"]["image"], expected["x"]["image"])
         for ours, theirs in zip(batch["x"]["pair"], expected["x"]["pair"], strict=True):
-            np.testing.assert_array_equal(ours.numpy().astype(theirs.dtype), theirs)
+            ours = [each.decode() if isinstance(each, bytes) else each for each in ours.numpy()]
+            np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(batch["y"], expected["y"])
         np.testing.assert_array_equal(batch["mask"], expected["mask"])
         assert batch["y"].dtype == "uint8"

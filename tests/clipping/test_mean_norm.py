@@ -54,5 +54,7 @@ def test_bad_arguments(arguments, error, message):
 
 def test_a_mean_that_cannot_be_paid_for_is_refused_with_the_remedy():
     strategy = ka.clipping.MeanNormClipping(mean_noise_stddev=0.5)
-    with pytest.raises(ValueError, match=r"Raise `mean_noise_stddev` above 0\.5, or the batch"):
+    with pytest.raises(
+        ValueError, match=r"Raise `mean_noise_stddev` above 0\.5; where it is None, raise `batch"
+    ):
         strategy.noise_split(1.0, 100)

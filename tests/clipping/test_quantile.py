@@ -96,7 +96,9 @@ def test_the_split_in_numbers(noise_multiplier, stddev, expected_units, of_sum, 
 @pytest.mark.parametrize(("stddev", "expected_units"), [(0.5, 100), (0.4, 100), (None, 10)])
 def test_bits_that_cannot_be_paid_for_are_refused_with_the_remedy(stddev, expected_units):
     strategy = ka.clipping.QuantileClipping(count_noise_stddev=stddev)
-    with pytest.raises(ValueError, match=r"Raise `count_noise_stddev` above 0\.5, or the batch"):
+    with pytest.raises(
+        ValueError, match=r"Raise `count_noise_stddev` above 0\.5; where it is None, raise `batch"
+    ):
         strategy.noise_split(1.0, expected_units)
     if stddev is None:
         strategy.noise_split(0.8, expected_units)

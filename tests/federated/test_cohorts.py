@@ -30,8 +30,8 @@ def cohorts_of(
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
     cohorts = cohorts_of(SIZES, local=LocalBatches(epochs=2, batch_size=4))
     batch = cohorts.take(np.arange(4), np.random.default_rng(0))
-    assert batch["num_steps"].tolist() == [2, 0, 4, 14]
-    for client, size in enumerate(SIZES):
+    assert batch["num_steps"].tolist() == [2, 4, 14]
+    for client, (number, size) in enumerate(((0, 3), (2, 8), (3, 25))):
         steps = -(-size // 4)
         orders = []
         for epoch in range(2):
@@ -41,7 +41,7 @@ def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
         # In another order each time (equal once in 40,000 for the eight).
         assert size < 8 or orders[0] != orders[1]
         assert np.all(batch["order"][client, 2 * steps :] == -1)
-        assert np.all(batch["x"][client, :size, 0] == client)
+        assert np.all(batch["x"][client, :size, 0] == number)
         assert np.all(batch["x"][client, size:] == 0)
 
 
@@ -84,6 +84,22 @@ def test_seeds():
     many = (2,) * 200
     one, other = (cohorts_of(many, 100, seed=None)[0]["x"] for _ in range(2))
     assert one.shape != other.shape or not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("padded", [None, 6])
+@pytest.mark.parametrize("sampling", [Sampling.FIXED, Sampling.SHUFFLE])
+def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded):
+    local = LocalBatches(epochs=2, batch_size=None, examples_limit=5)
+    cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, local, sampling=sampling)
+    cohorts.num_padded_clients = padded
+    batch = cohorts[0]
+    assert sorted(clients_in(batch)) == [1, 4]
+    size = padded or 2
+    assert batch["mask"].tolist() == [number < 2 for number in range(size)]
+    assert batch["num_steps"].tolist() == [2, 2] + [0] * (size - 2)
+    only_empty = cohorts.take(np.array([0, 2, 5]), np.random.default_rng(0))
+    assert not np.any(only_empty["mask"])
+    assert not np.any(only_empty["num_steps"])
 
 
 @pytest.mark.parametrize("padded", [None, 6])

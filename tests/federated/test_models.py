@@ -327,3 +327,88 @@ def test_a_layer_changed_between_two_fits_counts(microbatch_size):
         weights.append(model.get_weights())
     for recorded, eager in zip(*weights, strict=True):
         np.testing.assert_allclose(recorded, eager, rtol=1e-5, atol=1e-6)
+
+
+class WithSpareLayer(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.used, self.never = layers.Dense(3), layers.Dense(2)
+
+    def build(self, input_shape):
+        self.used.build(input_shape)
+
+    def call(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("kind", ["federate", "subclassed"])
+def test_a_layer_that_is_never_called(kind):
+    """Keras takes a model with such a layer for one that is not built, however often it ran."""
+    inputs = keras.Input((4,))
+
+    class Subclassed(FederatedModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = WithSpareLayer()
+
+        def call(self, x):
+            return self.layer(x)
+
+    if kind == "federate":
+        model = ka.federate(keras.Model(inputs, WithSpareLayer()(inputs)))
+    else:
+        model = Subclassed()
+    clients = clients_of((4,))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    compiled(model, loss, metrics=["accuracy"])
+    for _ in range(2):
+        model.fit(clients, len(clients), verbose=0, validation_data=clients)
+    assert model.optimizer.iterations == 2
+
+
+class WithOwnMetrics(FederatedSequential):
+    def __init__(self, *args, returned=(), **kwargs):
+        super().__init__(*args, **kwargs)
+        self.returned = dict(returned)
+        self.own = keras.metrics.Mean(name="own")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.own.update_state(ops.sum(x, axis=-1), sample_weight)
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), **self.returned}
+
+
+def test_own_metrics_are_those_of_the_local_steps():
+    clients = clients_of((4,))
+    stack = [keras.Input((4,)), layers.Dense(3)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = compiled(WithOwnMetrics(stack), loss, metrics=["accuracy"])
+    history = model.fit(clients, len(clients), verbose=0).history
+    x, _ = clients.all_examples()
+    np.testing.assert_allclose(history["own"], [x.sum(axis=-1).mean()], rtol=1e-4)
+    assert set(history) == {"loss", "accuracy", "own"}
+
+
+def test_own_metrics_that_would_be_lost_are_refused_by_name():
+    clients = clients_of((4,))
+    stack = [keras.Input((4,)), layers.Dense(3)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = compiled(WithOwnMetrics(stack, returned={"extra": 1.0}), loss)
+    before = oracle.arrays(model.trainable_variables)
+    with pytest.raises(ValueError, match="returns 'extra'"):
+        model.fit(clients, len(clients), verbose=0)
+    for one, other in zip(oracle.arrays(model.trainable_variables), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_own_loss_is_that_of_the_local_steps():
+    class Constant(FederatedSequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return 0.0 * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    clients = clients_of((4,))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = compiled(Constant([keras.Input((4,)), layers.Dense(3)]), loss)
+    before = oracle.arrays(model.trainable_variables)
+    model.fit(clients, len(clients), verbose=0)
+    for one, other in zip(oracle.arrays(model.trainable_variables), before, strict=True):
+        np.testing.assert_array_equal(one, other)

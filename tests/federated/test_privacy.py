@@ -229,9 +229,9 @@ def test_wrong_arguments_of_fit(arguments, error, message):
 
 def test_examples_without_clients_are_refused():
     x, y, _ = arrays()
-    with pytest.raises(TypeError, match="whose each example is"):
+    with pytest.raises(TypeError, match="to which client each example belongs"):
         compiled().fit(x, y, verbose=0)
-    with pytest.raises(NotImplementedError, match="not on batches of examples"):
+    with pytest.raises(NotImplementedError, match="to which client an example belongs"):
         compiled().train_on_batch(x, y)
 
 

@@ -1,11 +1,14 @@
 """Norms and sums are float32 whatever the model computes in."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
-from keras_adaclip.clipping import QuantileClipping
+from keras_adaclip.clipping import ParameterGroups, QuantileClipping
+from keras_adaclip.gradients import BatchGradients, OuterProduct
 from tests import oracles
 from tests.gradients.support import (
     WHOLE_MODEL,
@@ -15,6 +18,7 @@ from tests.gradients.support import (
     runner,
     ways,
 )
+from tests.models import helpers
 
 
 def small_model():
@@ -75,3 +79,77 @@ def test_inputs_of_float64_are_inputs_of_float32():
     for one, other in zip(found.gradients, expected.gradients, strict=True):
         assert one.dtype == np.float32
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def precisions_of_products():
+    """How exactly the products of matrices in norms and sums are computed, as the backend says."""
+    factors = [np.ones((2, 64, size), "float32") for size in (500, 400)]
+    variables = [keras.Variable(np.zeros((500, 400), "float32"))]
+    groups = ParameterGroups.single([(500, 400)])
+
+    def run(inputs, cotangents):
+        part = OuterProduct(inputs, cotangents, (500, 400))
+        assert part.uses_gram
+        gradients = BatchGradients(variables, [part], 2)
+        norms = gradients.squared_norms(groups)
+        return norms, gradients.weighted_sums(norms, norms[:, 0] > 0.0, groups)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jaxpr = jax.make_jaxpr(run)(*factors)
+        return re.findall(r"precision=(.+)", str(jaxpr))
+    seen, matmul = [], keras.ops.matmul
+
+    def recorded(*args):
+        import torch
+
+        parts = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        seen.append(tuple(part.fp32_precision for part in parts))
+        return matmul(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.ops, "matmul", recorded)
+        run(*(keras.ops.convert_to_tensor(factor) for factor in factors))
+    return seen
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="it has one switch for all")
+def test_norms_and_sums_are_never_taken_in_tf32():
+    """A GPU would shorten the numbers, and norms that cancel with them."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("bfloat16"):
+            found = precisions_of_products()
+        assert len(found) == 3
+        assert all("HIGHEST" in precision for precision in found)
+    else:
+        import torch
+
+        torch.set_float32_matmul_precision("medium")
+        try:
+            found = precisions_of_products()
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert found == [("ieee", "ieee")] * 3
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's switch")
+def test_tensorflow_trains_without_tf32():
+    import tensorflow as tf
+
+    asked = tf.config.experimental.tensor_float_32_execution_enabled
+
+    class Notes(keras.callbacks.Callback):
+        seen = None
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.seen = asked()
+
+    model, notes = helpers.compiled(), Notes()
+    before = asked()
+    helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6, callbacks=[notes])
+    assert notes.seen is False
+    assert asked() is before is True

@@ -35,8 +35,8 @@ COHORT, ROUNDS = 6, 3
 SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
 
 
-def quantile(noise=0.0, count_stddev=0.0):
-    return queries.QuantileAdaptiveClipSumQuery(0.2, noise, 0.5, 0.4, count_stddev, COHORT)
+def quantile(noise=0.0, count_stddev=0.0, expected=COHORT):
+    return queries.QuantileAdaptiveClipSumQuery(0.2, noise, 0.5, 0.4, count_stddev, expected)
 
 
 NOISELESS = {
@@ -137,6 +137,28 @@ def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
     if name != "GaussianSumQuery":
         # One client's bit of twelve, by the learning rate of the norm, over the expected six.
         assert abs(np.log(statistics[1] / statistics[0])) <= 0.4 / COHORT * (1 + 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Epsilon is infinite")
+@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffle"])
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_a_client_without_examples_abstains(sampling, chunk):
+    """The query pays for half a vote: a client that is emptied must not move a whole one."""
+    norms, moved = [], []
+    for is_emptied in (False, True):
+        x, y, ids = arrays()
+        x[ids == 3] *= 1e3
+        kept = ids != 3 if is_emptied else np.full(len(ids), True)
+        parts = (x[kept], y[kept], ids[kept])
+        clients = ka.federated.ClientData.from_arrays(*parts, population=range(NUM_CLIENTS))
+        model = compiled(quantile(expected=NUM_CLIENTS), chunk=chunk)
+        before = weights(model)
+        model.fit(clients, NUM_CLIENTS, epochs=1, verbose=0, sampling=sampling)
+        norms.append(model.optimizer.clip_norm)
+        moved.append(NUM_CLIENTS * (weights(model) - before))
+    assert 0.1 < np.linalg.norm(moved[1] - moved[0]) <= 0.2 * (1 + 1e-4)
+    half_a_vote = 0.5 * 0.4 / NUM_CLIENTS
+    assert abs(np.log(norms[1] / norms[0])) == pytest.approx(half_a_vote, rel=1e-3)
 
 
 def test_no_client_at_all_is_a_round_of_noise(monkeypatch):

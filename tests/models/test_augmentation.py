@@ -156,3 +156,48 @@ def test_what_is_refused_before_anything_changes(arguments, error, message):
     for weight, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, other)
     assert model.privacy_ledger.steps == 0
+
+
+class CountsCalls(keras.layers.Layer):
+    """Counts how often Python calls it; Keras is told not to compile it."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_calls = 0
+        self.supports_jit = False
+
+    def call(self, x):
+        self.num_calls += 1
+        return x
+
+
+def test_layers_that_keras_does_not_compile_are_compiled_on_jax():
+    """Operation by operation a step is many times slower, and its loops are compiled in each."""
+    counting = CountsCalls()
+    stack = [counting, keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
+    layers = [keras.Input((6, 6, 1)), *stack, keras.layers.Dense(3)]
+    model = helpers.compiled(ka.PrivateSequential(layers))
+    calls = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: calls.append(counting.num_calls)
+    )
+    x = helpers.features(shape=(6, 6, 1))
+    helpers.quiet_fit(model, x, helpers.labels(), batch_size=6, epochs=2, callbacks=[note])
+    is_compiled = keras.backend.backend() != "torch"
+    assert len(calls) > 4
+    assert (calls[-1] == calls[2]) == is_compiled
+    assert model.jit_compile is False
+
+
+def test_a_step_that_is_not_compiled_does_not_compile_its_loop():
+    """A loop that JAX compiled would call Python once, in each step anew."""
+    counting = CountsCalls()
+    layers = [keras.Input((4,)), counting, keras.layers.Dense(3)]
+    private = ka.PrivateSequential(layers)
+    model = helpers.compiled(private, microbatch_size=2, run_eagerly=True)
+    model.train_on_batch(helpers.features()[:8], helpers.labels()[:8])
+    before = counting.num_calls
+    model.train_on_batch(helpers.features()[:8], helpers.labels()[:8])
+    first = counting.num_calls - before
+    model.train_on_batch(helpers.features()[:16], helpers.labels()[:16])
+    assert counting.num_calls - before - first == 2 * first

@@ -1,6 +1,7 @@
 """`ka.check` names what it finds, on built and unbuilt, compiled and uncompiled models."""
 
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -93,3 +94,77 @@ def test_checking_changes_nothing():
     ka.check(model)
     helpers.assert_same_weights(model, before)
     assert model.privacy_spent(1e-3).steps == 0
+
+
+class NoisyScale(keras.layers.Layer):
+    """Has weights and draws random numbers."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, inputs):
+        shape = keras.ops.shape(inputs)
+        return inputs * self.scale * keras.random.uniform(shape, seed=self.seed_generator)
+
+
+class FrameworkNoise(keras.layers.Layer):
+    """Draws from TensorFlow's own generator."""
+
+    def call(self, inputs):
+        import tensorflow as tf
+
+        return inputs + tf.random.normal(())
+
+
+class PythonNoise(keras.layers.Layer):
+    """Draws from NumPy, and so another number in each eager run."""
+
+    def call(self, inputs):
+        return inputs + np.random.default_rng().normal()
+
+
+def test_a_slow_way_is_named_with_its_layer_before_training():
+    reason = "layer 'culprit' has weights and draws random numbers"
+    model = with_layer(NoisyScale(name="culprit"))
+    checked = ka.check(model)
+    assert checked == []
+    assert checked.slow_reason == reason
+    assert f"slow: {reason}" in " ".join(str(checked).split())
+    lines = []
+    model.private_summary(print_fn=lines.append)
+    assert f"slow: {reason}" in " ".join(lines[0].split())
+    assert ka.check(with_layer(keras.layers.Dropout(0.5))).slow_reason is None
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="others draw once, while compiling")
+def test_what_draws_outside_of_the_framework_is_refused():
+    (issue,) = ka.check(with_layer(PythonNoise()))
+    assert "or it draws random numbers outside of the framework" in issue.reason
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's generator")
+def test_a_layer_that_draws_elsewhere_is_named():
+    checked = ka.check(with_layer(FrameworkNoise(name="culprit")))
+    assert checked.slow_reason.startswith("layer 'culprit' draws random numbers without a Keras")
+    assert [way.rule for way in checked.ways] == ["one by one"]
+
+
+class RefusesEight(keras.layers.Layer):
+    """Takes batches of any number of rows but eight."""
+
+    def call(self, inputs):
+        if inputs.shape[0] == 8:  # TensorFlow does not know while it traces.
+            raise RuntimeError("eight rows")
+        return inputs
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="any number is traced at once")
+def test_a_model_that_could_not_be_run_is_said_to_be():
+    checked = ka.check(with_layer(RefusesEight()))
+    assert "eight rows" in checked.failure
+    assert "could not be run on made-up rows" in str(checked)
+    assert ka.check(with_layer(keras.layers.Dropout(0.5))).failure is None

@@ -272,3 +272,104 @@ def test_a_deeper_subclass_chain_and_its_order(tmp_path):
         assert loaded.privacy_spent(1e-3).steps == 1
         helpers.quiet_fit(loaded, X, Y, batch_size=6, steps_per_epoch=1)
         assert loaded.privacy_spent(1e-3).steps == 2
+
+
+class WithSpareLayers(keras.layers.Layer):
+    """One dense layer is called always, one in training alone, one never."""
+
+    def __init__(self, has_spare=True, **kwargs):
+        super().__init__(**kwargs)
+        start = keras.initializers.GlorotUniform(seed=5)
+        self.used = keras.layers.Dense(3, kernel_initializer=start)
+        if has_spare:
+            self.in_training = keras.layers.Dense(3, kernel_initializer="zeros")
+            self.never = keras.layers.Dense(2)
+        self.has_spare = has_spare
+
+    def build(self, input_shape):
+        self.used.build(input_shape)
+
+    def call(self, x, training=False):
+        if training and self.has_spare:
+            return self.used(x) + 0.0 * self.in_training(x)
+        return self.used(x)
+
+
+def private_with(layer, kind):
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    if kind == "sequential":
+        return ka.PrivateSequential([inputs, layer])
+    if kind == "functional":
+        return ka.privatize(keras.Model(inputs, layer(inputs)))
+
+    class Subclassed(ka.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, x, training=False):
+            return self.layer(x, training=training)
+
+    return Subclassed()
+
+
+def as_data(kind):
+    if kind == "arrays":
+        return {"x": X, "y": Y, "batch_size": len(X)}
+    if kind == "shuffle":
+        return {"x": X, "y": Y, "batch_size": len(X), "sampling": "shuffle"}
+    if kind == "PoissonDataset":
+        return {"x": ka.sampling.PoissonDataset(X, Y, expected_batch_size=len(X))}
+    if kind == "generator":
+        batches = ((X, Y) for _ in iter(int, 1))
+        return {"x": batches, "num_examples": len(X), "steps_per_epoch": 1}
+    import tensorflow as tf
+
+    return {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(len(X))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("functional", "arrays"),
+        ("sequential", "shuffle"),
+        ("subclassed", "PoissonDataset"),
+        ("functional", "generator"),
+        ("functional", "tf.data"),
+    ],
+)
+def test_layers_that_are_never_called_change_nothing(kind, data):
+    """Keras takes a model with such a layer for one that is not built, however often it ran."""
+    trained = []
+    for has_spare in (True, False):
+        model = private_with(WithSpareLayers(has_spare), kind)
+        helpers.compiled(model, noise_multiplier=0.0, metrics=["accuracy"])
+        for _ in range(2):
+            helpers.quiet_fit(model, **as_data(data), validation_data=(X, Y))
+        assert model.optimizer.iterations == 2
+        layer = next(each for each in model.layers if isinstance(each, WithSpareLayers))
+        trained.append([ops.convert_to_numpy(weight) for weight in layer.used.weights])
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+class OwnMetrics(ka.PrivateSequential):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {"own": ops.sum(sample_weight)}
+
+
+def test_what_own_metrics_return_is_reported():
+    model = OwnMetrics([keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()])
+    helpers.compiled(model, noise_multiplier=0.0)
+    history = helpers.quiet_fit(model, X, Y, batch_size=len(X), epochs=2)
+    assert history["own"] == [len(X)] * 2
+
+
+def test_what_own_metrics_return_is_refused_where_it_would_be_lost():
+    """It does not leave the loop over the chunks of a batch."""
+    model = OwnMetrics([keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()])
+    helpers.compiled(model, microbatch_size=8)
+    before = helpers.weights_of(model)
+    with pytest.raises(ValueError, match=r"compute_metrics.*'own'.*microbatch_size"):
+        helpers.quiet_fit(model, X, Y, batch_size=len(X), epochs=2)
+    helpers.assert_same_weights(model, before)

@@ -116,3 +116,105 @@ def test_cloning_a_compiled_private_model_says_what_to_do():
     model = helpers.compiled(ka.privatize(clone))
     helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
     assert model.privacy_spent(1e-3).steps == 4
+
+
+def _of_keras(name):
+    """A method that does what Keras's does, as one that a user wrote would in part."""
+
+    def method(self, *args, **kwargs):
+        return getattr(super(type(self), self), name)(*args, **kwargs)
+
+    return method
+
+
+OWN_METHODS = (
+    *("call", "compile", "compute_loss", "compute_metrics", "evaluate", "fit", "predict"),
+    *("make_test_function", "predict_step", "save_own_variables", "test_step", "train_step"),
+)
+
+
+def with_methods(methods, base=keras.Model):
+    """A functional model, or a stack of layers, of a class with methods of its own."""
+    own = type("Own", (base,), methods)
+    if issubclass(base, keras.Sequential):
+        return own([keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()])
+    return helpers.dense_model(own)
+
+
+@pytest.mark.parametrize("make", [ka.privatize, ka.federate])
+@pytest.mark.parametrize("base", [keras.Model, keras.Sequential])
+def test_a_class_with_methods_of_its_own_is_refused_by_their_names(base, make):
+    for name in OWN_METHODS:
+        with pytest.raises(TypeError, match=rf"type Own .*dropped: '{name}'\. Derive the class"):
+            make(with_methods({name: _of_keras(name)}, base))
+    advised = "Sequential" if base is keras.Sequential else "Model"
+    several = {name: _of_keras(name) for name in ("test_step", "fit")}
+    several["metrics"] = property(lambda self: [])
+    with pytest.raises(TypeError, match=rf"'fit', 'metrics', 'test_step'.*{advised}` to keep them"):
+        make(with_methods(several, base))
+
+
+def test_methods_of_its_own_from_a_class_between_or_a_mixin_or_the_instance_are_refused():
+    middle = type("Middle", (keras.Model,), {"compute_loss": _of_keras("compute_loss")})
+    mixin = type("Mixin", (), {"fit": _of_keras("fit")})
+    for model in (
+        helpers.dense_model(type("Own", (middle,), {})),
+        helpers.dense_model(type("Own", (mixin, keras.Model), {})),
+    ):
+        with pytest.raises(TypeError, match=r"dropped: '(compute_loss|fit)'"):
+            ka.privatize(model)
+    model = helpers.dense_model(keras.Model)
+    model.compute_metrics = lambda *args, **kwargs: {}
+    with pytest.raises(TypeError, match="dropped: 'compute_metrics'"):
+        ka.privatize(model)
+    private = helpers.dense_model(
+        type("Own", (ka.PrivateModel,), {"compute_loss": _of_keras("compute_loss")})
+    )
+    with pytest.raises(TypeError, match=r"dropped: 'compute_loss'.*FederatedModel` to keep them"):
+        ka.federate(private)
+
+
+def test_what_changes_nothing_of_training_is_no_reason_to_refuse():
+    methods = {
+        "get_config": _of_keras("get_config"),
+        "__repr__": lambda self: "own",
+        "summary": _of_keras("summary"),
+        "helper": lambda self: 1,
+    }
+    model = with_methods(methods)
+    model.compile("sgd", loss=helpers.sparse_crossentropy(), metrics=["accuracy"])
+    model.fit(X, Y, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    private = ka.privatize(model)
+    np.testing.assert_array_equal(private.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert not private.compiled
+    assert ka.federate(helpers.compiled(private)).privacy_unit == "client"
+
+
+def test_an_inner_model_with_methods_of_its_own_is_a_layer_like_others():
+    """What it does as a layer is kept; Keras trains no inner model by itself."""
+
+    class Doubling(keras.Model):
+        def call(self, x, training=None, mask=None):
+            return 2.0 * super().call(x, training=training, mask=mask)
+
+        train_step = _of_keras("train_step")
+
+    inner = helpers.dense_model(Doubling)
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    model = keras.Model(inputs, inner(inputs))
+    private = ka.privatize(model)
+    expected = 2.0 * keras.Model(inner.input, inner.output).predict(X, verbose=0)
+    np.testing.assert_allclose(private.predict(X, verbose=0), expected, rtol=1e-6)
+
+
+def test_an_inner_model_whose_call_is_its_own_is_not_taken_apart():
+    class Doubling(keras.Model):
+        def call(self, x, training=None, mask=None):
+            return 2.0 * super().call(x, training=training, mask=mask)
+
+    inputs = keras.Input((6, 6, 3))
+    inner = Doubling(inputs, keras.layers.BatchNormalization()(inputs))
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(inner(inputs)))
+    with pytest.raises(TypeError, match="dropped: 'call'"):
+        ka.privatize(keras.Model(inputs, outputs), replace_batch_normalization=True)

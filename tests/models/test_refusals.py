@@ -251,6 +251,42 @@ def test_train_step_on_its_own_is_refused():
         model.train_step((X, Y)) if keras.backend.backend() != "jax" else model.train_step(None, X)
 
 
+@pytest.mark.parametrize("cls", [ka.PrivateModel, ka.federated.FederatedModel])
+def test_an_own_function_that_trains_is_refused(cls):
+    """Nothing would clip, noise or count what it does."""
+
+    class Own(cls):
+        def make_train_function(self, force=False):
+            self.train_function = lambda iterator: {}
+
+        def compute_loss_and_updates(self, *args, **kwargs):
+            raise AssertionError
+
+    expected = ["make_train_function"]
+    if keras.backend.backend() == "jax":
+        expected.append("compute_loss_and_updates")
+    model = helpers.compiled(helpers.dense_model(Own))
+    assert [issue.layer for issue in ka.check(model)] == expected
+    if cls is ka.PrivateModel:
+        refused(model, ValueError, "Remove the override")
+
+
+@pytest.mark.parametrize("method", ["compute_loss", "compute_metrics"])
+def test_methods_set_on_a_private_model_are_its_own(method):
+    model = helpers.compiled(noise_multiplier=0.0)
+    seen = []
+
+    def own(x=None, y=None, y_pred=None, sample_weight=None, **options):
+        seen.append(x is not None)
+        of_class = getattr(ka.PrivateModel, method)
+        return of_class(model, x, y, y_pred, sample_weight, **options)
+
+    setattr(model, method, own)
+    helpers.quiet_fit(model, X, Y, batch_size=len(X))
+    assert seen
+    assert all(seen)
+
+
 def test_a_train_step_of_the_instance_is_refused():
     """Keras calls it in the place of the class's, and nothing would clip, noise or count."""
     model = helpers.compiled()
@@ -393,3 +429,24 @@ def per_batch_rank(y_true, y_pred):
 def test_losses_that_compare_rows_are_found(loss):
     ((name, _, _),) = probed(loss, Y)
     assert name == loss.__name__
+
+
+def test_a_stateful_recurrent_layer_is_refused_by_name():
+    layers = [
+        keras.Input(batch_shape=(8, 4, 2)),
+        keras.layers.LSTM(3, stateful=True, name="remembers"),
+        keras.layers.Dense(3),
+    ]
+    model = helpers.compiled(ka.PrivateSequential(layers))
+    assert [issue.layer for issue in ka.check(model)] == ["remembers"]
+    x = helpers.features(24, (4, 2))
+    with pytest.raises(ValueError, match="remembers: A stateful recurrent layer"):
+        model.fit(x, helpers.labels(), batch_size=8, verbose=0)
+
+
+def test_quantization_to_float8_is_refused_by_name():
+    model = helpers.compiled()
+    model.get_layer("hidden").quantize("float8")
+    helpers.compiled(model)
+    with pytest.raises(ValueError, match="hidden: Quantization to float8"):
+        model.fit(helpers.features(), helpers.labels(), batch_size=6, verbose=0)

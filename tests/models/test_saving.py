@@ -1,5 +1,10 @@
 """Saved, loaded, resumed or compiled again: the ledger is kept, and never lowered."""
 
+import copy
+import pickle
+import warnings
+
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -173,6 +178,56 @@ def test_another_runs_checkpoint_adds_up(tmp_path):
     assert model.privacy_spent(DELTA).steps == 5
 
 
+def loaded_from(*paths):
+    model = quantile_model()
+    model.optimizer.build(model.trainable_variables)
+    for path in paths:
+        model.load_weights(path)
+    return model
+
+
+def test_checkpoints_that_go_on_from_another_hold_it_once(tmp_path):
+    first, copy, second, third, branch = (
+        tmp_path / f"{name}.weights.h5" for name in ("first", "copy", "second", "third", "branch")
+    )
+    trained().save_weights(first)
+    loaded_from(first).save_weights(copy)
+    trained(loaded_from(first), 2).save_weights(second)
+    trained(loaded_from(second), 1).save_weights(third)
+    trained(loaded_from(first), 2).save_weights(branch)
+    for paths, steps in (
+        ([first, copy], 3),
+        ([copy, first], 3),
+        ([first, second], 5),
+        ([second, first], 5),
+        ([copy, second], 5),
+        ([second, third], 6),
+        ([third, second], 6),
+        ([third, first], 6),
+    ):
+        assert loaded_from(*paths).privacy_spent(DELTA).steps == steps, paths
+    # Two that went separate ways; what both began with may count twice, but nothing is left out.
+    assert loaded_from(second, branch).privacy_spent(DELTA).steps >= 7
+    model = trained(loaded_from(first), 4)
+    for path in (second, branch):
+        before = model.privacy_spent(DELTA).steps
+        model.load_weights(path)
+        assert model.privacy_spent(DELTA).steps >= before + 2
+
+
+def test_what_a_file_says_of_others_lowers_nothing(tmp_path):
+    """It says that all of the model it is loaded into is among its own one step."""
+    model, path = trained(steps=5), tmp_path / "other.weights.h5"
+    trained(steps=1).save_weights(path)
+    rows, noise = model.privacy_ledger.to_arrays(2)
+    with h5py.File(path, "a") as file:
+        identity = np.tile(model.optimizer.run.identity, (2, 1))
+        del file["vars/privacy_ledger_included"]
+        file["vars/privacy_ledger_included"] = np.column_stack([identity, rows, noise])
+    model.load_weights(path)
+    assert model.privacy_spent(DELTA).steps >= 5
+
+
 @pytest.mark.parametrize("save_weights_only", [True, False])
 def test_model_checkpoint(tmp_path, save_weights_only):
     path = str(tmp_path / ("best.weights.h5" if save_weights_only else "best.keras"))
@@ -280,3 +335,288 @@ def test_a_seeded_resumed_run_draws_other_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", recording)
     helpers.quiet_fit(model(), X, Y, batch_size=6, epochs=3, callbacks=[resumable(tmp_path)])
     assert seeds[-1][0] == 11 + (4 << 32)
+
+
+# A model that was never trained
+
+
+@pytest.mark.parametrize("made", [quantile_model, helpers.compiled])
+def test_a_model_that_was_never_fitted_can_be_saved_and_copied(made, tmp_path):
+    model = made()
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "run.weights.h5")
+    loaded = made()
+    loaded.load_weights(tmp_path / "run.weights.h5")
+    copies = [
+        keras.models.load_model(tmp_path / "model.keras"),
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+        loaded,
+    ]
+    for other in copies:
+        helpers.assert_same_weights(other, helpers.weights_of(model))
+        assert other.privacy_ledger.steps == 0
+        assert other.optimizer.clip_norm == model.optimizer.clip_norm
+        trained(other)
+        assert epsilon(other) == pytest.approx(expected_epsilon(3), rel=1e-6)
+
+
+def test_weights_of_a_trained_model_go_into_one_that_was_never_fitted(tmp_path):
+    model = trained()
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = quantile_model()
+    other.load_weights(tmp_path / "run.weights.h5")
+    assert epsilon(other) == epsilon(model)
+    assert other.optimizer.clip_norm == model.optimizer.clip_norm
+
+
+def test_weights_of_a_model_that_was_never_fitted_lower_nothing(tmp_path):
+    quantile_model().save_weights(tmp_path / "new.weights.h5")
+    model = trained()
+    spent = epsilon(model)
+    model.load_weights(tmp_path / "new.weights.h5")
+    assert epsilon(model) == spent
+
+
+# Weights carry their ledger
+
+
+def brought_back(model, way, folder):
+    """The model, out of a file."""
+    if way == "weights":
+        model.save_weights(folder / "run.weights.h5")
+        other = quantile_model()
+        other.load_weights(folder / "run.weights.h5")
+        return other
+    if way == "weights, not compiled":
+        model.save_weights(folder / "run.weights.h5")
+        other = helpers.dense_model()
+        other.load_weights(folder / "run.weights.h5")
+        return other
+    if way == "state tree":
+        other = helpers.dense_model()
+        other.set_state_tree(model.get_state_tree())
+        return other
+    model.save(folder / "model.keras")
+    return keras.models.load_model(folder / "model.keras", compile=way == "compiled")
+
+
+@pytest.mark.parametrize(
+    "way", ["compiled", "not compiled", "weights", "weights, not compiled", "state tree"]
+)
+def test_layers_of_a_loaded_model_bring_its_ledger(way, tmp_path):
+    loaded = brought_back(trained(steps=5), way, tmp_path)
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    head = keras.layers.Dense(helpers.NUM_CLASSES, name="other")
+    model = ka.PrivateModel(inputs, head(loaded.get_layer("hidden")(inputs)))
+    assert model.privacy_ledger.steps == 5
+    helpers.compiled(model)
+    assert epsilon(model) == pytest.approx(expected_epsilon(5), rel=1e-6)
+    trained(model, 2)
+    assert epsilon(model) == pytest.approx(expected_epsilon(7), rel=1e-6)
+    # Frozen layers too, and what a plain model around them is made into.
+    wrapped = ka.privatize(keras.Sequential([inputs, model.get_layer("hidden")]))
+    assert wrapped.privacy_ledger.steps >= 7
+
+
+def test_a_frozen_layer_of_a_loaded_model_brings_its_ledger(tmp_path):
+    loaded = brought_back(trained(steps=5), "not compiled", tmp_path)
+    loaded.get_layer("hidden").trainable = False
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    head = keras.layers.Dense(helpers.NUM_CLASSES, name="other")
+    model = helpers.compiled(ka.PrivateModel(inputs, head(loaded.get_layer("hidden")(inputs))))
+    trained(model, 1)
+    assert model.privacy_ledger.steps == 6
+
+
+# Weights that something outside of private training has changed
+
+
+def unchanged(model):
+    if model._weights_unchanged() is False:
+        with helpers.warns("something outside of it has changed"):
+            spent = model.privacy_spent(DELTA)
+        assert "changed outside of private training" in str(spent)
+    else:
+        spent = model.privacy_spent(DELTA)
+    return spent.weights_unchanged
+
+
+def in_report(model):
+    return model.privacy_report(DELTA, group_sizes=()).weights
+
+
+CHANGES = {
+    "set_weights": lambda model, plain: model.set_weights([w + 1.0 for w in model.get_weights()]),
+    "a plain fit": lambda model, plain: plain.fit(X, Y, verbose=0),
+    "one variable": lambda model, plain: model.trainable_variables[0].assign(
+        model.trainable_variables[0] * 1.001
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_moved_outside_are_said_to_have(change, tmp_path):
+    plain = helpers.dense_model(keras.Model)
+    plain.compile("sgd", helpers.sparse_crossentropy())
+    model = helpers.compiled(ka.privatize(plain))
+    assert unchanged(model) is None
+    trained(model)
+    assert unchanged(model) is True
+    assert "those that private training left" in in_report(model)
+    CHANGES[change](model, plain)
+    assert unchanged(model) is False
+    assert "NOT those that private training left" in in_report(model)
+    model.save(tmp_path / "model.keras")
+    for compile_it in (True, False):
+        loaded = keras.models.load_model(tmp_path / "model.keras", compile=compile_it)
+        assert unchanged(loaded) is False
+    # More private training describes what it added, not what was changed before it.
+    trained(model, 1)
+    assert unchanged(model) is False
+
+
+@pytest.mark.parametrize("way", ["compiled", "not compiled", "weights", "state tree"])
+def test_weights_that_come_back_from_a_file_are_those_that_training_left(way, tmp_path):
+    loaded = brought_back(trained(), way, tmp_path)
+    assert unchanged(loaded) is True
+    loaded.set_weights([weight + 1.0 for weight in loaded.get_weights()])
+    assert unchanged(loaded) is False
+
+
+def test_another_private_model_on_the_same_weights_changes_them_rightly():
+    model = trained()
+    other = helpers.compiled(ka.PrivateModel(model.input, model.output))
+    trained(other, 2)
+    assert unchanged(other) is True
+    assert unchanged(model) is True
+
+
+def test_a_file_from_the_middle_of_a_run_has_the_weights_of_its_ledger(tmp_path):
+    path = tmp_path / "{epoch}.keras"
+    saver = keras.callbacks.ModelCheckpoint(path)
+    model = helpers.compiled()
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2, callbacks=[saver])
+    early = keras.models.load_model(tmp_path / "1.keras")
+    assert unchanged(early) is True
+    assert early.privacy_ledger.steps == 4
+
+
+def test_of_single_batches_no_digest_is_taken():
+    model = trained()
+    model.train_on_batch(X, Y)
+    assert unchanged(model) is None
+    model.set_weights([weight + 1.0 for weight in model.get_weights()])
+    assert unchanged(model) is None
+    trained(model, 1)
+    assert unchanged(model) is None
+
+
+def test_evaluation_and_compiling_again_change_no_weights():
+    model = trained()
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    helpers.compiled(model)
+    assert unchanged(model) is True
+
+
+# What attacks found
+
+
+class WithTable(ka.PrivateModel):
+    """Owns a weight, whose shape depends on the length of its inputs."""
+
+    def __init__(self, length, **kwargs):
+        super().__init__(**kwargs)
+        self.body = keras.layers.Dense(4, name="body")
+        self.table = self.add_weight(shape=(length, 3), name="table")
+
+    def call(self, x):
+        return keras.ops.mean(self.body(x + self.table), axis=1)
+
+
+def load_what_fits(model, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what does not fit
+        model.load_weights(path, skip_mismatch=True)
+
+
+def test_layers_that_are_loaded_past_a_mismatch_bring_their_ledger(tmp_path):
+    x = helpers.features(24, (6, 3))
+    model = helpers.compiled(WithTable(6))
+    helpers.quiet_fit(model, x, Y, batch_size=6, steps_per_epoch=5)
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = WithTable(9)
+    other(np.zeros((1, 9, 3), "float32"))
+    load_what_fits(helpers.compiled(other), tmp_path / "run.weights.h5")
+    np.testing.assert_array_equal(other.body.kernel, model.body.kernel)
+    assert other.privacy_ledger.steps == 5
+
+
+def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(tmp_path):
+    model = trained()
+    model.save_weights(tmp_path / "run.weights.h5")
+    with h5py.File(tmp_path / "run.weights.h5", "r+") as file:
+        file["vars"]["privacy_ledger_rows"][0] = -1
+    other = quantile_model()
+    load_what_fits(other, tmp_path / "run.weights.h5")
+    for ask in (lambda: other.privacy_spent(DELTA), lambda: trained(other)):
+        with pytest.raises(RuntimeError, match="is not known"):
+            ask()
+
+
+def test_two_loaded_models_in_one_and_a_later_state_of_the_first(tmp_path):
+    """10 + 10 steps of two models, then 20 of the first one, are 30."""
+    first, second = trained(steps=10), trained(steps=10)
+    first.save(tmp_path / "first.keras")
+    second.save(tmp_path / "second.keras")
+    towers = [
+        keras.models.load_model(tmp_path / f"{name}.keras", compile=False)
+        for name in ("first", "second")
+    ]
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    joint = ka.PrivateModel(inputs, keras.layers.add([tower(inputs) for tower in towers]))
+    assert joint.privacy_ledger.steps == 20
+    trained(first, 10)
+    first.save_weights(tmp_path / "later.weights.h5")
+    towers[0].load_weights(tmp_path / "later.weights.h5")
+    assert towers[0].privacy_ledger.steps == 20
+    assert joint.privacy_ledger.steps == 30
+    trained(helpers.compiled(joint), 1)
+    assert joint.privacy_ledger.steps == 31
+
+
+def test_a_copy_without_an_optimizer_is_no_other_run(tmp_path):
+    model = trained()
+    model.save(tmp_path / "model.keras")
+    copied = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    copied.save_weights(tmp_path / "copied.weights.h5")
+    load_what_fits(model, tmp_path / "copied.weights.h5")
+    assert model.privacy_ledger.steps == 3
+    assert model.optimizer.clip_norm != 0.1
+
+
+class Calls(keras.callbacks.Callback):
+    """Calls a function when an epoch ends."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.function()
+
+
+def test_shared_weights_are_trained_by_one_model_at_a_time():
+    model = trained()
+    other = helpers.compiled(ka.PrivateModel(model.inputs[0], model.outputs[0]))
+    with pytest.raises(RuntimeError, match="shares weights with a private model"):
+        trained(model, 1, callbacks=[Calls(lambda: trained(other))])
+    assert model.privacy_ledger.steps == other.privacy_ledger.steps == 4
+
+
+def test_a_model_is_not_compiled_in_the_middle_of_its_training():
+    model = quantile_model()
+    with pytest.raises(RuntimeError, match="in the middle of a private `fit`"):
+        trained(model, 1, callbacks=[Calls(lambda: helpers.compiled(model))])
+    assert model.privacy_ledger.steps == 1

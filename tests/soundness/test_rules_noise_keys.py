@@ -111,11 +111,10 @@ def test_sums_statistics_and_augmentation_have_noise_of_their_own():
     made = NoiseVariables(
         lambda name, value: keras.Variable(value, trainable=False, dtype=str(value.dtype)),
         3,
-        0,
         ParameterGroups.single([(NUM_DRAWS,)]),
         "global",
     )
-    made.configure(1.0, 1.0, 1)
+    made.configure(1.0, 1.0, 1, 0)
     made.begin_draw()
     zeros = ops.zeros((NUM_DRAWS,), "float32")
     drawn = [made.noised_means([zeros], [1.0])[0], made.noised_statistics(zeros)]

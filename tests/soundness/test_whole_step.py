@@ -220,8 +220,8 @@ def test_the_attack_finds_a_fault(fault, monkeypatch):
     configure = NoiseVariables.configure
     of_sums, of_statistics = FAULTS[fault]
 
-    def faulty(variables, sums, statistics, expected_units):
-        configure(variables, of_sums * sums, of_statistics * statistics, expected_units)
+    def faulty(variables, sums, statistics, *arguments):
+        configure(variables, of_sums * sums, of_statistics * statistics, *arguments)
 
     monkeypatch.setattr(NoiseVariables, "configure", faulty)
     assert found_epsilon(quantile) > accounted_epsilon(NUM_EXAMPLES)

@@ -116,7 +116,7 @@ def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
     space = hypermodel(
         target_epsilon=TARGET, batch_sizes=(8,), noise_schedules=("growing",), epochs=3
     )
-    _, trials, ledgers = search(
+    tuner, trials, ledgers = search(
         "Hyperband",
         space,
         tmp_path,
@@ -138,6 +138,13 @@ def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
         assert ledger.is_covered_by(saved)
         assert saved.is_covered_by(plan)
     assert set(lengths) == {(0, 2), (2, 3), (0, 3)}
+    best_trials = tuner.oracle.get_best_trials(len(trials))
+    for trial, model in zip(best_trials, tuner.get_best_models(len(trials)), strict=True):
+        epochs = trial.hyperparameters.get("tuner/epochs")
+        assert model.privacy_ledger.is_covered_by(plan)
+        assert model.privacy_ledger.steps == 4 * epochs
+        assert model.privacy_spent(DELTA, "rdp").epsilon <= TARGET
+    assert f"{len(trials)} have begun" in model.privacy_report(DELTA, group_sizes=()).tuning
 
 
 def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path):

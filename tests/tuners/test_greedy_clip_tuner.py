@@ -98,6 +98,8 @@ def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
     kept, (warning,) = loaded(tuner)
     assert "among 4 trials by a search that is not private" in warning
     assert loaded(tuner)[1] == []
+    tuning = kept.privacy_report(1e-3, group_sizes=()).tuning
+    assert "not counted: The model was chosen among 4 trials" in tuning
     assert same(state_of(kept), notes[second]["after"])
     assert kept.privacy_ledger.steps == 2 * STEPS
 

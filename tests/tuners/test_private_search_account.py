@@ -239,8 +239,7 @@ def test_the_report_tells_the_selection_and_one_run(tmp_path, monkeypatch):
     assert report.epsilon_rdp == spent.epsilon_of_one_run
     assert "drawn from the geometric law with mean 2" in report.tuning
     assert "gone" not in report.to_text()
-    model = search.best_model()
-    assert model.privacy_spent(DELTA, "rdp").epsilon == spent.epsilon_of_one_run
+    assert search.best_model().privacy_spent(DELTA).epsilon == spent.epsilon
     assert "epsilon, one run" in report.to_text()
 
 

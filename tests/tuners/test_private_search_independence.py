@@ -89,7 +89,7 @@ def test_runs_that_go_on_from_each_other_end_the_search(tmp_path, monkeypatch):
     search = search_of(Continued(), tmp_path, base=planned(steps=40))
     with pytest.raises(RuntimeError, match="goes on from an earlier run"):
         run(search)
-    assert search.hypermodel.model.privacy_ledger.steps == planned().steps
+    assert search.hypermodel.model.optimizer.iterations == planned().steps
 
 
 class Pretrained(Regression):

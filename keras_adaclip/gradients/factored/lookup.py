@@ -8,9 +8,10 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import (
-    CANCELLATION,
+    ROUNDING,
     UNDERFLOW,
     PerExampleGradient,
+    guard_of_sums,
     positions_joined,
     size_of_row,
 )
@@ -57,12 +58,20 @@ class Lookup(PerExampleGradient):
         return (self.numbers_held or 0) + (0 if positions is None else 3 * int(positions) ** 2)
 
     def squared_norms(self) -> Tensor:
-        """Gram form over the pairs of positions with equal ids."""
+        """Each position has the sum of its row of the table: a row counts once for each position.
+
+        So nothing cancels behind the sums, which err as the weighted sum does.
+        """
+        return ops.sum(self._rows_and_sizes()[0], axis=1)
+
+    def _rows_and_sizes(self) -> tuple[Tensor, Tensor]:
+        """The share of each position in the squared norm, and in what it is if nothing cancels."""
         equal = ops.cast(self.ids[:, :, None] == self.ids[:, None, :], "float32")
-        gram = ops.matmul(self.cotangents, ops.transpose(self.cotangents, (0, 2, 1)))
         sizes = ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
-        largest = ops.sum(equal * sizes[:, :, None] * sizes[:, None, :], axis=(1, 2))
-        return ops.maximum(ops.sum(equal * gram, axis=(1, 2)), 0.0) + CANCELLATION * largest
+        counts = ops.sum(equal, axis=2)
+        rows = ops.sum(ops.square(ops.matmul(equal, self.cotangents)), axis=2)
+        largest = ops.square(ops.sum(equal * sizes[:, None, :], axis=2))
+        return (rows + guard_of_sums(2.0 * counts + 2.0) * largest) / counts, largest / counts
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One segment sum over all positions of all examples."""
@@ -118,20 +127,29 @@ class LookupAndProduct(PerExampleGradient):
         return self._lookup.numbers_touched + self._product.numbers_touched
 
     def squared_norms(self) -> Tensor:
-        """From the norms of both and their inner product, over the pairs of positions."""
+        """From the norms of both and their inner product, over the pairs of positions.
+
+        With what rounding takes off each: of n numbers that are added up, `n u` of their sizes.
+        """
         lookup, product = self._lookup, self._product
         # Shape (batch_size, positions of the product, positions of the lookup).
         met = ops.take_along_axis(product.inputs, lookup.ids[:, None, :], axis=2)
         of_cotangents = ops.matmul(product.cotangents, ops.transpose(lookup.cotangents, (0, 2, 1)))
-        inner = ops.sum(met * of_cotangents, axis=(1, 2))
         sizes = [
             ops.sqrt(ops.sum(ops.square(part.cotangents), axis=2) + UNDERFLOW)
             for part in (product, lookup)
         ]
         of_pairs = ops.abs(met) * sizes[0][:, :, None] * sizes[1][:, None, :]
-        separate = lookup.squared_norms() + product.squared_norms()
-        largest = separate + 2.0 * ops.sum(of_pairs, axis=(1, 2))
-        return ops.maximum(separate + 2.0 * inner, 0.0) + CANCELLATION * largest
+        positions = [ops.cast(size, "float32") for size in ops.shape(of_pairs)[1:]]
+        error = ROUNDING * (lookup.shape[1] + positions[0] + positions[1] + 8)
+        rows = 2.0 * (ops.sum(met * of_cotangents, axis=2) + error * ops.sum(of_pairs, axis=2))
+        of_lookup, largest = lookup._rows_and_sizes()
+        error = ROUNDING * (lookup.shape[1] + 3.0 * positions[1] + 8)
+        of_lookup = ops.sum(of_lookup, axis=1) + error * ops.sum(largest, axis=1)
+        # The Gram form has what it takes in it, the two norms of one position have not.
+        error = 8 if product.uses_gram else sum(product.shape) + 8
+        of_product = (1.0 + ROUNDING * error) * product.squared_norms()
+        return ops.maximum(of_lookup + of_product + ops.sum(rows, axis=1), 0.0)
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """The sum of both."""

@@ -20,9 +20,26 @@ Tensor = Any
 # a contribution pass the clipping norm. Squares of numbers below 1e-19 are zero in float32 though
 # their product with another number need not be; this is added to squared norms before a product.
 UNDERFLOW = 1e-28
-# The Gram form subtracts, and rounding must not shorten a norm: its errors are a few times 2^-24 of
-# what the result would be if nothing cancelled, and this much of that is added.
-CANCELLATION = 2.0**-20
+# The error of one float32 operation, with 5% for the products of such errors.
+ROUNDING = 1.05 * 2.0**-24
+# What a contribution may be longer than its bound.
+_TOLERANCE = 1e-4
+
+
+def guard_of_sums(num_terms: Any) -> Any:
+    """What to add to a squared norm for sums in which numbers of any size cancel.
+
+    A sum of n numbers in any order errs by at most `e S` with `e = n 2^-24`, where S is the sum of
+    their sizes. Of a norm x, `x + e S` is at most `1 + 1e-4` times `sqrt(x^2 + k S^2)` where
+    `k >= e^2 / 2e-4`. Two uses of one variable may both err: k is twice that.
+
+    Args:
+        num_terms: n.
+
+    Returns:
+        k, to be multiplied by `S^2`.
+    """
+    return ROUNDING**2 / _TOLERANCE * num_terms * num_terms
 
 
 class PerExampleGradient(abc.ABC):

@@ -178,8 +178,7 @@ class QueryOptimizer(QueryAccounting):
 
     def save_own_variables(self, store: Any) -> None:
         """Stores all variables but the key, and the query's state but for the noise of trees."""
-        secret = [self._key] if self.built else []
-        save_arrays(store, self.variables, secret)
+        save_arrays(store, self.variables, self.secret_variables)
         for name, value in (self._rounds.saved() if self.built else {}).items():
             store[_KEY_OF_QUERY + name.replace("/", ".")] = value
 
@@ -202,13 +201,9 @@ class QueryOptimizer(QueryAccounting):
         }
         if self.built:
             self._rounds.check(state)
-            loaded = self._ledger.run_from(values)
-            self._ledger.include(loaded)
+        self.set_values(values)
+        if self.built:
             self._rounds.load(state)
-            self._heeds_seed = False
-            self._key.assign(noise.fresh_key())
-        for variable in self.inner_optimizer.variables:
-            variable.assign(values[id(variable)])
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument under its own name; None for a query that no function made."""
@@ -219,7 +214,7 @@ class QueryOptimizer(QueryAccounting):
             "query": serialize(self._given_query) if is_made else None,
             "clip_norm": self._clip_norm,
             "microbatch_size": self.microbatch_size,
-            "name": self.name,
+            **super().get_config(),
         }
 
     @classmethod
@@ -238,6 +233,19 @@ class QueryOptimizer(QueryAccounting):
                 "`keras.saving.register_keras_serializable`."
             )
         return cls(**with_objects(config, ("query",), custom_objects))
+
+    def _secret_variables(self) -> list[keras.Variable]:
+        return [self._key]
+
+    def _restored_variables(self) -> list[keras.Variable]:
+        return list(self.inner_optimizer.variables)
+
+    def _renew_secrets(self) -> None:
+        self._heeds_seed = False
+        self._key.assign(noise.fresh_key())
+
+    def _retire_secrets(self) -> None:
+        self._key.assign(noise.next_key(backend.array_of(self._key)))
 
     def _refuse_plain_model(self) -> None:
         if not self._is_for_private_model:

@@ -84,13 +84,13 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         The ledger of a trial's model never holds more than `privacy_plan` says, whose epsilon is at
         most `target_epsilon` at `delta`. Of a model that `Hyperband` trains in several trials that
         is what all of them spend together. A checkpoint that is chosen among the epochs carries
-        the whole run on its ledger, since all of it was looked at. (`get_best_models` of
-        `Hyperband` loads the checkpoint that a model began with and then its own, and counts the
-        epochs of the former twice; `accounting.read_ledger` of the latter's file does not.)
+        the whole run on its ledger, since all of it was looked at.
 
-        That is the epsilon of one trial, as if it were the only one. A search looks at many, and
-        on private data costs more: `executions_per_trial` and every trial count, together
-        (composition). `PrivateSearch` is the way to a guarantee for the model that is released.
+        That is the epsilon of one trial, as if it were the only one, and so is the epsilon of a
+        model that `get_best_models` gives; its `privacy_report` says that the search is not
+        counted. A search looks at many trials, and on private data costs more:
+        `executions_per_trial` and every trial count, together (composition). `PrivateSearch` is
+        the way to a guarantee for the model that is released.
         Or search on public data. The validation data that trials are compared by is taken to be
         public.
 
@@ -166,6 +166,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         self.loss = loss
         self.metrics = metrics
         self.accountant = check_accountant(accountant)
+        self._num_runs = 0
         self._plans = NoisePlans(self.batch_sizes, self.noise_schedules, self._found_noise)
         super().__init__(name=name, tunable=tunable)
 
@@ -202,6 +203,11 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             loss=self.loss,
             metrics=keras.tree.map_structure(fresh_metric, self.metrics),
         )
+        model.tuning = (
+            f"not counted: the model is one trial of a search, of which {self._num_runs} have "
+            "begun in this process. Its epsilon is that of one trial; the choice among them costs "
+            "more, on private data up to as much as all of them together"
+        )
         # Or the checkpoint of an earlier trial could not be loaded.
         model.optimizer.build(model.trainable_variables)
         return model
@@ -229,6 +235,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         )
         go_on(model, planned, arguments["initial_epoch"])
         arguments["callbacks"].append(PlanGuard(planned))
+        self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
         model.pledged_ledger = planned.ledger(arguments["epochs"])
         try:

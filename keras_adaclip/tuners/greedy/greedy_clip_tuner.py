@@ -88,8 +88,8 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         or were interrupted included, each as a whole epoch and on disk before its first step. It
         covers the schedule and the weights of all trials, for public validation data. What a
         hypermodel's own `fit` or a callback trains besides is refused, or counted when the trial
-        ends. The ledger in a trial's own weights holds the epochs that led to them, and nothing of
-        the others.
+        ends. The models that `get_best_models` gives carry all of that. The ledger in a trial's own
+        files holds the epochs that led to its weights, and nothing of the others.
 
     Example:
 

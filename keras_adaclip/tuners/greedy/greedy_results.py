@@ -15,6 +15,7 @@ from keras_adaclip.tuners.greedy.power_trend import PowerTrend
 from keras_adaclip.tuners.greedy.searched_epoch import SearchedEpoch
 from keras_adaclip.tuners.greedy.trial_run import checkpoint_path, trial_model
 from keras_adaclip.tuners.greedy.trial_spending import has_account, spent_in
+from keras_adaclip.tuners.private.search_privacy import carry
 
 BUILD_CONFIG = "build_config.json"
 
@@ -101,23 +102,30 @@ class GreedyResults:
     def load_model(self, trial: Trial) -> Any:
         """A model with the weights, optimizer and ledger that a trial ended with.
 
-        It was chosen among all trials by their scores, and its ledger, with `privacy_spent` of the
-        model, holds its own epochs alone. With `private=True` the tuner's `privacy_spent()` is what
-        it costs; without, nothing is guaranteed. A `UserWarning` says so once.
+        It was chosen among all trials by their scores. With `private=True` its ledger holds all
+        that the search has spent, and so do its files; those in the folder of the search hold
+        their own epochs alone. Without `private=True`, its ledger holds its own epochs, and nothing
+        is guaranteed; its report and a `UserWarning` say so.
 
         Args:
             trial: one whose weights were kept, as `get_best_models` has them.
         """
-        if not self._has_warned:
+        is_private = self._greedy.is_private
+        statement = statement_of_model(len(self._state().trials))
+        if not is_private and not self._has_warned:
             self._has_warned = True
-            statement = statement_of_model(len(self._state().trials), self._greedy.is_private)
             warnings.warn(statement, stacklevel=2)
         project = Path(self.project_dir)
-        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
+        model = trial_model(self.hypermodel, trial, self.project_name, is_private)
         if not model.built:
             model.build_from_config(json.loads((project / BUILD_CONFIG).read_text("utf-8")))
         model.optimizer.build(model.trainable_variables)
         model.load_weights(checkpoint_path(project, trial.trial_id))
+        if is_private:
+            spent = self.privacy_ledger
+            carry(model, spent, holds_own=model.privacy_ledger.is_covered_by(spent))
+        else:
+            model.tuning = f"not counted: {statement}"
         return model
 
     def results_summary(self, num_trials: int = 10) -> None:

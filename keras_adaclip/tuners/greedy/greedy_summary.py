@@ -21,13 +21,8 @@ def privacy_statement(is_private: bool) -> str:
     return _PRIVATE if is_private else _PUBLIC
 
 
-def statement_of_model(num_trials: int, is_private: bool) -> str:
-    """What the ledger of a model that the search has chosen does not say."""
-    if is_private:
-        return (
-            f"The model was chosen among {num_trials} trials, and its ledger is that of its own "
-            "epochs. What it has cost is `privacy_spent()` of the tuner."
-        )
+def statement_of_model(num_trials: int) -> str:
+    """What the ledger of a model that the search has chosen does not say, with public data."""
     return (
         f"The model was chosen among {num_trials} trials by a search that is not private: the "
         "ledger of this model is that of its own epochs, and its epsilon does not hold for the "

@@ -88,8 +88,10 @@ class PrivateSearch(SearchRuns, SearchResults):
         stand in the project directory, which is the curator's; then all but the best run is
         deleted. Each run begins with `keras.utils.clear_session` and global seeds of its own, so
         that runs are independent; one that goes on from another, or whose noise or batches came
-        from a `seed`, ends the search with nothing released. Callbacks and hypermodels that write
-        or print do so in every run. How long the search took tells how many runs there were.
+        from a `seed`, ends the search with nothing released. The released model carries the
+        search's epsilon on its ledger, in its files too; so does every model when its run has
+        ended. What callbacks and hypermodels print, write or keep before that is not covered. How
+        long the search took tells how many runs there were.
 
     Example:
 

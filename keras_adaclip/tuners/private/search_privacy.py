@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from keras_adaclip.accounting import (
     Ledger,
@@ -10,6 +11,8 @@ from keras_adaclip.accounting import (
     RandomSelection,
     RunBounds,
 )
+from keras_adaclip.noise import fresh_key
+from keras_adaclip.optimizers.ledger_variables import Run
 
 PUBLIC_VALIDATION = "validation data are taken to be public"
 UNCOVERED_VALIDATION = "the guarantee does not cover the validation data"
@@ -24,14 +27,23 @@ class SearchSpent(PrivacySpent):
 
     Args:
         epsilon_of_one_run: epsilon of a run that nobody selected, by the same accountant.
-        selection: how the run was selected, in words.
     """
 
     epsilon_of_one_run: float = 0.0
-    selection: str = ""
 
-    def __str__(self) -> str:
-        return f"{super().__str__()} Selection: {self.selection}."
+
+def carry(model: Any, ledger: Ledger, *, holds_own: bool = False) -> None:
+    """Raises a model's ledger by what a search has spent.
+
+    Args:
+        model: a compiled private model.
+        ledger: what the search has spent.
+        holds_own: whether what the model has spent so far is a part of that.
+    """
+    own = model.optimizer.run
+    included = {**own.included, own.identity: own.ledger} if holds_own else {}
+    first, second = fresh_key().tolist()
+    model.optimizer.include_run(Run(ledger, (first, second), included))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,38 +70,28 @@ class SearchPrivacy:
             return self.bounds.selection_epsilon(self.selection, delta)
         return self.bounds.epsilon(delta, self.num_known_trials)
 
+    def released_ledger(self) -> Ledger:
+        """The ledger of the released model, which carries the cost of the search."""
+        if self.num_known_trials is None:
+            return self.bounds.selected(self.selection)
+        return self.bounds.selected(None, self.num_known_trials)
+
     def spent(self, delta: float) -> SearchSpent:
         """The privacy of what is released, beside that of one run."""
-        longest = max(self.bounds.plans, key=lambda plan: plan.steps)
-        of_one = PrivacySpent.from_ledger(longest, delta, "rdp")
-        values = {field.name: getattr(of_one, field.name) for field in dataclasses.fields(of_one)}
-        labels = dict.fromkeys(
-            row.sampling.label for plan in self.bounds.plans for row in plan if row.steps > 0
-        )
-        values |= {
-            "epsilon": self.epsilon(delta),
-            "neighboring_relation": self.bounds.neighboring_relation,
-            "sampling": " + ".join(sorted(labels)) or "none",
-            "accountant": "rdp",
-        }
-        return SearchSpent(
-            **values, epsilon_of_one_run=self.bounds.epsilon(delta), selection=self.in_words()
-        )
+        spent = PrivacySpent.from_ledger(self.released_ledger(), delta, "rdp")
+        values = {field.name: getattr(spent, field.name) for field in dataclasses.fields(spent)}
+        values["selection"] = self.in_words()
+        return SearchSpent(**values, epsilon_of_one_run=self.bounds.epsilon(delta))
 
-    def report(
-        self, delta: float, released: Ledger | None, group_sizes: Sequence[int]
-    ) -> PrivacyReport:
+    def report(self, delta: float, group_sizes: Sequence[int]) -> PrivacyReport:
         """The report of the search.
 
         Args:
             delta: delta of every epsilon.
-            released: what the released run has spent; None where there is none, and the costliest
-                plan stands in its place.
             group_sizes: for how many units of one person epsilon of one run is given.
         """
-        ledger = self.bounds.costliest(delta) if released is None else released
         report = PrivacyReport.from_ledger(
-            ledger, delta, group_sizes=group_sizes, selection=self.selection
+            self.bounds.costliest(delta), delta, group_sizes=group_sizes, selection=self.selection
         )
         not_covered = report.not_covered
         if not self.validation_is_public:

@@ -17,7 +17,7 @@ import numpy as np
 from keras_adaclip.accounting import Ledger, RunBounds
 from keras_adaclip.tuners.project_files import write_whole
 
-FORMAT, VERSION = "keras_adaclip.PrivateSearch", 2
+FORMAT, VERSION = "keras_adaclip.PrivateSearch", 3
 # How a search may have ended.
 RELEASED, NO_RUN, FAILED = "released", "no run", "failed"
 # What keras-tuner gets of a failed run in the place of NaN, of which it warns. Exact in the single

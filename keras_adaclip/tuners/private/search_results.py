@@ -8,13 +8,12 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip.accounting import PrivacyReport, read_ledger
+from keras_adaclip.accounting import PrivacyReport
 from keras_adaclip.accounting.epsilon import rounded_up
-from keras_adaclip.tuners.private.search_privacy import SearchPrivacy, SearchSpent
+from keras_adaclip.tuners.private.search_privacy import SearchPrivacy, SearchSpent, carry
 from keras_adaclip.tuners.private.search_record import (
     BUILD_CONFIG,
     FAILED,
-    RELEASED,
     WEIGHTS,
     SearchRecord,
 )
@@ -58,7 +57,7 @@ class SearchResults(keras_tuner.Tuner):
         return released
 
     def best_model(self) -> Any:
-        """The released model, whose own `privacy_spent` tells what its one run has spent.
+        """The released model, which carries the cost of the search: its ledger and its files too.
 
         Returns:
             The model, with the weights of its best epoch; None where the number of runs was drawn
@@ -73,8 +72,16 @@ class SearchResults(keras_tuner.Tuner):
         return self._loaded(hp, self._record.best_folder)
 
     def load_model(self, trial: Trial) -> Any:
-        """The model of a trial, where `private_diagnostics` has kept it."""
-        return self._loaded(trial.hyperparameters, Path(self.get_trial_dir(trial.trial_id)))
+        """The model of a trial, where `private_diagnostics` has kept it.
+
+        It carries the cost of all runs together, on top of that of the search: who has a losing
+        run's model knows more than the best one.
+        """
+        model = self._loaded(trial.hyperparameters, Path(self.get_trial_dir(trial.trial_id)))
+        # By their folders, since a worker's oracle knows no trials.
+        num_runs = sum(1 for _ in Path(self.project_dir).glob("trial_*"))
+        carry(model, self._privacy.bounds.selected(None, num_runs))
+        return model
 
     def _loaded(self, hp: keras_tuner.HyperParameters, folder: Path) -> Any:
         model = self.hypermodel.build(hp)
@@ -143,13 +150,10 @@ class SearchResults(keras_tuner.Tuner):
                 takes seconds.
 
         Returns:
-            The report: what was released, or before that the costliest plan.
+            The report: the costliest run, and the selection. Released models have their own.
         """
         self._require_ours()
-        ledger = None
-        if self._record.has_ended and self._record.result()[0] == RELEASED:
-            ledger = read_ledger(self._record.best_folder / WEIGHTS)
-        return self._privacy.report(delta, ledger, group_sizes)
+        return self._privacy.report(delta, group_sizes)
 
     def results_summary(
         self,

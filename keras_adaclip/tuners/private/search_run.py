@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.accounting import Ledger, RunBounds
+from keras_adaclip.models import weight_digests
 from keras_adaclip.schedules import Schedule
 
 
@@ -23,6 +24,7 @@ class SearchRun(keras.callbacks.Callback):
     Attributes:
         best_value: the objective of the best epoch; None where no epoch has a finite one.
         refusal: why the run was stopped; None where it was not.
+        spent: what the run has spent, once its model carries the cost of the search; None before.
 
     Raises:
         ValueError: when training begins, where its steps and noise are known to exceed the bounds.
@@ -36,6 +38,7 @@ class SearchRun(keras.callbacks.Callback):
         self._is_first_epoch = True
         self.best_value: float | None = None
         self.refusal: str | None = None
+        self.spent: Ledger | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Compares what is about to run with the bounds, once the ledger is open."""
@@ -65,6 +68,7 @@ class SearchRun(keras.callbacks.Callback):
         """Gives the model the weights of its best epoch; its ledger is left as it is."""
         if self._weights is not None:
             self.model.set_weights(self._weights)
+            weight_digests.remember(self.model.weights)
 
 
 def overspent(ledger: Ledger, verb: str) -> str:

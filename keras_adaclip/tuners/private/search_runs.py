@@ -13,7 +13,7 @@ from keras_tuner.engine.trial import Trial
 from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import Ledger
 from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.private.search_privacy import SearchPrivacy
+from keras_adaclip.tuners.private.search_privacy import SearchPrivacy, carry
 from keras_adaclip.tuners.private.search_record import BUILD_CONFIG, WEIGHTS, WORST, SearchRecord
 from keras_adaclip.tuners.private.search_run import SearchRun, overspent
 
@@ -124,6 +124,10 @@ class SearchRuns(keras_tuner.Tuner):
             run.restore_best()
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+        # From here on the model, its files and all that its weights go into cost what the search
+        # costs, of which the run itself is a part.
+        run.spent = model.privacy_ledger
+        carry(model, self._privacy.released_ledger(), holds_own=True)
         model.save_weights(folder / WEIGHTS)
         (folder / BUILD_CONFIG).write_text(json.dumps(model.get_build_config()), "utf-8")
         return float(value)
@@ -134,8 +138,10 @@ class SearchRuns(keras_tuner.Tuner):
         """Ends the search where a run was not what the account says, failed ones too."""
         if run.refusal is not None:
             self._record.refuse(run.refusal)
-        if model is not None and not self._privacy.bounds.covers(model.privacy_ledger):
-            self._record.refuse(overspent(model.privacy_ledger, "has spent"))
+        if model is not None:
+            spent = model.privacy_ledger if run.spent is None else run.spent
+            if not self._privacy.bounds.covers(spent):
+                self._record.refuse(overspent(spent, "has spent"))
         if model is not None and (model.used_seeds or model.optimizer.seed is not None):
             self._record.refuse(SEEDED)
         if len(hp.space) > num_declared:

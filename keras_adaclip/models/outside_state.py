@@ -1,0 +1,124 @@
+"""Finds what a forward pass leaves behind in Python: buffers, attributes, lists.
+
+Where a step runs eagerly, a layer can keep any of them, and what it keeps of the data reaches the
+next step past clipping and noise.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip.backend import keras_private
+
+_DEPTH = 6
+_ADDED_LOSSES = ("_losses", "_loss_ids")
+_LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy")
+
+
+class OutsideState:
+    """Compares what the layers of a model hold after each of several forward passes.
+
+    Args:
+        model: a built model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
+
+    def note(self) -> None:
+        """Notes what is held after a pass."""
+        held: dict[tuple[str, ...], np.ndarray] = {}
+        for layer in keras_private.flatten_layers(self._model):
+            seen = {id(layer)}
+            # Keras empties what `add_loss` fills, and the probe reports it.
+            own = {name: held for name, held in vars(layer).items() if name not in _ADDED_LOSSES}
+            for part in [own, *map(vars, _own_classes(type(layer)))]:
+                for path, value in _numbers_in(part, (layer.name,), seen):
+                    held[path] = value
+        self._notes.append(held)
+
+    def names(self) -> list[str]:
+        """The layers that hold something which does not move on alike in every pass.
+
+        A counter moves on alike; what a first pass makes stays as it is.
+        """
+        names = []
+        for before, between, after in zip(
+            self._notes, self._notes[1:], self._notes[2:], strict=False
+        ):
+            for path, value in after.items():
+                is_alike = _moves_on_alike(before.get(path), between.get(path), value)
+                if not is_alike and path[0] not in names:
+                    names.append(path[0])
+        return names
+
+
+def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:
+    if first is None or second is None:
+        return False
+    if not first.shape == second.shape == third.shape:
+        return False
+    one, two = (
+        np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
+    )
+    return bool(np.allclose(one, two, rtol=0.0, atol=1e-9, equal_nan=True))
+
+
+def _own_classes(kind: type) -> Iterator[type]:
+    """The classes of a layer that are no library's."""
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] not in (*_LIBRARIES, "torch"):
+            yield each
+
+
+def _numbers_in(
+    value: Any, path: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """The numbers and arrays in `value`, each with the names that lead to it."""
+    if isinstance(value, (keras.Variable, keras.layers.Layer, keras.KerasTensor, type)):
+        return
+    if isinstance(value, (int, float, complex)):
+        yield path, np.asarray(value)
+        return
+    array = _as_array(value)
+    if array is not None:
+        yield path, array
+        return
+    if id(value) in seen or len(path) > _DEPTH:
+        return
+    seen.add(id(value))
+    children: Any = ()
+    if isinstance(value, Mapping):
+        children = value.items()
+    elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
+        children = enumerate(value)
+    elif hasattr(value, "__dict__") and (_is_module(value) or not callable(value)):
+        # Keras's own lists and dicts hold what a layer was given; its other objects do not.
+        is_of_keras = type(value).__module__.partition(".")[0] in ("keras", "keras_adaclip")
+        children = () if is_of_keras else vars(value).items()
+    for key, child in list(children):
+        yield from _numbers_in(child, (*path, str(key)), seen)
+
+
+def _is_module(value: Any) -> bool:
+    return any(each.__module__.startswith("torch.nn") for each in type(value).__mro__)
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    """The value as an array of numbers; None where it is none, or is being traced."""
+    if not (isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value)):
+        return None
+    try:
+        array = np.array(ops.convert_to_numpy(value))
+    except Exception:
+        return None
+    return array if array.dtype.kind in "biufc" else None
+
+
+def _is_tensor(value: Any) -> bool:
+    # A `tf.Variable` is no tensor, but has both.
+    return bool(ops.is_tensor(value)) or (hasattr(value, "numpy") and hasattr(value, "dtype"))

@@ -1,0 +1,157 @@
+"""What leaves a private model and what comes back: never the key of its noise, always its ledger.
+
+A mixin without a Keras base, on top of what the model has spent. It covers every way in which Keras
+takes state out of a model: files, pickles and copies, checkpoints of callbacks, state trees.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip.accounting import LEDGER_KEYS, Ledger
+from keras_adaclip.backend import keras_private
+from keras_adaclip.models import weight_digests
+from keras_adaclip.models.spending import PrivacySpending
+from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
+from keras_adaclip.optimizers.saving import NO_LEGACY_FILE, refuse_legacy_file
+
+_DIGEST_KEY = "privacy_weights_digests"
+_STATE_KEYS = (*LEDGER_KEYS, _DIGEST_KEY)
+
+
+class SavedState(PrivacySpending):
+    """Saving and loading of a private model with its ledger."""
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras's, as a `.keras` file.
+
+        Raises:
+            ValueError: where the file is to be HDF5: it would hold the key of the noise, and not
+                the ledger.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(NO_LEGACY_FILE)
+        return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
+
+    @keras_private.as_default_config
+    def get_config(self) -> dict[str, Any]:
+        """Keras's.
+
+        Raises:
+            ValueError: where Keras asks on behalf of an HDF5 file of the whole model.
+        """
+        refuse_legacy_file()
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return config
+
+    def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
+        """Keras's, with the privacy ledger among the non-trainable variables.
+
+        The key of the noise is left out.
+
+        Args:
+            value_format: `"backend_tensor"` or `"numpy_array"`, as for Keras.
+        """
+        tree: dict[str, Any] = super().get_state_tree(value_format)  # type: ignore[misc]
+        for variable in getattr(getattr(self, "optimizer", None), "secret_variables", ()):
+            *folders, name = variable.path.split("/")
+            del functools.reduce(dict.__getitem__, folders, tree["optimizer_variables"])[name]
+        # Orbax takes no arrays without numbers.
+        state = {key: value for key, value in self._privacy_state().items() if value.size}
+        if value_format == "backend_tensor":
+            state = {key: keras.ops.convert_to_tensor(value) for key, value in state.items()}
+        tree["non_trainable_variables"].update(state)
+        return tree
+
+    def set_state_tree(self, state_tree: dict[str, Any]) -> None:
+        """Keras's; the ledger is raised to cover that of the tree, and never lowered.
+
+        Args:
+            state_tree: what `get_state_tree` returned, of this model or another, or a part of it.
+
+        Raises:
+            ValueError: where the tree's ledger is impossible.
+        """
+        tree = dict(state_tree)
+        of_optimizer = tree.pop("optimizer_variables", {})
+        frozen = dict(tree.get("non_trainable_variables", {}))
+        state = {key: frozen.pop(key) for key in _STATE_KEYS if key in frozen}
+        if "non_trainable_variables" in tree:
+            tree["non_trainable_variables"] = frozen
+        self._load_privacy_state(state, has_weights="trainable_variables" in tree)
+        super().set_state_tree(tree)  # type: ignore[misc]
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is not None and of_optimizer:
+            paths = {variable.path: id(variable) for variable in optimizer.variables}
+            values = {
+                "/".join(path): keras.ops.convert_to_numpy(value)
+                for path, value in keras.tree.flatten_with_path(of_optimizer)
+            }
+            optimizer.set_values(
+                {paths[path]: value for path, value in values.items() if path in paths}
+            )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""
+        super().save_own_variables(store)  # type: ignore[misc]
+        self._build_optimizer()
+        for key, value in self._privacy_state().items():
+            store[key] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads weights and ledger; the ledger of this process is never lowered."""
+        names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
+        present = [key for key in _STATE_KEYS if key in store.keys()]  # noqa: SIM118
+        # First: where the weights do not fit, Keras may go on with those of the layers.
+        try:
+            self._load_privacy_state({key: np.asarray(store[key]) for key in present})
+        except Exception as error:
+            keras_private.set_attribute(self, "_lost_ledger", str(error))
+            raise
+        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
+        self._build_optimizer()
+
+    def _build_optimizer(self) -> None:
+        """Makes the optimizer's variables, which Keras saves, or loads, after the model's own."""
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is not None and self.built:  # type: ignore[attr-defined]
+            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+
+    def _privacy_state(self) -> dict[str, Any]:
+        """What is saved of the privacy of this model, under `_STATE_KEYS`."""
+        run = self._run
+        ledger = run.ledger
+        if self.pledged_ledger is not None:
+            ledger = ledger.union_upward(self.pledged_ledger, same_run=True)
+        rows, noise_multipliers = ledger.to_arrays(MAX_ROWS)
+        identity = np.asarray(run.identity, np.int32)
+        saved = (rows, noise_multipliers, identity, run.included_to_array())
+        state: dict[str, Any] = dict(zip(LEDGER_KEYS, saved, strict=True))
+        in_run = getattr(self._account, "is_in_a_run", False)
+        state[_DIGEST_KEY] = weight_digests.to_array(self.weights, in_run)  # type: ignore[attr-defined]
+        return state
+
+    def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
+        """Takes over what was saved under `_STATE_KEYS`; without a ledger nothing.
+
+        Args:
+            state: what `_privacy_state` returned.
+            has_weights: whether the weights come with it.
+        """
+        arrays = {key: keras.ops.convert_to_numpy(value) for key, value in state.items()}
+        if LEDGER_KEYS[0] not in arrays:
+            return
+        # Files of version 0.1.0 do not tell which other runs their ledger holds.
+        rows, noise_multipliers, identity, *included = (
+            arrays[key] for key in LEDGER_KEYS if key in arrays
+        )
+        first, second = identity.tolist()
+        run = Run(Ledger.from_arrays(rows, noise_multipliers), (first, second))
+        for each in included:
+            run = run.with_included(each)
+        self._include_loaded(run)
+        if has_weights:
+            weight_digests.from_array(self.weights, arrays.get(_DIGEST_KEY))  # type: ignore[attr-defined]

@@ -1,0 +1,132 @@
+"""Digests that tell whether weights are still those that private training left.
+
+Each weight remembers the SHA-256 of its value as the latest private run left it, whichever model's
+run that was. A digest shows that something has changed a weight, not what; it withstands accidents,
+not an attacker who can set it too.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+
+_DIGEST_OF_VARIABLE = "_keras_adaclip_digest"
+_SIZE = 32
+# Digests of no array: of a weight that something else has changed, of one that was trained without
+# a digest, and of one that no private run has trained.
+_CHANGED, _UNWATCHED, _UNKNOWN = bytes(_SIZE), bytes([254]) * _SIZE, bytes([255]) * _SIZE
+
+
+def mark_changed(weights: Sequence[keras.Variable]) -> None:
+    """Marks for good, where a run of steps begins, the weights that something else has changed.
+
+    Args:
+        weights: those of a model.
+    """
+    for variable in weights:
+        if _is_unchanged(variable) is False:
+            _remember(variable, _CHANGED)
+
+
+def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
+    """Remembers the weights that a run of steps has left.
+
+    Args:
+        weights: those of a model.
+        take_digests: whether digests are taken, which reads all weights once. Otherwise nothing is
+            known of them from here on, also after later runs.
+    """
+    for variable in weights:
+        if _remembered(variable) not in (_CHANGED, _UNWATCHED):
+            _remember(variable, _digest(variable) if take_digests else _UNWATCHED)
+
+
+def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bool | None:
+    """Whether all weights are as private training left them; None where that is not known.
+
+    Args:
+        weights: those of a model.
+        in_run: whether private training is under way, which leaves them as they are now.
+    """
+    if in_run:
+        return all(_remembered(variable) != _CHANGED for variable in weights)
+    unchanged = [_is_unchanged(variable) for variable in weights]
+    if False in unchanged:
+        return False
+    return None if None in unchanged or not unchanged else True
+
+
+def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | None) -> str:
+    """The digest of all weights, and what is known of them.
+
+    Args:
+        weights: those of a model.
+        are_unchanged: whether private training left them; None where that is not known.
+    """
+    digest = hashlib.sha256(b"".join(_digest(variable) for variable in weights)).hexdigest()
+    if are_unchanged is None:
+        return f"SHA-256 {digest}; not known whether they are those that private training left"
+    if are_unchanged:
+        return f"SHA-256 {digest}; those that private training left"
+    return (
+        f"SHA-256 {digest}; NOT those that private training left: something else has changed them, "
+        "and epsilon says nothing of that"
+    )
+
+
+def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.uint8]:
+    """The digests as they are saved, of shape `(num_weights, 32)`.
+
+    Args:
+        weights: those of a model.
+        in_run: whether private training is under way, whose weights are taken as they are now.
+    """
+    digests = [_remembered(variable) for variable in weights]
+    if in_run:
+        digests = [
+            digest if digest in (_CHANGED, _UNWATCHED) else _digest(variable)
+            for digest, variable in zip(digests, weights, strict=True)
+        ]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _SIZE)
+
+
+def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8] | None) -> None:
+    """Remembers the digests of weights that come from a file.
+
+    Args:
+        weights: those of a model.
+        digests: what `to_array` returned; None where the file has none.
+    """
+    known = [] if digests is None else [row.tobytes() for row in digests]
+    if len(known) != len(weights):
+        known = [_UNKNOWN] * len(weights)
+    for variable, digest in zip(weights, known, strict=True):
+        _remember(variable, digest)
+
+
+def _digest(variable: keras.Variable) -> bytes:
+    """The SHA-256 of a weight, `_UNKNOWN` where this process does not hold all of it."""
+    if keras_private.is_empty(variable) or not backend.is_whole_in_each_process(variable):
+        return _UNKNOWN
+    return hashlib.sha256(backend.array_of(variable).tobytes()).digest()
+
+
+def _remember(variable: keras.Variable, digest: bytes) -> None:
+    keras_private.set_attribute(variable, _DIGEST_OF_VARIABLE, digest)
+
+
+def _remembered(variable: keras.Variable) -> bytes:
+    digest: bytes = getattr(variable, _DIGEST_OF_VARIABLE, _UNKNOWN)
+    return digest
+
+
+def _is_unchanged(variable: keras.Variable) -> bool | None:
+    digest = _remembered(variable)
+    if digest in (_CHANGED, _UNWATCHED, _UNKNOWN):
+        return False if digest == _CHANGED else None
+    return _digest(variable) == digest

@@ -1,0 +1,74 @@
+"""`backend.Evaluator`: runs as steps run, and knows what else a function does."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_adaclip import backend
+
+BACKEND = keras.backend.backend()
+
+
+def compiled(**options):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_it_returns_arrays_and_is_traced_once(run_eagerly):
+    sizes = []
+
+    def function(rows, further):
+        sizes.append(rows[0].shape[0])
+        return [rows[0] * further["factor"]]
+
+    evaluator = backend.Evaluator(function, compiled(run_eagerly=run_eagerly, jit_compile=False))
+    for factor in (2.0, 3.0):
+        (found,) = evaluator([np.ones((4, 2), "float32")], {"factor": np.float32(factor)})
+        np.testing.assert_array_equal(found, np.full((4, 2), factor))
+    is_traced = not run_eagerly and BACKEND != "torch"
+    # TensorFlow's steps take any number of rows where XLA does not compile them.
+    number = None if is_traced and BACKEND == "tensorflow" else 4
+    assert sizes[-1] == number
+    assert len(set(map(str, sizes))) <= 2
+    assert (len(sizes) == 1) == is_traced or BACKEND == "jax"
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow has variables of its own")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_writes_and_draws_are_known_on_tensorflow(run_eagerly):
+    import tensorflow as tf
+
+    variable = tf.Variable(0.0)
+    functions = {
+        "nothing": lambda rows, further: [rows[0] + variable],
+        "writes": lambda rows, further: [rows[0] + variable.assign_add(1.0)],
+        "writes within": lambda rows, further: [
+            tf.cond(rows[0][0, 0] > 0, lambda: variable.assign_add(1.0), lambda: 0.0)
+        ],
+        "draws": lambda rows, further: [rows[0] + tf.random.normal((2,))],
+        "draws by seed": lambda rows, further: [keras.random.normal((2,), seed=1)],
+    }
+    for name, function in functions.items():
+        evaluator = backend.Evaluator(function, compiled(run_eagerly=run_eagerly))
+        evaluator([np.ones((4, 2), "float32")], [])
+        found = evaluator.effects.writes, evaluator.effects.draws
+        assert found == (name.startswith("writes"), name == "draws"), name
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX calls back")
+def test_calls_of_python_are_known_on_jax():
+    import jax
+
+    def function(rows, further):
+        jax.experimental.io_callback(lambda value: None, None, rows[0])
+        return rows
+
+    evaluator = backend.Evaluator(function, compiled())
+    evaluator([np.ones((4, 2), "float32")], [])
+    assert evaluator.effects.writes
+    evaluator = backend.Evaluator(lambda rows, further: [ops.sin(rows[0])], compiled())
+    evaluator([np.ones((4, 2), "float32")], [])
+    assert not evaluator.effects.writes

@@ -1,0 +1,424 @@
+"""Rows that a search for short norms finds: large numbers that cancel, and small ones they hide.
+
+Where a norm reads shorter than it is, an example adds more than its bound to the clipped sum. All
+norms here are compared with the same gradients in float64.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers, ops
+
+from keras_adaclip.gradients.factored import (
+    GroupedOuterProduct,
+    Lookup,
+    LookupAndProduct,
+    Materialized,
+    OuterProduct,
+    combined,
+)
+from tests.gradients.support import built, compiled, plan_for, runner
+
+BOUND = 1.0001
+# What is a little less than half of the last bit of a large number's square is lost beside it.
+HIDDEN = [2.0**-12 * 0.9999, 2.0**-12.5 * 0.9999]
+# Where large numbers stand, so that every partial sum of a product meets one.
+PLACES = {
+    "first": lambda size: [0],
+    "last": lambda size: [size - 1],
+    "the first eight": lambda size: range(min(8, size)),
+    "the first of each 128": lambda size: range(0, size, 128),
+    "the first of each 512": lambda size: range(0, size, 512),
+    "the first of each of 32 parts": lambda size: range(0, size, max(1, size // 32)),
+}
+# What the rows are multiplied with: the sums of the large numbers are zero.
+WEIGHTS = {
+    2: [[1, -1]],
+    3: [[1, 1, -2]],
+    8: [[1, 1, 1, 1, -1, -1, -1, -1], [1, -1, 1, -1, 1, -1, 1, -1]],
+    64: [[1] * 32 + [-1] * 32],
+}
+
+
+def nearly_cancelling(positions, size):
+    """Rows of shape `(cases, positions, size)` and their weights `(cases, positions)`."""
+    rows, weights = [], []
+    for places in PLACES.values():
+        for hidden in HIDDEN:
+            for signs in WEIGHTS[positions]:
+                row = np.zeros((positions, size))
+                row[positions // 2 :] = 512.0 * hidden
+                row[:, list(places(size))] = 512.0
+                rows.append(row)
+                weights.append(signs)
+    return np.array(rows, np.float32), np.array(weights, np.float32)
+
+
+def enclosed(positions, size):
+    """As before, but of equal rows: what is small stands between large numbers that cancel."""
+    rows = np.ones((len(HIDDEN), positions, size), np.float32)
+    weights = np.array([[1, *[hidden**2] * (positions - 2), -1] for hidden in HIDDEN])
+    return rows, weights.astype("float32")
+
+
+def directions(weights, size):
+    """The same direction for all positions, times their weights."""
+    direction = np.random.default_rng(0).normal(size=size).astype("float32")
+    return weights[:, :, None] * direction
+
+
+def true_outer(inputs, cotangents):
+    return np.einsum("bti,btj->bij", inputs.astype(np.float64), cotangents.astype(np.float64))
+
+
+def accelerated(function):
+    """With XLA on TensorFlow too, as training steps are."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True)
+    return compiled(function)
+
+
+def largest_contribution(make, arrays, true, functions=None):
+    """The largest norm of what one example adds to a sum that is clipped to 1.
+
+    Both are tried: the clipped sum of that example alone, and where sums are not taken from the
+    gradients that the norm was taken from, the true gradient with the same factor.
+    """
+    norms_of, clipped = functions or functions_of(make)
+    arrays = [ops.convert_to_tensor(array) for array in arrays]
+    found = []
+    if true is not None:
+        norms = np.sqrt(ops.convert_to_numpy(norms_of(*arrays)).astype(np.float64))
+        found.extend(np.linalg.norm(true.reshape(len(true), -1), axis=1) / norms)
+    for index in range(len(arrays[0])):
+        summed = ops.convert_to_numpy(clipped(*(array[index : index + 1] for array in arrays)))
+        found.append(np.linalg.norm(summed.astype(np.float64)))
+    return max(found)
+
+
+def functions_of(make):
+    def squared_norms(*arrays):
+        return make(*arrays).squared_norms()
+
+    def clipped(*arrays):
+        form = make(*arrays)
+        factors = 1.0 / ops.sqrt(form.squared_norms())
+        return form.weighted_sum(factors, ops.ones((1,), "bool"))
+
+    return accelerated(squared_norms), accelerated(clipped)
+
+
+def products(inputs, outputs):
+    return lambda a, g: OuterProduct(a, g, (inputs, outputs))
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(
+    ("positions", "size", "other"),
+    [(2, 512, 4), (2, 4608, 4), (2, 16384, 4), (3, 4608, 16), (8, 16384, 8), (64, 1152, 128)],
+)
+def test_products_whose_inputs_nearly_cancel(positions, size, other, is_turned):
+    rows, weights = nearly_cancelling(positions, size)
+    others = directions(weights, other)
+    arrays, sizes = (rows, others), (size, other)
+    if is_turned:
+        arrays, sizes = arrays[::-1], sizes[::-1]
+    make = products(*sizes)
+    assert make(*arrays).uses_gram
+    assert largest_contribution(make, arrays, true_outer(*arrays)) <= BOUND
+
+
+@pytest.mark.parametrize(("positions", "size"), [(8, 512), (64, 1024)])
+def test_products_of_small_numbers_between_large_ones(positions, size):
+    rows, weights = enclosed(positions, size)
+    arrays = rows, directions(weights, size)
+    make = products(size, size)
+    assert make(*arrays).uses_gram
+    assert largest_contribution(make, arrays, true_outer(*arrays)) <= BOUND
+
+
+def test_products_that_are_written_out():
+    rows, weights = nearly_cancelling(64, 8)
+    arrays = rows, directions(weights, 4)
+    make = products(8, 4)
+    assert not make(*arrays).uses_gram
+    # The sum is taken from the same products as the norm, whatever rounding made of them.
+    assert largest_contribution(make, arrays, None) <= BOUND
+
+
+def test_products_side_by_side():
+    rows, weights = nearly_cancelling(2, 4608)
+    rows = np.stack([rows, rows[:, ::-1]], axis=1)
+    others = np.repeat(directions(weights, 4)[:, None], 2, axis=1)
+    true = np.einsum("bkti,bktj->bkij", rows.astype(np.float64), others.astype(np.float64))
+    found = largest_contribution(
+        lambda a, g: GroupedOuterProduct(a, g, (2, 4608, 4)), (rows, others), true
+    )
+    assert found <= BOUND
+
+
+def test_uses_and_copies_that_nearly_cancel():
+    """Two calls of one layer, and two copies of one example, stand behind each other."""
+    rows, weights = nearly_cancelling(2, 4608)
+    others = directions(weights, 4)
+    true = true_outer(rows, others)
+
+    def of_uses(a, g):
+        return combined([products(4608, 4)(a[:, i : i + 1], g[:, i : i + 1]) for i in (0, 1)])
+
+    assert largest_contribution(of_uses, (rows, others), true) <= BOUND
+
+    def of_copies(a, g):
+        a, g = ops.reshape(a, (-1, 1, 4608)), ops.reshape(g, (-1, 1, 4))
+        return products(4608, 4)(a, g).merged(2)
+
+    assert largest_contribution(of_copies, (rows, others), true) <= BOUND
+
+
+@pytest.mark.parametrize(("positions", "size"), [(2, 4608), (2, 16384), (8, 1024), (64, 64)])
+def test_lookups_of_one_row_that_nearly_cancel(positions, size):
+    for rows, weights in (nearly_cancelling(positions, size), enclosed(positions, size)):
+        cotangents = weights[:, :, None] * rows
+        ids = np.zeros(weights.shape, "int32")
+        true = np.sum(cotangents.astype(np.float64), axis=1)
+        found = largest_contribution(
+            lambda i, c, size=size: Lookup(i, c, (3, size)), (ids, cotangents), true
+        )
+        assert found <= BOUND
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+@pytest.mark.parametrize("size", [64, 4608, 16384])
+def test_lookups_that_a_product_nearly_takes_back(size, positions):
+    """The product has one position, or two of which each takes back half."""
+    rows, _ = nearly_cancelling(2, size)
+    first, second = rows[:, 1:], np.repeat(rows[:, :1], positions, axis=1)
+    ids = np.zeros((len(rows), 1), "int32")
+    taken = np.zeros((len(rows), positions, 3), np.float32)
+    taken[:, :, 0] = -1.0 / positions
+    true = np.sum(first.astype(np.float64), axis=1) - rows[:, 0]
+
+    def make(i, c, a, g):
+        return LookupAndProduct(Lookup(i, c, (3, size)), OuterProduct(a, g, (3, size)))
+
+    assert largest_contribution(make, (ids, first, taken, second), true) <= BOUND
+
+
+@pytest.mark.parametrize("shape", [(4608,), (16384,), (4099, 61), (2048, 2048)])
+def test_one_large_number_among_millions_of_small_ones(shape):
+    values = np.full((2, *shape), 2.0**-12.5 * 0.9999, np.float32)
+    values.reshape(2, -1)[0, 0] = 1.0
+    values.reshape(2, -1)[1, values[0].size // 2] = 1.0
+    assert largest_contribution(Materialized, (values,), values.astype(np.float64)) <= BOUND
+
+
+@pytest.mark.parametrize("size", [4608, 16384])
+def test_one_large_number_among_the_inputs_of_one_position(size):
+    rows = nearly_cancelling(2, size)[0][:, 1:]
+    others = np.ones((len(rows), 1, 4), np.float32)
+    arrays = rows, others
+    assert largest_contribution(products(size, 4), arrays, true_outer(*arrays)) <= BOUND
+
+
+@functools.cache
+def cached_functions(kind, size):
+    return functions_of(KINDS[kind](size))
+
+
+KINDS = {
+    "product": lambda size: products(size, 4),
+    "turned product": lambda size: lambda a, g: OuterProduct(g, a, (4, size)),
+    "lookup": lambda size: (
+        lambda a, g: Lookup(ops.zeros(ops.shape(a)[:2], "int32"), a * g[:, :, :1], (3, size))
+    ),
+}
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    size=st.sampled_from([256, 6000]),
+    seed=st.integers(0, 10**6),
+    hidden=st.floats(10.0, 14.0),
+    num_large=st.integers(1, 64),
+    distance=st.sampled_from([0.0, 0.0, 2.0**-23, 2.0**-20, 2.0**-16]),
+    scale=st.sampled_from([1e-6, 1.0, 1e5]),
+)
+def test_no_row_that_a_search_finds(kind, size, seed, hidden, num_large, distance, scale):
+    rng = np.random.default_rng(seed)
+    inputs = np.zeros((1, 4, size))
+    inputs[:, rng.integers(0, 4, 2)] = 2.0**-hidden
+    large = rng.integers(0, size, num_large)
+    inputs[:, :, large] = 1.0 + distance * rng.normal(size=(4, num_large))
+    inputs = (scale * inputs).astype("float32")
+    signs = rng.permutation([[1.0, -1.0, 1.0, -1.0], [3.0, -1.0, -1.0, -1.0]][seed % 2])
+    others = np.full((1, 4, 4), signs[None, :, None], np.float32)
+    true = true_outer(inputs, others)
+    if kind == "lookup":
+        true = np.sum(inputs.astype(np.float64) * others[:, :, :1], axis=1)
+    if np.linalg.norm(true) == 0.0:
+        return
+    functions = cached_functions(kind, size)
+    assert largest_contribution(None, (inputs, others), true, functions) <= BOUND
+
+
+@pytest.mark.parametrize("is_positive", [False, True])
+@pytest.mark.parametrize("kind", ["few", "many", "in blocks", "lookup"])
+def test_norms_of_ordinary_rows_are_hardly_lengthened(kind, is_positive):
+    rng = np.random.default_rng(0)
+    positions, inputs, outputs = {
+        "few": (8, 512, 512),
+        "many": (64, 1152, 128),
+        "in blocks": (128, 768, 3072),
+        "lookup": (128, 3, 64),
+    }[kind]
+    first = rng.normal(size=(2, positions, inputs)).astype("float32")
+    if is_positive:
+        first = np.maximum(first, 0.0)
+    second = rng.normal(size=(2, positions, outputs)).astype("float32")
+    if kind == "lookup":
+        ids = rng.integers(0, 50, size=(2, positions))
+        form = Lookup(ops.convert_to_tensor(ids), second, (50, outputs))
+        true = np.stack(
+            [
+                [row[i == number].sum(axis=0) for number in range(50)]
+                for i, row in zip(ids, second.astype(np.float64), strict=True)
+            ]
+        )
+    else:
+        form = products(inputs, outputs)(first, second)
+        assert form.uses_gram
+        true = true_outer(first, second)
+    true = np.linalg.norm(true.reshape(2, -1), axis=1)
+    found = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
+    assert np.all(found >= (1.0 - 1e-6) * true)
+    assert np.all(found <= (1.0 + 1e-3) * true)
+
+
+# Whole models. The loss is linear, so that cotangents are the targets.
+
+
+def linear_loss(y_true, y_pred):
+    return ops.sum(y_true * y_pred, axis=-1)
+
+
+def dense(size):
+    return (2, size), (2, 4), [layers.Dense(4, use_bias=False)]
+
+
+def convolution(size, groups=1):
+    layer = layers.Conv1D(4, 2, strides=2, use_bias=False, groups=groups)
+    return (4, size // 2 * groups), (2, 4), [layer]
+
+
+def einsum_dense(size):
+    layer = layers.EinsumDense("bthd,hde->bthe", (None, 2, 4))
+    return (2, 2, size), (2, 2, 4), [layer]
+
+
+def recurrent(size):
+    return (2, size), (2, 4), [
+        layers.SimpleRNN(
+            4, activation="linear", use_bias=False, recurrent_initializer="zeros",
+            return_sequences=True,
+        )
+    ]  # fmt: skip
+
+
+def time_distributed(size):
+    return (2, size), (2, 4), [layers.TimeDistributed(layers.Dense(4, use_bias=False))]
+
+
+MODELS = {
+    "dense": dense,
+    "convolution": convolution,
+    "convolution in groups": functools.partial(convolution, groups=2),
+    "einsum with a shared axis": einsum_dense,
+    "recurrent": recurrent,
+    "time distributed": time_distributed,
+}
+
+
+def contribution_of(model, x, y, num_copies=1):
+    """The norm of the clipped sum over the clipping norm, of one example alone."""
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(3, *value.shape[1:])).astype("float32") for value in (x, y)]
+    if x.dtype == np.int32:
+        rows[0] = np.zeros((3, *x.shape[1:]), "int32")
+    plan = plan_for(model, *rows)
+    assert plan.is_layerwise
+    clip_norm = 1e-3
+    found = runner(model, plan, clip_norm, num_copies=num_copies)(x, y)
+    parts = [np.linalg.norm(g.astype(np.float64)) for g in found.gradients]
+    return np.linalg.norm(parts) / clip_norm
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [4608, 16384])
+def test_models_with_rows_that_nearly_cancel(name, size):
+    x_shape, y_shape, parts = MODELS[name](size)
+    model = built(
+        keras.Sequential([keras.Input(x_shape), *parts]),
+        np.zeros((1, *x_shape), "float32"),
+        np.zeros((1, *y_shape), "float32"),
+        loss=linear_loss,
+    )
+    rows, weights = nearly_cancelling(2, size)
+    # One large number in the first place; eight of them.
+    for case in (1, 2 * len(HIDDEN) + 1):
+        shared = np.repeat(rows[case : case + 1], np.prod(x_shape) // (2 * size), axis=-1)
+        if name == "einsum with a shared axis":
+            shared = np.stack([rows[case : case + 1]] * 2, axis=2)
+        x = shared.reshape(1, *x_shape)
+        signs = weights[case].reshape(1, 2, *[1] * (len(y_shape) - 1))
+        y = np.broadcast_to(signs, (1, *y_shape)).astype("float32")
+        assert contribution_of(model, x, y) <= BOUND
+
+
+def test_a_model_with_copies_that_nearly_cancel():
+    model = built(
+        keras.Sequential([keras.Input((4608,)), layers.Dense(4, use_bias=False)]),
+        np.zeros((1, 4608), "float32"),
+        np.zeros((1, 4), "float32"),
+        loss=linear_loss,
+    )
+    rows, weights = nearly_cancelling(2, 4608)
+    x, y = rows[1], np.repeat(weights[1][:, None], 4, axis=1)
+    assert contribution_of(model, x, y, num_copies=2) <= BOUND
+
+
+def test_a_model_with_an_embedding_whose_rows_nearly_cancel():
+    model = built(
+        keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(3, 4608)]),
+        np.zeros((1, 2), "int32"),
+        np.zeros((1, 2, 4608), "float32"),
+        loss=linear_loss,
+    )
+    rows, weights = nearly_cancelling(2, 4608)
+    y = rows[1:2] * weights[1:2, :, None]
+    assert contribution_of(model, np.zeros((1, 2), "int32"), y) <= BOUND
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.layers, "ReversibleEmbedding"), reason="Keras has had it since 3.13."
+)
+def test_a_model_whose_tied_embedding_is_nearly_taken_back():
+    class Tied(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layers.ReversibleEmbedding(3, 4608)
+
+        def call(self, inputs):
+            looked_up = self.embedding(ops.zeros_like(inputs[:, :1, 0], "int32"))
+            return ops.concatenate([looked_up, self.embedding(inputs, reverse=True)], axis=-1)
+
+    rows, _ = nearly_cancelling(2, 4608)
+    x = rows[1:2, :1]
+    y = np.concatenate([rows[1:2, 1:], [[[-1.0, 0.0, 0.0]]]], axis=-1).astype("float32")
+    model = built(Tied(), x, y, loss=linear_loss)
+    assert contribution_of(model, x, y) <= BOUND

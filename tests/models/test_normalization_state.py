@@ -1,0 +1,168 @@
+"""BatchNormalization that does not mix, or that nothing can replace; SpectralNormalization."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from tests.models import helpers
+
+X, Y = helpers.features(), helpers.labels()
+
+
+class Block(keras.layers.Layer):
+    """Holds layers that `privatize` cannot reach."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.Sequential(
+            [keras.layers.Dense(4), keras.layers.BatchNormalization(name="norm")], name="inner"
+        )
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+class Normalized(keras.layers.Layer):
+    """Calls a batch normalization in the mode that an attribute says."""
+
+    def __init__(self, mode=False, **kwargs):
+        super().__init__(**kwargs)
+        self.norm, self.mode = keras.layers.BatchNormalization(name="norm"), mode
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, x, training=None):
+        return self.norm(x, training=self.mode)
+
+
+class WithExtractor(ka.PrivateModel):
+    """A head on a feature extractor that is called for inference."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.head = base, keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.base(x, training=False))
+
+
+def model_with(*layers, cls=ka.PrivateModel, **options):
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    hidden = inputs
+    for layer in layers:
+        hidden = layer(hidden, **options)
+    return cls(inputs, keras.layers.Dense(3)(hidden))
+
+
+def clients():
+    return ka.federated.ClientData.from_arrays(X, Y, np.arange(len(X)) % 6)
+
+
+def test_a_batch_normalization_out_of_reach_names_the_layer_to_edit():
+    model = ka.privatize(
+        model_with(Block(name="block"), cls=keras.Model), replace_batch_normalization=True
+    )
+    message = "norm: BatchNormalization.*inside of 'block'.*Edit the class Block"
+    helpers.compiled(model)
+    with pytest.raises(ValueError, match=message):
+        helpers.quiet_fit(model, X, Y, batch_size=6)
+    (issue,) = ka.check(model)
+    assert "Edit the class Block" in issue.fix
+    federated = ka.federated.federate(model_with(Block(name="block"), cls=keras.Model))
+    federated.compile(helpers.dp_optimizer(), loss=helpers.sparse_crossentropy())
+    with pytest.raises(ValueError, match=r"norm: BatchNormalization.*Edit the class Block"):
+        federated.fit(clients(), cohort_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("how", ["attribute", "base"])
+def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run_eagerly):
+    norm = keras.layers.BatchNormalization(name="norm")
+    if how == "attribute":
+        layer = Normalized()
+        model, norm = model_with(layer), layer.norm
+        assert ka.check(model) == []
+    else:
+        base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), norm])
+        model = WithExtractor(base)
+    helpers.compiled(model, run_eagerly=run_eagerly)
+    before = [np.array(ops.convert_to_numpy(each.value)) for each in norm.weights]
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2)
+    after = [ops.convert_to_numpy(each.value) for each in norm.weights]
+    np.testing.assert_array_equal(after[2], before[2])  # the moving mean
+    assert np.abs(after[0] - before[0]).max() > 0  # gamma is trained
+
+
+def test_keras_overrides_the_mode_given_to_a_functional_model():
+    """Then the normalization does mix, and the refusal says why."""
+    model = model_with(keras.layers.BatchNormalization(name="norm"), training=False)
+    before = np.array(ops.convert_to_numpy(model.layers[1].moving_mean.value))
+    model(X, training=True)
+    is_overridden = np.any(before != ops.convert_to_numpy(model.layers[1].moving_mean.value))
+    issues = ka.check(model)
+    assert bool(issues) == is_overridden
+    assert all("overrides" in issue.fix for issue in issues)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused(run_eagerly):
+    layer = Normalized()
+    model = helpers.compiled(model_with(layer), run_eagerly=run_eagerly)
+    helpers.quiet_fit(model, X, Y, batch_size=6)
+    layer.mode = True
+    with pytest.raises(ValueError, match="norm: BatchNormalization"):
+        helpers.quiet_fit(model, X, Y, batch_size=6)
+    layer.mode = False
+    change = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: setattr(layer, "mode", batch > 0)
+    )
+    model = helpers.compiled(model_with(layer), run_eagerly=run_eagerly)
+    if run_eagerly or keras.backend.backend() == "torch":
+        with pytest.raises(ValueError, match="norm: BatchNormalization"):
+            helpers.quiet_fit(model, X, Y, batch_size=6, callbacks=[change])
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_spectral_normalization_is_trained(microbatch_size):
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, activation="tanh"))
+    model = model_with(layer)
+    assert ka.check(model) == []
+    helpers.compiled(model, microbatch_size=microbatch_size, noise_multiplier=0.1)
+    before = np.array(ops.convert_to_numpy(layer.vector_u.value))
+    # As many power iterations as steps find the largest singular value.
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=20)
+    kernel = ops.convert_to_numpy(layer.layer.kernel.value)
+    np.testing.assert_allclose(np.linalg.svd(kernel)[1][0], 1.0, atol=0.05)
+    after = ops.convert_to_numpy(layer.vector_u.value)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_spectral_normalization_does_not_depend_on_the_data():
+    def state_after(x):
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+        model = helpers.compiled(model_with(layer), optimizer=keras.optimizers.SGD(0.0))
+        helpers.quiet_fit(model, x, Y, batch_size=6)
+        return [ops.convert_to_numpy(each.value) for each in (layer.vector_u, layer.kernel)]
+
+    for one, other in zip(state_after(X), state_after(X[::-1] * 3), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_spectral_normalization_is_trained_over_clients():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+    model = model_with(layer, cls=ka.FederatedModel)
+    # Small steps, which the one iteration of a round keeps up with.
+    server = helpers.dp_optimizer(0.1, optimizer=keras.optimizers.SGD(0.02), seed=1)
+    model.compile(server, loss=helpers.sparse_crossentropy())
+    before = np.array(ops.convert_to_numpy(layer.vector_u.value))
+    model.fit(clients(), cohort_size=2, epochs=8, verbose=0)
+    kernel = ops.convert_to_numpy(layer.layer.kernel.value)
+    np.testing.assert_allclose(np.linalg.svd(kernel)[1][0], 1.0, atol=0.05)
+    assert np.abs(ops.convert_to_numpy(layer.vector_u.value) - before).max() > 1e-3

@@ -1,0 +1,289 @@
+"""Models that take strings: on TensorFlow as if integers had been given, elsewhere refused."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData
+from keras_adaclip.gradients.plan import whole_model_plan
+from tests.models import helpers
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+on_tensorflow = pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras feeds no strings elsewhere")
+WORDS = ["ant", "bee", "cow", "hippopotamus"]
+NUM = helpers.NUM_EXAMPLES
+Y = helpers.labels()
+SINGLE = np.random.default_rng(3).choice([*WORDS, "unknown"], NUM)
+TEXTS = np.array(
+    [" ".join(words) for words in np.random.default_rng(4).choice(WORDS, (NUM, 3))]
+).reshape(-1, 1)
+AS = {
+    "text": lambda x: x,
+    "bytes": lambda x: x.astype("S"),
+    "object": lambda x: x.astype(object),
+    "tensor": ops.convert_to_tensor,
+}
+
+
+def lookup_of(kind):
+    if kind == "word":
+        return keras.layers.StringLookup(vocabulary=WORDS)
+    return keras.layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4)
+
+
+def stack(inputs, x):
+    def start(seed):
+        return keras.initializers.RandomNormal(stddev=1.0, seed=seed)
+
+    x = keras.layers.Embedding(len(WORDS) + 2, 3, embeddings_initializer=start(1))(x)
+    x = keras.layers.Flatten()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer=start(2))(x))
+
+
+def model_of_strings(kind="word"):
+    inputs = keras.Input(() if kind == "word" else (1,), dtype="string")
+    return stack(inputs, lookup_of(kind)(inputs))
+
+
+def model_of_ids(kind="word"):
+    inputs = keras.Input(() if kind == "word" else (4,), dtype="int32")
+    return stack(inputs, inputs)
+
+
+def ids_of(kind, x):
+    return np.asarray(ops.convert_to_numpy(lookup_of(kind)(x)))
+
+
+def compiled(model, **options):
+    """With clipping that acts, and the same draws and noise in every run."""
+    options = {"clipping": 0.1, "seed": 5, "metrics": ["accuracy"], **options}
+    return helpers.compiled(ka.privatize(model), **options)
+
+
+def assert_same(one, other):
+    for left, right in zip(helpers.weights_of(one), helpers.weights_of(other), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+    assert one.privacy_spent(1e-3) == other.privacy_spent(1e-3)
+    assert one.privacy_spent(1e-3).steps > 0
+
+
+def fit(model, x, **options):
+    options = {"batch_size": 6, "validation_data": (x, Y), **options}
+    return helpers.quiet_fit(model, x, Y, **options)
+
+
+@on_tensorflow
+@pytest.mark.parametrize(
+    ("kind", "given_as"),
+    [("word", "text"), ("word", "bytes"), ("word", "tensor"), ("text", "object")],
+)
+def test_strings_train_as_their_numbers_do(kind, given_as):
+    """The same draws, contributions, noise, metrics and ledger."""
+    x = SINGLE if kind == "word" else TEXTS
+    strings, ids = AS[given_as](x), ids_of(kind, x)
+    one, other = (compiled(make(kind)) for make in (model_of_strings, model_of_ids))
+    histories = fit(one, strings), fit(other, ids)
+    assert_same(one, other)
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][name], rtol=1e-4)
+    np.testing.assert_allclose(
+        one.predict(strings, verbose=0), other.predict(ids, verbose=0), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        one.evaluate(strings, Y, verbose=0), other.evaluate(ids, Y, verbose=0), rtol=1e-4
+    )
+
+
+WAYS = {
+    "microbatches": ({"microbatch_size": 4}, {}),
+    "fitting microbatches": ({"microbatch_size": "auto"}, {}),
+    "eagerly": ({"run_eagerly": True}, {}),
+    "several steps": ({"steps_per_execution": 2}, {}),
+    "shuffled": ({}, {"sampling": "shuffle", "shuffle": False}),
+    "shuffled in microbatches": (
+        {"microbatch_size": 4},
+        {"sampling": "shuffle", "shuffle": False, "batch_size": 7},
+    ),
+    "split": ({}, {"validation_data": None, "validation_split": 0.25}),
+    "one by one": ({}, {}),
+    "tiny draws": ({}, {"batch_size": 1}),
+}
+
+
+@on_tensorflow
+@pytest.mark.parametrize("way", WAYS)
+def test_strings_in_every_way_that_a_step_can_run(way, monkeypatch):
+    if way == "one by one":
+        monkeypatch.setattr(
+            "keras_adaclip.models.preparation.make_plan", lambda *_: whole_model_plan("a test")
+        )
+    compile_options, fit_options = WAYS[way]
+    one, other = (
+        compiled(make("text"), **compile_options) for make in (model_of_strings, model_of_ids)
+    )
+    fit(one, TEXTS, **fit_options)
+    fit(other, ids_of("text", TEXTS), **fit_options)
+    assert_same(one, other)
+
+
+@on_tensorflow
+def test_strings_in_data_sets_and_single_batches():
+    import tensorflow as tf
+
+    def batches(x, kind):
+        if kind == "poisson":
+            return {"x": ka.sampling.PoissonDataset(x, Y, expected_batch_size=6, seed=1)}
+        return {"x": tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)}
+
+    for kind in ("poisson", "tf.data"):
+        one, other = (compiled(make()) for make in (model_of_strings, model_of_ids))
+        helpers.quiet_fit(one, **batches(SINGLE, kind))
+        helpers.quiet_fit(other, **batches(ids_of("word", SINGLE), kind))
+        assert_same(one, other)
+    one, other = (compiled(make()) for make in (model_of_strings, model_of_ids))
+    one.train_on_batch(SINGLE, Y)
+    other.train_on_batch(ids_of("word", SINGLE), Y)
+    assert_same(one, other)
+
+
+@on_tensorflow
+def test_strings_beside_numbers():
+    numbers = helpers.features()
+
+    def model():
+        word = keras.Input((), dtype="string", name="word")
+        features = keras.Input((helpers.NUM_FEATURES,), name="features")
+        found = keras.layers.StringLookup(vocabulary=WORDS, output_mode="one_hot")(word)
+        joined = keras.layers.Concatenate()([found, features])
+        outputs = keras.layers.Dense(3)(joined)
+        return keras.Model({"word": word, "features": features}, outputs)
+
+    fitted = compiled(model())
+    fit(fitted, {"word": SINGLE, "features": numbers})
+    assert fitted.privacy_spent(1e-3).steps == 4
+
+
+@on_tensorflow
+def test_a_saved_model_of_strings_goes_on(tmp_path):
+    model = compiled(model_of_strings())
+    fit(model, SINGLE)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    expected = model.predict(SINGLE, verbose=0)
+    np.testing.assert_allclose(loaded.predict(SINGLE, verbose=0), expected, rtol=1e-6)
+    fit(loaded, SINGLE)
+    assert loaded.privacy_spent(1e-3).steps == 8
+
+
+@on_tensorflow
+@pytest.mark.parametrize("kind", ["word", "text"])
+def test_what_users_ask_of_a_model_of_strings(kind):
+    checked = ka.check(model_of_strings(kind))
+    assert checked == []
+    assert [way.kind for way in checked.ways] == ["Embedding", "Dense"]
+    told = []
+    ka.privatize(model_of_strings(kind)).private_summary(print_fn=told.append)
+    assert "Embedding" in told[0]
+
+
+class LessMean(keras.layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0, keepdims=True)
+
+
+class JoinedToTheNext(keras.layers.Layer):
+    """Its strings hold the word of another row, of which nothing is looked up."""
+
+    def call(self, x):
+        import tensorflow as tf
+
+        return tf.strings.join([x, tf.roll(x, 1, axis=0)])
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, dtype="string")
+
+
+def mixing(where):
+    inputs = keras.Input((), dtype="string")
+    x = JoinedToTheNext(name="mixing")(inputs) if where == "strings" else inputs
+    x = keras.layers.StringLookup(vocabulary=WORDS, name="lookup")(x)
+    x = keras.layers.Embedding(len(WORDS) + 1, 3)(x)
+    x = LessMean(name="mixing")(x) if where == "numbers" else x
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+@on_tensorflow
+@pytest.mark.parametrize(("where", "word"), [("strings", "ant"), ("numbers", "unknown")])
+def test_layers_that_mix_examples_of_strings_are_found(where, word):
+    """Also where the data begin with one word, or one that no layer knows."""
+    # What a layer does to texts is seen in the numbers behind it.
+    found = "lookup" if where == "strings" else "mixing"
+    assert [issue.layer for issue in ka.check(mixing(where))] == [found]
+    model = helpers.compiled(ka.privatize(mixing(where)))
+    with pytest.raises(ValueError, match=f"{found}: It mixes examples"):
+        helpers.quiet_fit(model, np.array([word] * NUM), Y, batch_size=6)
+
+
+@on_tensorflow
+def test_clients_with_strings():
+    ids = np.arange(NUM) % 4
+    trained = []
+    for make, x in ((model_of_strings, SINGLE), (model_of_ids, ids_of("word", SINGLE))):
+        model = helpers.compiled(ka.federate(make()), clipping=0.1, seed=5, metrics=["accuracy"])
+        clients = ClientData.from_arrays(x, Y, ids)
+        model.fit(clients, cohort_size=2, epochs=2, verbose=0, validation_data=clients)
+        model.evaluate(clients, verbose=0)
+        trained.append(model)
+    assert_same(*trained)
+
+
+@on_tensorflow
+def test_rows_that_pad_are_empty_strings():
+    dataset = ka.sampling.PoissonDataset(SINGLE, expected_batch_size=1)
+    assert dataset.take(np.arange(0))["x"].tolist() == [""]
+    assert dataset.take(np.arange(1), 3)["x"].tolist() == [SINGLE[0], "", ""]
+
+
+@pytest.mark.parametrize("other", [None, 1, 2.5])
+def test_objects_that_are_no_strings_are_refused(other):
+    x = np.array([*SINGLE[:3], other, *SINGLE[4:]], object)
+    model = helpers.compiled(ka.privatize(helpers.dense_model(keras.Model)))
+    with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
+        helpers.quiet_fit(model, x, Y, batch_size=6)
+    with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
+        ka.sampling.PoissonDataset(x, Y, expected_batch_size=6)
+
+
+@on_tensorflow
+def test_strings_over_several_processes_are_refused():
+    """Their rows cannot be compared, so that one example could be in two of them."""
+    from keras_adaclip.models.host_shares import host_share
+
+    with pytest.raises(TypeError, match="numbers"):
+        host_share(SINGLE, Y, None, 6, None)
+
+
+@pytest.mark.skipif(IS_TENSORFLOW, reason="strings can be fed there")
+def test_elsewhere_strings_are_refused_by_name_with_what_to_do():
+    model = helpers.compiled(ka.privatize(model_of_strings()))
+    before = helpers.weights_of(model)
+    for x in (SINGLE, SINGLE.astype("S"), SINGLE.astype(object)):
+        for sampling in ("poisson", "shuffle"):
+            with pytest.raises(TypeError, match="TensorFlow backend alone"):
+                helpers.quiet_fit(model, x, Y, batch_size=6, sampling=sampling)
+        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+            ClientData.from_arrays(x, Y, np.arange(NUM))
+        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+            model.train_on_batch(x, Y)
+        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+            model.predict(x)
+    (issue,) = ka.check(model)
+    assert "strings" in issue.reason
+    with pytest.raises(TypeError, match="TensorFlow backend alone"):
+        model.private_summary()
+    helpers.assert_same_weights(model, before)
+    # The advice can be followed.
+    ids = ids_of("word", SINGLE)
+    helpers.quiet_fit(helpers.compiled(ka.privatize(model_of_ids())), ids, Y, batch_size=6)

@@ -1,0 +1,281 @@
+"""What a private search releases carries the search's cost, wherever it goes."""
+
+from pathlib import Path
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+import keras_adaclip as ka
+from keras_adaclip.__main__ import main
+from keras_adaclip.accounting import PrivacySpent, RandomSelection, read_ledger
+from keras_adaclip.accounting.epsilon import rounded_up
+from keras_adaclip.tuners import PrivateSearch
+from tests.tuners.hypermodels import BATCH_SIZE, NOISE, NUM_EXAMPLES, Regression, data, planned
+from tests.tuners.hypermodels import private_model as built_model
+
+DELTA = 1e-3
+STEPS = planned().steps
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """A search that has ended after two runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RandomSelection, "draw", lambda self, source=None: 2)
+        return searched(tmp_path_factory.mktemp("search"), mean_trials=10)
+
+
+def searched(folder, hypermodel=None, **arguments):
+    search = PrivateSearch(
+        Regression() if hypermodel is None else hypermodel,
+        "val_loss",
+        directory=folder,
+        project_name="p",
+        **arguments,
+    )
+    search.search(*data(), validation_data=data(1))
+    return search
+
+
+def cost_with(num_steps, mean_trials=10):
+    """Epsilon of the search and so many steps after it, by `dp_accounting` alone."""
+    step = PoissonSampledDpEvent(BATCH_SIZE / NUM_EXAMPLES, GaussianDpEvent(NOISE))
+    one_run = SelfComposedDpEvent(step, STEPS)
+    events = [RepeatAndSelectDpEvent(one_run, mean_trials, 1)]
+    if num_steps:
+        events.append(SelfComposedDpEvent(step, num_steps))
+    return RdpAccountant().compose(ComposedDpEvent(events)).get_epsilon(DELTA)
+
+
+def test_the_model_says_what_the_search_costs(search):
+    model, expected = search.best_model(), search.privacy_spent(DELTA)
+    for accountant in ("pld", "rdp"):
+        spent = model.privacy_spent(DELTA, accountant)
+        assert spent.epsilon == expected.epsilon == pytest.approx(cost_with(0))
+        assert (spent.accountant, spent.steps, spent.sampling) == ("rdp", STEPS, "poisson")
+        assert spent.neighboring_relation == "add_or_remove_one"
+        assert "drawn from the geometric law with mean 10" in str(spent)
+    (listed,) = search.get_best_models()
+    assert listed.privacy_spent(DELTA) == model.privacy_spent(DELTA)
+
+
+def test_the_report_of_the_model_says_it(search):
+    report = search.best_model().privacy_report(DELTA, group_sizes=(2,))
+    epsilon = search.privacy_spent(DELTA).epsilon
+    assert report.epsilon_pld == report.epsilon_rdp == epsilon
+    assert report.group_epsilons[2] > 2 * epsilon
+    assert report.epsilon_without_amplification == float("inf")
+    assert "the geometric law with mean 10" in report.tuning
+    text = report.to_text()
+    assert "(RDP)" in text
+    assert "(PLD)" not in text
+    assert "- Validation data whose scores decided" in text
+    assert "none is counted" not in text
+
+
+def saved_and_loaded(model, folder):
+    model.save(folder / "model.keras")
+    return keras.models.load_model(folder / "model.keras")
+
+
+def loaded_without_compiling(model, folder):
+    model.save(folder / "model.keras")
+    return keras.models.load_model(folder / "model.keras", compile=False)
+
+
+def weights_loaded(model, folder):
+    model.save_weights(folder / "model.weights.h5")
+    other = built_model()
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(folder / "model.weights.h5")
+    return other
+
+
+def weights_loaded_by_a_model_that_is_not_compiled(model, folder):
+    model.save_weights(folder / "model.weights.h5")
+    other = ka.privatize(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    other.load_weights(folder / "model.weights.h5")
+    return other
+
+
+def compiled_again(model, folder):
+    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=NOISE)
+    model.compile(optimizer, loss="mean_squared_error")
+    return model
+
+
+def loaded_and_compiled(model, folder):
+    return compiled_again(loaded_without_compiling(model, folder), folder)
+
+
+WAYS = [
+    saved_and_loaded,
+    loaded_without_compiling,
+    weights_loaded,
+    weights_loaded_by_a_model_that_is_not_compiled,
+    compiled_again,
+    loaded_and_compiled,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cost_goes_with_the_model(search, tmp_path, way):
+    model = way(search.best_model(), tmp_path)
+    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
+
+
+@pytest.mark.parametrize("way", [saved_and_loaded, weights_loaded, loaded_and_compiled])
+@pytest.mark.parametrize("is_fitted_before", [False, True])
+def test_further_training_comes_on_top(search, tmp_path, way, is_fitted_before):
+    model, num_steps = search.best_model(), 4
+    if is_fitted_before:
+        model.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
+        num_steps += 4
+    model = way(model, tmp_path)
+    model.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
+    model = saved_and_loaded(model, tmp_path)
+    spent = model.privacy_spent(DELTA)
+    assert spent.epsilon == pytest.approx(cost_with(num_steps))
+    assert spent.steps == STEPS + num_steps
+
+
+def test_a_budget_counts_the_search(search):
+    model = search.best_model()
+    callback = ka.callbacks.PrivacyCallback(DELTA, target_epsilon=cost_with(6) + 1e-6)
+    history = model.fit(*data(), batch_size=BATCH_SIZE, epochs=9, verbose=0, callbacks=[callback])
+    assert model.privacy_ledger.steps == STEPS + 6
+    assert history.history["epsilon"][-1] == pytest.approx(cost_with(6))
+
+
+def test_layers_of_the_model_carry_it(search):
+    model = search.best_model()
+    model.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
+    other = ka.PrivateSequential([keras.Input((3,)), *model.layers])
+    other.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=NOISE), "mean_squared_error")
+    assert other.privacy_spent(DELTA).epsilon == pytest.approx(cost_with(4))
+    other.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
+    assert other.privacy_spent(DELTA).epsilon == pytest.approx(cost_with(8))
+
+
+def test_files_carry_it(search, tmp_path, capsys):
+    model, epsilon = search.best_model(), search.privacy_spent(DELTA).epsilon
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    files = [*tmp_path.iterdir(), *Path(search.project_dir).rglob("*.weights.h5")]
+    assert len(files) == 3
+    for file in files:
+        assert PrivacySpent.from_ledger(read_ledger(file), DELTA).epsilon == epsilon
+        assert main(["report", str(file), "--delta", str(DELTA)]) == 0
+        assert rounded_up(epsilon) in capsys.readouterr().out
+
+
+def test_a_known_number_of_runs_is_carried(tmp_path):
+    search = searched(tmp_path, num_trials=3)
+    model = saved_and_loaded(search.best_model(), tmp_path)
+    spent = model.privacy_spent(DELTA)
+    assert spent.epsilon == search.privacy_spent(DELTA).epsilon
+    of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp")
+    assert spent.epsilon == pytest.approx(of_all.epsilon)
+    assert "the best of 3 runs, a number that is known" in str(spent)
+
+
+@pytest.mark.parametrize("distribution", ["logarithmic", "poisson"])
+def test_other_laws_are_carried(tmp_path, monkeypatch, distribution):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 1)
+    search = searched(tmp_path, distribution=distribution)
+    model = saved_and_loaded(search.best_model(), tmp_path)
+    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
+
+
+class TwoNoises(Regression):
+    """Runs of different noise and length."""
+
+    def build(self, hp):
+        return built_model(noise_multiplier=float(hp.Choice("noise", [1.0, 3.0])))
+
+    def privacy_plan(self, hp):
+        return planned(hp.get("noise"))
+
+
+def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 3)
+    search = searched(tmp_path, TwoNoises())
+    model = saved_and_loaded(search.best_model(), tmp_path)
+    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
+    assert model.privacy_spent(DELTA).epsilon == pytest.approx(
+        RandomSelection(10).epsilon(planned(1.0), DELTA)
+    )
+
+
+def test_without_noise_the_model_has_no_guarantee(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 1)
+    model = saved_and_loaded(searched(tmp_path, Regression(0.0)).best_model(), tmp_path)
+    assert model.privacy_spent(DELTA).epsilon == float("inf")
+
+
+def test_losing_runs_carry_the_cost_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 3)
+    search = searched(tmp_path, private_diagnostics=True)
+    expected = search.privacy_spent(DELTA).epsilon
+    for file in tmp_path.rglob("*.weights.h5"):
+        assert PrivacySpent.from_ledger(read_ledger(file), DELTA).epsilon >= expected
+    of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp").epsilon
+    models = search.get_best_models(3)
+    assert len(models) == 3
+    for model in models:
+        spent = model.privacy_spent(DELTA).epsilon
+        assert spent >= of_all
+        assert spent > expected
+
+
+def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 2)
+    kept = []
+
+    class Keeps(Regression):
+        def build(self, hp):
+            kept.append(super().build(hp))
+            return kept[-1]
+
+    search = searched(tmp_path, Keeps())
+    trained = [model for model in kept if model.optimizer.iterations > 0]
+    assert len(trained) == 2
+    for model in trained:
+        assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
+
+
+def test_a_search_among_released_models_counts_both(search, tmp_path, monkeypatch):
+    model = search.best_model()
+    model.save_weights(tmp_path / "first.weights.h5")
+    first = read_ledger(tmp_path / "first.weights.h5")
+
+    class GoesOn(Regression):
+        def build(self, hp):
+            return weights_loaded(model, tmp_path)
+
+        def privacy_plan(self, hp):
+            return first.append(planned().rows[0])
+
+    second = searched(tmp_path / "second", GoesOn())
+    released = saved_and_loaded(second.best_model(), tmp_path)
+    # `build` loads the first search's cost, and the file that comes on top holds it as well.
+    assert released.privacy_spent(DELTA).epsilon >= second.privacy_spent(DELTA).epsilon
+    assert second.privacy_spent(DELTA).epsilon > cost_with(STEPS)
+
+
+def test_the_tuner_hands_out_nothing_else(search):
+    (hp,) = search.get_best_hyperparameters()
+    assert isinstance(hp, keras_tuner.HyperParameters)
+    with pytest.raises(ValueError, match="the best run alone is released"):
+        search.get_best_models(2)
+    assert np.isfinite(search.best_score)
