@@ -74,19 +74,22 @@ class PrivacySpending:
 
         Empty where the operating system drew all of it, so that no other run draws the same.
         """
-        seeds: frozenset[int] = getattr(self._account, "used_seeds", frozenset())
+        seeds: frozenset[int] = getattr(self._account(), "used_seeds", frozenset())
         return seeds.union(*(other.used_seeds for other in self._other_accounts()))
 
-    @property
     def _account(self) -> Any:
-        """Who holds the ledger: the optimizer, or what was loaded without one; None for neither."""
+        """Who holds the ledger: the optimizer, or what was loaded without one; None for neither.
+
+        No property: Keras walks through attributes when it loads, and would find the optimizer
+        under a second name, where no state was saved, and forget that the first one failed.
+        """
         optimizer = getattr(self, "optimizer", None)
         return self._loaded_account if optimizer is None else optimizer
 
     @property
     def _run(self) -> Run:
         self._refuse_lost_ledger()
-        account = self._account
+        account = self._account()
         run: Run = Run() if account is None else account.run
         # Weights that another model shares are what that one's training has made of them.
         for other in self._other_accounts():
@@ -103,7 +106,7 @@ class PrivacySpending:
 
     def _other_accounts(self) -> list[Any]:
         """Who else holds the ledger of weights of this model, each once."""
-        own = self._account
+        own = self._account()
         # Frozen weights count as well: what was learnt under privacy is in them.
         holders = (
             getattr(variable, _ACCOUNT_OF_VARIABLE, None)
@@ -178,7 +181,7 @@ class PrivacySpending:
 
     def _weights_unchanged(self) -> bool | None:
         """Whether the weights are those that private training left; None where not known."""
-        in_run = getattr(self._account, "is_in_a_run", False)
+        in_run = getattr(self._account(), "is_in_a_run", False)
         return weights_are_unchanged(self.weights, in_run)  # type: ignore[attr-defined]
 
     def _include_spending_on_shared_weights(self) -> None:
@@ -204,14 +207,14 @@ class PrivacySpending:
     def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
         """Lets weights remember that the ledger of what they have learnt is held here."""
         for variable in variables:
-            keras_private.set_attribute(variable, _ACCOUNT_OF_VARIABLE, self._account)
+            keras_private.set_attribute(variable, _ACCOUNT_OF_VARIABLE, self._account())
 
     def _include_loaded(self, run: Run) -> None:
         """Takes over the ledger of weights that were loaded, and of those that they replaced."""
-        if self._account is None:
+        if self._account() is None:
             keras_private.set_attribute(self, "_loaded_account", LoadedAccount())
         for each in (run, *(other.run for other in self._other_accounts())):
-            self._account.include_run(each)
+            self._account().include_run(each)
         self._put_on_account(self.variables)  # type: ignore[attr-defined]
 
 

@@ -161,7 +161,9 @@ def test_examples_and_clients_do_not_share_a_ledger(tmp_path):
     fresh.fit(clients, 2, verbose=0)
     with pytest.raises(ValueError, match="do not add up"):
         fresh.load_weights(tmp_path / "model.weights.h5")
-    assert fresh.privacy_report(1e-3, group_sizes=()).unit == "client"
+    # Keras may have loaded weights before it raised.
+    with pytest.raises(RuntimeError, match="is not known"):
+        fresh.privacy_report(1e-3, group_sizes=())
 
 
 def test_what_was_spent_on_frozen_weights_counts():

@@ -185,10 +185,14 @@ class QueryOptimizer(QueryAccounting):
     def load_own_variables(self, store: Any) -> None:
         """Loads ledger, query's and inner optimizer's state; never lowers the ledger.
 
+        Of a model that was saved without an optimizer there is nothing to load.
+
         Raises:
             ValueError: where what is stored is not of this optimizer and query.
         """
         names = list(store.keys())
+        if not names:
+            return
         of_query = {name for name in names if name.startswith(_KEY_OF_QUERY)}
         values = saved_arrays(
             {name: store[name] for name in names if name not in of_query},
