@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients import one_by_one
 from keras_adaclip.gradients.batch import Batch
@@ -136,7 +137,10 @@ def compared(
     if not all(np.isfinite(part).all() for part in expected):
         return None
     (found,) = backend.evaluate_each(planned, held, [given])
-    half = model.compute_dtype in ("float16", "bfloat16")
+    half = any(
+        layer.compute_dtype in ("float16", "bfloat16")
+        for layer in keras_private.flatten_layers(model)
+    )
     tolerance = 5e-2 if half else 1e-3
     scale = float(np.max(expected[0]))
     if not np.allclose(found[0], expected[0], rtol=tolerance, atol=1e-7):

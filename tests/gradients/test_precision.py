@@ -69,6 +69,20 @@ def test_norms_and_sums_are_float32(policy, whole_model):
         np.testing.assert_allclose(total, min(clip_norm, found.norms[row]), rtol=1e-4)
 
 
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16", "float16"])
+def test_coarse_layers_of_a_float32_model_have_rules(policy):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(3, 4, 4, 2)).astype("float32")
+    y = rng.normal(size=(3, 3)).astype("float32")
+    coarse = [
+        layers.Conv2D(3, 2, activation="relu", dtype=policy),
+        layers.Flatten(dtype=policy),
+        layers.Dense(5, activation="tanh", dtype=policy),
+    ]
+    model = keras.Sequential([keras.Input((4, 4, 2)), *coarse, layers.Dense(3)])
+    assert ways(plan_for(built(model, x, y), x, y)) == ["Convolution", "Dense", "Dense"]
+
+
 def test_inputs_of_float64_are_inputs_of_float32():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(3, 4, 4, 2)), rng.normal(size=(3, 3))
