@@ -47,11 +47,20 @@ class EpochCheck(keras.callbacks.Callback):
 
     Args:
         check: raises where it may not.
+
+    Attributes:
+        before_execution: the same, but called before each step (or execution of steps).
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
         self._check = check
+        self.before_execution: list[Callable[[], None]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Raises where training may not go on."""
+        for check in self.before_execution:
+            check()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Raises where training may not go on."""

@@ -22,6 +22,7 @@ from keras_adaclip.accounting import (
 from keras_adaclip.accounting.report import NO_TUNING
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.weight_digests import digests_in_words, weights_are_unchanged
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.ledger_variables import Run
 
 _ACCOUNT_OF_VARIABLE = "_keras_adaclip_account"
@@ -42,6 +43,7 @@ class LoadedAccount:
 
     def include_run(self, run: Run) -> None:
         """Raises the ledger to cover another one."""
+        AccountedOptimizer.num_inclusions += 1
         self.run = self.run.union_upward(run)
 
 

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -45,6 +45,7 @@ class AccountedOptimizer(WrappingOptimizer):
         seed: of the noise and the draws of units; None takes both from the operating system.
         used_seeds: every seed that noise or draws of a run came from so far, those of data sets
             and of earlier optimizers of the model too. Another run may draw the same with them.
+        num_inclusions: how often any ledger of this process took over what ran elsewhere.
 
     Args:
         inner_optimizer: the optimizer that applies the updates.
@@ -61,6 +62,7 @@ class AccountedOptimizer(WrappingOptimizer):
     microbatch_size: int | str | None = None
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
+    num_inclusions: ClassVar[int] = 0
     _ledger: LedgerVariables
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -108,6 +110,7 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             run: the ledger to cover, and whose it is.
         """
+        AccountedOptimizer.num_inclusions += 1
         if self.built:
             self._ledger.include(run)
         else:
@@ -229,7 +232,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         if self.built:
             if all(id(variable) in values for variable in self._ledger.variables):
-                self._ledger.include(self._ledger.run_from(values))
+                self.include_run(self._ledger.run_from(values))
             self._renew_secrets()
         restored = self._restored_variables() if self.built else self.inner_optimizer.variables
         for variable in restored:

@@ -194,7 +194,7 @@ FAULTS = (
     Fault(
         "the ledger forgets what is loaded",
         "optimizers/accounted_optimizer.py",
-        "                self._ledger.include(self._ledger.run_from(values))\n",
+        "                self.include_run(self._ledger.run_from(values))\n",
         "                pass\n",
         f"{_SOUND}/test_rules_ledger.py tests/models/test_saving.py",
     ),
@@ -600,8 +600,8 @@ FAULTS = (
     Fault(
         "isolation compared before the callbacks of an epoch, not after them",
         "models/fit_callbacks.py",
-        "ordered += [] if last is None else [last]",
-        "ordered[:0] = [] if last is None else [last]",
+        "ordered.append(last)",
+        "ordered.insert(0, last)",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -680,5 +680,40 @@ FAULTS = (
         "                with backend.full_precision():\n",
         "                if True:\n",
         "tests/gradients/test_precision.py",
+    ),
+    Fault(
+        "the padding of large clients not examined",
+        "federated/federated_training.py",
+        "rows, row_counts if others_decide else []",
+        "rows, []",
+        "tests/federated/test_refusals.py",
+    ),
+    Fault(
+        "the padding of clients examined before the first round only",
+        "federated/federated_training.py",
+        "EpochCheck(self.step_isolation.prove_again)",
+        "EpochCheck(lambda: None)",
+        "tests/federated/test_refusals.py",
+    ),
+    Fault(
+        "a loss that counts the padding of large clients",
+        "federated/preflight.py",
+        "missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]",
+        "missing = [2, 3]",
+        "tests/federated/test_refusals.py",
+    ),
+    Fault(
+        "layers may heed how many rows were drawn",
+        "models/step_isolation.py",
+        "                if others_vary:\n",
+        "                if False:\n",
+        "tests/federated/test_refusals.py tests/models/test_mixing_later.py",
+    ),
+    Fault(
+        "what is loaded within an epoch not counted towards the target",
+        "models/fit_callbacks.py",
+        "[c.count_again for c in ours if isinstance(c, PrivacyCallback)]",
+        "[]",
+        "tests/callbacks/test_privacy_callback.py",
     ),
 )
