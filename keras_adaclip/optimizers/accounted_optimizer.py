@@ -6,6 +6,7 @@ What `PrivateModel.fit` calls around its steps stands here; what a step does sta
 
 import abc
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -73,6 +74,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._built_for: list[int] = []
         self._is_configured = False
         self._past_run = Run()
+        self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     @property
@@ -97,6 +99,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """The ledger and the identity of the run."""
         if not self.built:
             return self._past_run
+        self.renew_after_fork()
         run = self._ledger.run
         if self._is_configured:
             return run
@@ -112,9 +115,20 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         AccountedOptimizer.num_inclusions += 1
         if self.built:
+            self.renew_after_fork()
             self._ledger.include(run)
         else:
             self._past_run = self._past_run.union_upward(run)
+
+    def renew_after_fork(self) -> None:
+        """Takes another identity, and noise of its own, in a process that was forked off.
+
+        The other process goes on from the same state: its steps are not those of this one.
+        """
+        if self.built and self._process != os.getpid():
+            self._process = os.getpid()
+            self._ledger.renew_identity()
+            self._renew_secrets()
 
     def remember_seeds(self, *seeds: int | None) -> None:
         """Adds to `used_seeds`; None stands for randomness of the operating system."""
@@ -150,6 +164,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 counts in epochs of unknown length.
         """
         checked_inner_optimizer(self.inner_optimizer)
+        self.renew_after_fork()
         self._run_settings = RunSettings(
             sampling,
             expected_batch_size,

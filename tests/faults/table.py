@@ -716,4 +716,18 @@ FAULTS = (
         "[]",
         "tests/callbacks/test_privacy_callback.py",
     ),
+    Fault(
+        "processes that were forked off count as one run",
+        "optimizers/accounted_optimizer.py",
+        "            self._ledger.renew_identity()\n",
+        "",
+        f"{_SOUND}/test_rules_ledger.py",
+    ),
+    Fault(
+        "processes that were forked off draw the same noise",
+        "optimizers/accounted_optimizer.py",
+        "            self._ledger.renew_identity()\n            self._renew_secrets()\n",
+        "            self._ledger.renew_identity()\n",
+        f"{_SOUND}/test_rules_ledger.py",
+    ),
 )
