@@ -289,3 +289,14 @@ def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkey
     # What is not known to be the other's counts as one's own: too much rather than too little.
     run = model.optimizer.run
     assert (run.ledger.steps, run.included) == (4, {})
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+def test_layers_that_are_quantized_carry_the_ledger_on(mode):
+    """Without a bias nothing is left of the variables that were trained."""
+    model = train(line_model(dp_sgd()), 4)
+    model.quantize(mode)
+    inputs = keras.Input(model.input_shape[1:])
+    layer = model.layers[-1]
+    assert steps(ka.PrivateModel(inputs, layer(inputs))) == 4
