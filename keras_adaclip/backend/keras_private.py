@@ -60,6 +60,11 @@ def own_methods(model: keras.Model, among: Iterable[str] | None = None) -> list[
     return found
 
 
+def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables that belong to `layer` itself and not to a layer inside it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The trainable variables that belong to `layer` itself and not to a layer inside it."""
     if not layer.trainable:

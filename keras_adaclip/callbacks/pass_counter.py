@@ -1,5 +1,6 @@
 """Keeps the ledger's view of a `fit`: what runs, with which noise, and where a pass begins."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -47,11 +48,24 @@ class EpochCheck(keras.callbacks.Callback):
 
     Args:
         check: raises where it may not.
+
+    Attributes:
+        before_execution: the same, but called before each step (or execution of steps).
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
         self._check = check
+        self._process = os.getpid()
+        self.before_execution: list[Callable[[], None]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Raises where training may not go on; a process that was forked off goes on alone."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self.model.optimizer.renew_after_fork()
+        for check in self.before_execution:
+            check()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Raises where training may not go on."""

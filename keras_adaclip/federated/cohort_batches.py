@@ -130,6 +130,15 @@ class CohortBatches(keras.utils.PyDataset):
         return {"x": 2, "y": 2, "order": of_order, "num_steps": 1, "mask": 1, "weight": 1}
 
     @property
+    def row_counts(self) -> list[int]:
+        """The numbers of rows of a client's local batch that rounds may have, padding included."""
+        if self.local.batch_size is not None:
+            return [self.local.batch_size]
+        sizes = map(self.clients.num_examples_at, range(len(self.clients)))
+        most = self.local.examples_limit
+        return sorted({rounded_up(size if most is None else min(size, most)) for size in sizes})
+
+    @property
     def example(self) -> dict[str, Any]:
         """A batch of one client that takes part and has examples, for types and shapes."""
         with_examples = next(n for n in itertools.count() if self.clients.num_examples_at(n) > 0)

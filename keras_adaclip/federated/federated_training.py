@@ -12,20 +12,25 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.functional_optimizer import functional_optimizer
-from keras_adaclip.callbacks import PassCounter
+from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.layout import cohort_layout
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
+from keras_adaclip.federated.preflight import (
+    PADDING_COUNTS,
+    refuse_unsound_rounds,
+    refuse_unsuited_settings,
+)
 from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
-from keras_adaclip.gradients import quicker_calls_of
+from keras_adaclip.gradients import Batch, quicker_calls_of
 from keras_adaclip.models import fit_callbacks, weight_digests
 from keras_adaclip.models.arrays import strings_as_tensors
 from keras_adaclip.models.preflight import metric_issues, refuse
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.processes import on_all_devices, refuse_clients_of_one_process
+from keras_adaclip.models.step_isolation import StepIsolation
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
@@ -125,6 +130,7 @@ class FederatedTraining(Preparation):
         self._remember_metrics(metrics, weighted_metrics)
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
+        keras_private.set_attribute(self, "step_isolation", None)
 
     def get_compile_config(self) -> Any:
         """What `compile` was called with, the clients' part included."""
@@ -206,7 +212,8 @@ class FederatedTraining(Preparation):
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
         try:
-            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter)
+            last = EpochCheck(self.step_isolation.prove_again)  # type: ignore[union-attr]
+            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
             of_batches = backend.fit_arguments(
                 cohorts, cohorts.example, self, cohorts.num_open_axes
@@ -282,8 +289,10 @@ class FederatedTraining(Preparation):
         refuse(self, metric_issues(self))
         rows = data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        finding = refuse_unsound_rounds(self, rows)
+        row_counts = data.poisson.row_counts
+        finding = refuse_unsound_rounds(self, rows, row_counts)
         self._assign_in_steps(finding.assigned, rows)
+        self._prove_isolation(rows, row_counts)
         refuse_clients_of_one_process()
         layout = cohort_layout(self, data.poisson, finding.branches)
         data.poisson.num_padded_clients = layout.num_padded_clients
@@ -295,6 +304,25 @@ class FederatedTraining(Preparation):
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
+
+    def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:
+        """Examines the model at the shapes of its local batches, where other clients decide them.
+
+        Raises:
+            ValueError: where a layer lets the rows that pad a batch count.
+        """
+        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
+        if self.step_isolation is None or shapes != self.planned_shapes:
+            isolation = StepIsolation(self, PADDING_COUNTS)
+            keras_private.set_attribute(self, "step_isolation", isolation)
+            keras_private.set_attribute(self, "planned_shapes", shapes)
+        assert self.step_isolation is not None
+        assert self.federated_settings is not None
+        # Of batches of one size, padding is the client's own.
+        others_decide = self.federated_settings.client_batch_size is None
+        self.step_isolation.prove(
+            rows, row_counts if others_decide else [], others_vary=others_decide
+        )
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Sets up the clients' training, anew where something of it was changed since."""

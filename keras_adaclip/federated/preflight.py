@@ -25,8 +25,13 @@ from keras_adaclip.models.preflight import (
 from keras_adaclip.models.probe import Finding, Probe, layers_outside_loops
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 
+PADDING_COUNTS = (
+    "Its output for one row depends on other rows of the batch, so the rows that pad the batches "
+    "of a client would count."
+)
 
-def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> Finding:
+
+def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
     """Raises where training `model` over clients would not be private, or not what it seems.
 
     Examples of one client may meet each other: what must stay apart is clients, and each of them
@@ -35,6 +40,7 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> Finding:
     Args:
         model: a compiled and built federated model.
         rows: a few examples to run the model on.
+        row_counts: the numbers of rows that local batches have.
 
     Returns:
         What was found of the state of a model without issues.
@@ -51,7 +57,7 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch) -> Finding:
             *(PrivacyIssue(*issue) for issue in finding.issues),
             *_batch_normalization_issues(model, finding.dependent),
             *_padding_issues(model, rows),
-            *_loss_issues(model, rows),
+            *_loss_issues(model, rows, row_counts),
             *compile_issues(model),
         ],
     )
@@ -143,8 +149,7 @@ def _padding_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
             return [
                 PrivacyIssue(
                     layer.name,
-                    "Its output for one row depends on other rows of the batch, so the rows that "
-                    "pad the batches of a client would count.",
+                    PADDING_COUNTS,
                     "Replace it with a layer that treats each row alone (for normalization: "
                     "LayerNormalization or GroupNormalization).",
                 )
@@ -221,11 +226,13 @@ def _first_other(
     return None
 
 
-def _loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
+def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list[PrivacyIssue]:
     """Losses that layers add, and losses that count the rows of padding."""
     rows = finite_rows(rows)
     variables = [*model.variables, *model.metrics_variables]
     has_added: list[bool] = []
+    num_rows = keras.tree.flatten(rows.x)[0].shape[0]
+    missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 
     def losses() -> list[Any]:
         mapping = [(variable, variable.value) for variable in variables]
@@ -235,11 +242,14 @@ def _loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         # Once for all: another call may draw other random numbers.
         y_pred = call_model(model, rows.x, training=False)
         of_loss = functools.partial(_loss_with_padding, model, rows, y_pred)
-        return [*map(of_loss, (0, 0, 2, 3)), *(of_loss(each, ops.zeros_like) for each in (2, 3))]
+        return [
+            *map(of_loss, (0, 0, *missing)),
+            *(of_loss(each, ops.zeros_like) for each in missing),
+        ]
 
     alone, again, *padded = (float(value) for value in backend.evaluate(losses, variables))
     # An example of zeros alone may be none at all, as where zeros are masked words.
-    padded = [*padded[:2], *filter(math.isfinite, padded[2:])]
+    padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
     issues = []
     if any(has_added):
         issues.append(

@@ -69,7 +69,7 @@ def prepared(
     callbacks: Any,
     data: Any,
     pass_counter: PassCounter,
-    last: EpochCheck | None = None,
+    last: EpochCheck,
 ) -> Any:
     """The callbacks in the order in which Keras is to call them.
 
@@ -98,11 +98,12 @@ def prepared(
     _warn_of_monitors(given)
     ours.insert(0, pass_counter)
     ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
-    ordered += [] if last is None else [last]
+    ordered.append(last)
+    last.before_execution = [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return ordered
     callbacks.callbacks[:] = ordered
-    for callback in [*ours, *ordered[-1:]]:
+    for callback in [*ours, last]:
         callback.set_model(model)
     return callbacks
 

@@ -168,7 +168,12 @@ class Preparation(SavedState):
         try:
             layout = batch_layout(self, data)
             assert self.step_isolation is not None
-            self.step_isolation.prove(data.rows, step_sizes(self, data, layout), augmentation)
+            self.step_isolation.prove(
+                data.rows,
+                step_sizes(self, data, layout),
+                augmentation,
+                others_vary=backend.slices_any_size(self),
+            )
         except BaseException:
             self.gradient_plan = None
             raise

@@ -40,7 +40,8 @@ _NUM_ROWS, _NUM_WORDS = 8, 100
 _NUM_STATES = 5
 # Spread of the made-up rows at each of them, as a multiple of that of the data.
 _SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
-_MIXES = "It mixes examples: its output for one row changes when only other rows change."
+MIXES = "It mixes examples: its output for one row changes when only other rows change."
+COUNTS = "Its output for one row depends on how many rows are in the batch."
 _ALONE = (
     "Replace it with a layer that treats each example alone (for normalization: "
     "LayerNormalization or GroupNormalization)."
@@ -106,10 +107,14 @@ class Probe:
         model: a built model.
         rows: at least one example, for shapes, dtypes and plausible values.
         size: number of rows of a batch.
+        training: the mode of the forward pass.
     """
 
-    def __init__(self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS) -> None:
+    def __init__(
+        self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS, training: bool = True
+    ) -> None:
         self._model, self._size, self._structure = model, size, rows.x
+        self._training = training
         flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
         self._examples = [ops.convert_to_numpy(value) for value in flat]
         self._words = known_words(model)
@@ -171,7 +176,7 @@ class Probe:
         ]
         issues += [(layer.name, *_ADDED) for layer in self._added]
         if mixing is not None:
-            issues.append(_issue(self._model, mixing, _MIXES, _ALONE))
+            issues.append(_issue(self._model, mixing, MIXES, _ALONE))
         unique = list({issue[0]: issue for issue in issues}.values())
         assigned = [each for number, each in updated.items() if number not in dependent]
         return Finding(unique, unrepeatable is None, unrepeatable, assigned)
@@ -206,7 +211,66 @@ class Probe:
             found = self._compared(values, number, half, generator, number % 3 == 1, repeat, False)
             if found.mixing is None:
                 return []
-        return [_issue(self._model, found.mixing, _MIXES, _ALONE)]
+        return [_issue(self._model, found.mixing, MIXES, _ALONE)]
+
+    def examined_counts(self, few: "Probe") -> list[tuple[str, str, str]]:
+        """Issues with what depends on the number of rows, at several states of the variables.
+
+        Args:
+            few: a probe of the same model in the same mode, of fewer rows.
+        """
+        generator = np.random.default_rng(self._size)
+        for state in range(len(_SPREADS)):
+            try:
+                values = self._values(state, generator)
+                issues = self._counting(few, values, state, generator)
+            except Exception:
+                # Not every value is one that a variable can have.
+                if state == 0:
+                    raise
+                continue
+            if issues:
+                return issues
+        return []
+
+    def counting_now(self, few: "Probe", number: int) -> list[tuple[str, str, str]]:
+        """`examined_counts` with the variables as they are.
+
+        Args:
+            few: as for `examined_counts`.
+            number: another one takes other random numbers.
+        """
+        values = [variable.value for variable in self._variables]
+        return self._counting(few, values, number, np.random.default_rng([self._size, number]))
+
+    def _counting(
+        self, few: "Probe", values: list[Any], state: int, generator: np.random.Generator
+    ) -> list[tuple[str, str, str]]:
+        """Issues with layers that return something else for the first rows alone."""
+        further, moved = (values, self._seed_values(state)), (values, self._seed_values(state + 1))
+        # A difference is looked at again on other rows: rounding may decide close by a threshold.
+        for _ in range(2):
+            rows = self._rows(_SPREADS[state % len(_SPREADS)], generator)
+            first_rows = [each[: few._size] for each in rows]
+            outputs = self._forward(rows, further)[0]
+            alone = few._forward(first_rows, further)[0]
+            others = few._forward(first_rows, moved)[0] if self._seeds else alone
+            # Behind a layer that draws random numbers, rows of another number are another draw.
+            drawn = _first_difference(alone, others, True)
+            layers = few._layers
+            if layers != self._layers:  # What has as many entries as there are rows is not known.
+                if drawn is not None:
+                    return []
+                layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
+            compared = zip(layers, alone[:drawn], outputs, strict=False)
+            differing = [
+                layer
+                for layer, one, other in compared
+                if len(one) == few._size and not _are_close(one, other[: few._size])
+            ]
+            if not differing:
+                return []
+        return [_issue(self._model, differing[0], COUNTS, _ALONE)]
 
     def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
         """Issues with what a forward pass leaves behind outside of Keras's variables.
@@ -380,7 +444,7 @@ class Probe:
                 return result
 
             with _watched(self._model, record, lambda: len(scope.losses)):
-                call_model(self._model, x, training=True)
+                call_model(self._model, x, training=self._training)
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 now = scope.get_current_value(variable)
@@ -476,6 +540,12 @@ def _differ(one: np.ndarray, other: np.ndarray, is_exact: bool) -> bool:
     if is_exact:
         return not np.array_equal(one, other, equal_nan=True)
     return not np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _are_close(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether digests agree as far as those of batches of two sizes do."""
+    scale = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))
+    return np.allclose(one, other, rtol=1e-3, atol=1e-5 + 1e-3 * scale, equal_nan=True)
 
 
 def _digest(value: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ takes state out of a model: files, pickles and copies, checkpoints of callbacks,
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,12 @@ from keras_adaclip.optimizers.saving import NO_LEGACY_FILE, refuse_legacy_file
 
 _DIGEST_KEY = "privacy_weights_digests"
 _STATE_KEYS = (*LEDGER_KEYS, _DIGEST_KEY)
+
+
+def _without_number(path: str) -> str:
+    """The path of an optimizer's variable, less the number that Keras gave the optimizer."""
+    optimizer, *rest = path.split("/")
+    return "/".join([re.sub(r"_\d+$", "", optimizer), *rest])
 
 
 class SavedState(PrivacySpending):
@@ -73,7 +80,8 @@ class SavedState(PrivacySpending):
             state_tree: what `get_state_tree` returned, of this model or another, or a part of it.
 
         Raises:
-            ValueError: where the tree's ledger is impossible.
+            ValueError: where the tree's ledger is impossible, or the state of its optimizer is that
+                of another one. (Keras itself leaves out what it does not know.)
         """
         tree = dict(state_tree)
         of_optimizer = tree.pop("optimizer_variables", {})
@@ -82,17 +90,50 @@ class SavedState(PrivacySpending):
         if "non_trainable_variables" in tree:
             tree["non_trainable_variables"] = frozen
         self._load_privacy_state(state, has_weights="trainable_variables" in tree)
-        super().set_state_tree(tree)  # type: ignore[misc]
         optimizer = getattr(self, "optimizer", None)
-        if optimizer is not None and of_optimizer:
-            paths = {variable.path: id(variable) for variable in optimizer.variables}
-            values = {
-                "/".join(path): keras.ops.convert_to_numpy(value)
-                for path, value in keras.tree.flatten_with_path(of_optimizer)
-            }
-            optimizer.set_values(
-                {paths[path]: value for path, value in values.items() if path in paths}
-            )
+        values = {} if optimizer is None else self._values_of_optimizer(of_optimizer)
+        super().set_state_tree(tree)  # type: ignore[misc]
+        if values:
+            optimizer.set_values(values)  # type: ignore[union-attr]
+
+    def _values_of_optimizer(self, of_optimizer: dict[str, Any]) -> dict[int, Any]:
+        """The arrays of a state tree, by the `id` of the optimizer's variable.
+
+        Raises:
+            ValueError: where the optimizer has no such variable.
+        """
+        self._build_optimizer()
+        variables = self.optimizer.variables  # type: ignore[attr-defined]
+        # Keras numbers optimizers of one kind: the second `SGD` of a process is `sgd_1`.
+        numbered = {_without_number(variable.path): id(variable) for variable in variables}
+        numbers = numbered | {variable.path: id(variable) for variable in variables}
+        values = {}
+        for parts, value in keras.tree.flatten_with_path(of_optimizer):
+            path = "/".join(map(str, parts))
+            number = numbers.get(path, numbers.get(_without_number(path)))
+            if number is None:
+                raise ValueError(
+                    f"The state tree holds variable {path!r} of an optimizer, which the optimizer "
+                    f"{self.optimizer.name!r} of this model does not have, so that its state "  # type: ignore[attr-defined]
+                    "cannot be restored. Compile the model as it was when the tree was taken, with "
+                    "optimizers of the same names, or leave 'optimizer_variables' out. The "
+                    "privacy ledger of the tree was taken over."
+                )
+            values[number] = keras.ops.convert_to_numpy(value)
+        return values
+
+    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> Any:
+        """Keras's; the ledger is raised to cover that of the file, also where weights are skipped.
+
+        Args:
+            filepath: as for Keras.
+            skip_mismatch: as for Keras.
+            **kwargs: as for Keras.
+        """
+        if not (skip_mismatch or kwargs):
+            return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
+        with weight_digests.loading_some(self.weights):  # type: ignore[attr-defined]
+            return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""

@@ -22,9 +22,10 @@ from keras_adaclip.accounting import (
 from keras_adaclip.accounting.report import NO_TUNING
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.weight_digests import digests_in_words, weights_are_unchanged
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.ledger_variables import Run
 
-_ACCOUNT_OF_VARIABLE = "_keras_adaclip_account"
+_ACCOUNT = "_keras_adaclip_account"
 
 
 class LoadedAccount:
@@ -42,6 +43,7 @@ class LoadedAccount:
 
     def include_run(self, run: Run) -> None:
         """Raises the ledger to cover another one."""
+        AccountedOptimizer.num_inclusions += 1
         self.run = self.run.union_upward(run)
 
 
@@ -107,11 +109,10 @@ class PrivacySpending:
     def _other_accounts(self) -> list[Any]:
         """Who else holds the ledger of weights of this model, each once."""
         own = self._account()
-        # Frozen weights count as well: what was learnt under privacy is in them.
-        holders = (
-            getattr(variable, _ACCOUNT_OF_VARIABLE, None)
-            for variable in self.variables  # type: ignore[attr-defined]
-        )
+        # Frozen weights count as well: what was learnt under privacy is in them. Layers remember
+        # it for weights that take the place of trained ones, as those of `quantize` do.
+        parts = [*self.variables, *keras_private.flatten_layers(self)]  # type: ignore[attr-defined]
+        holders = (getattr(part, _ACCOUNT, lambda: None)() for part in parts)
         others = {id(each): each for each in holders if each is not None and each is not own}
         return list(others.values())
 
@@ -205,9 +206,21 @@ class PrivacySpending:
         self._put_on_account(self.trainable_variables)  # type: ignore[attr-defined]
 
     def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
-        """Lets weights remember that the ledger of what they have learnt is held here."""
-        for variable in variables:
-            keras_private.set_attribute(variable, _ACCOUNT_OF_VARIABLE, self._account())
+        """Lets weights and their layers remember that the ledger of what they learnt is here."""
+        numbers = {id(variable) for variable in variables}
+        layers = [
+            layer
+            for layer in keras_private.flatten_layers(self)
+            if any(id(variable) in numbers for variable in keras_private.own_variables(layer))
+        ]
+        account = self._account()
+
+        # A function: an optimizer would be saved and loaded with the layer.
+        def holder() -> Any:
+            return account
+
+        for part in (*variables, *layers):
+            keras_private.set_attribute(part, _ACCOUNT, holder)
 
     def _include_loaded(self, run: Run) -> None:
         """Takes over the ledger of weights that were loaded, and of those that they replaced."""

@@ -2,7 +2,8 @@
 
 A layer may mix examples only where a batch is large, or once a variable has moved. Before training
 each shape is examined at several states of the variables; before each epoch one comparison is made
-with the variables as they are.
+with the variables as they are. Where batches differ in size, which tells of the data, a layer must
+not heed how many rows there are.
 """
 
 import math
@@ -14,10 +15,12 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.models.preflight import PrivacyIssue, refuse
-from keras_adaclip.models.probe import Probe
+from keras_adaclip.models.probe import COUNTS, MIXES, Probe
 
 # Single batches between two comparisons, which take about as long as a step.
 _BATCHES_BETWEEN = 60
+# Rows of the batch with which larger ones are compared.
+_FEW = 2
 # Larger variables that nothing trains are not looked at before each single batch.
 _MOST_NUMBERS = 4096
 
@@ -26,18 +29,26 @@ class StepIsolation:
     """Examines a model at the shapes of its steps.
 
     Args:
-        model: a built private model with a plan.
+        model: a built private model with a plan, or a federated one.
+        reason: what is said of a layer that mixes rows; None says what was seen.
     """
 
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
+    def __init__(self, model: keras.Model, reason: str | None = None) -> None:
+        self._model, self._reason = model, reason
         self._probes: dict[tuple[int, int], Probe] = {}
+        self._few: dict[tuple[int, int, bool], Probe] = {}
+        self._counts: dict[tuple[int, int, bool], tuple[Probe, Probe]] = {}
         self._used: list[Probe] = []
+        self._used_counts: list[tuple[Probe, Probe]] = []
         self._num_checks = self._num_batches = 0
         self._fixed: list[np.ndarray] = []
 
     def prove(
-        self, rows: Batch, sizes: list[int], augmentation: Augmentation | None = None
+        self,
+        rows: Batch,
+        sizes: list[int],
+        augmentation: Augmentation | None = None,
+        others_vary: bool = False,
     ) -> None:
         """Examines the model with batches of so many rows, where that was not done yet.
 
@@ -45,25 +56,45 @@ class StepIsolation:
             rows: a few training examples.
             sizes: numbers of examples that pass through the model at a time.
             augmentation: how the examples are augmented.
+            others_vary: whether there are batches of yet other sizes.
 
         Raises:
-            ValueError: where a layer mixes examples.
+            ValueError: where a layer mixes examples, or counts rows that differ in number.
         """
-        self._used = []
+        self._used, self._used_counts = [], []
+        others_vary = others_vary or len(sizes) > 1
         copies = 1 if augmentation is None else augmentation.multiplicity
-        models = {id(self._model): self._model} if self._model.gradient_plan.is_layerwise else {}
+        plan = self._model.gradient_plan
+        models = {id(self._model): self._model} if plan is None or plan.is_layerwise else {}
         if augmentation is not None:
             models[id(augmentation.layer)] = augmentation.as_model(rows)
         for size in sizes:
             for number, model in models.items():
                 key = self._known((number, max(size * copies, 2)))
+                # The one input of an augmentation, in whatever structure the model takes it.
+                given = rows if model is self._model else Batch(keras.tree.flatten(rows.x)[0])
                 if key not in self._probes:
-                    # The one input of an augmentation, in whatever structure the model takes it.
-                    given = rows if model is self._model else Batch(keras.tree.flatten(rows.x)[0])
                     probe = Probe(model, given, key[1])
-                    _refuse(self._model, probe.examined(at_step_shape=True).issues)
+                    self._refuse(probe.examined(at_step_shape=True).issues)
                     self._probes[key] = probe
                 self._used.append(self._probes[key])
+                if others_vary:
+                    self._prove_counts(key, model, given)
+
+    def _prove_counts(self, key: tuple[int, int], model: keras.Model, rows: Batch) -> None:
+        """Examines whether so many rows give what fewer give."""
+        size = _FEW if key[1] > _FEW else 1
+        seeds = keras_private.seed_generator_states(model)
+        # What stands behind a layer that draws in training is looked at in inference.
+        for training in (True, False) if seeds else (True,):
+            known = (*key, training)
+            if known not in self._counts:
+                of_few = (key[0], size, training)
+                few = self._few.setdefault(of_few, Probe(model, rows, size, training))
+                many = self._probes[key] if training else Probe(model, rows, key[1], training)
+                self._refuse(many.examined_counts(few))
+                self._counts[known] = (few, many)
+            self._used_counts.append(self._counts[known])
 
     def _known(self, key: tuple[int, int]) -> tuple[int, int]:
         """The key, or that of a batch about as large where steps take batches of any size."""
@@ -85,8 +116,13 @@ class StepIsolation:
         self._num_checks += 1
         turn, number = divmod(self._num_checks, len(self._used))
         issues = self._used[number].mixing_now(turn)
-        told = " It did not when training began. Steps until now are accounted for as they ran."
-        _refuse(self._model, [(name, reason + told, fix) for name, reason, fix in issues])
+        if not issues and self._used_counts:
+            few, many = self._used_counts[self._num_checks % len(self._used_counts)]
+            issues = many.counting_now(few, turn)
+        self._refuse(
+            issues,
+            " It did not when training began. Steps until now are accounted for as they ran.",
+        )
 
     def prove_again_between_batches(self) -> None:
         """`prove_again`, where a fixed variable was changed, and every few batches.
@@ -116,6 +152,10 @@ class StepIsolation:
             if id(variable) not in moving and math.prod(variable.shape) <= _MOST_NUMBERS
         ]
 
-
-def _refuse(model: keras.Model, issues: list[tuple[str, str, str]]) -> None:
-    refuse(model, [PrivacyIssue(*issue) for issue in issues])
+    def _refuse(self, issues: list[tuple[str, str, str]], told: str = "") -> None:
+        if self._reason is not None:
+            # Of rows alone: state that a client's training changes never leaves it.
+            issues = [
+                (name, self._reason, fix) for name, why, fix in issues if why in (MIXES, COUNTS)
+            ]
+        refuse(self._model, [PrivacyIssue(name, why + told, fix) for name, why, fix in issues])

@@ -6,7 +6,8 @@ not an attacker who can set it too.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -107,6 +108,21 @@ def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8]
         known = [_UNKNOWN] * len(weights)
     for variable, digest in zip(weights, known, strict=True):
         _remember(variable, digest)
+
+
+@contextmanager
+def loading_some(weights: Sequence[keras.Variable]) -> Iterator[None]:
+    """Around what loads a file of which not all weights fit: the others keep what is known of them.
+
+    Args:
+        weights: those of a model.
+    """
+    before = [(_digest(variable), _remembered(variable)) for variable in weights]
+    yield
+    for variable, (digest, remembered) in zip(weights, before, strict=True):
+        now = _digest(variable)
+        if now == digest and now != _remembered(variable):
+            _remember(variable, remembered)
 
 
 def _digest(variable: keras.Variable) -> bytes:

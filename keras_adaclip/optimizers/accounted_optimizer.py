@@ -6,9 +6,10 @@ What `PrivateModel.fit` calls around its steps stands here; what a step does sta
 
 import abc
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -45,6 +46,7 @@ class AccountedOptimizer(WrappingOptimizer):
         seed: of the noise and the draws of units; None takes both from the operating system.
         used_seeds: every seed that noise or draws of a run came from so far, those of data sets
             and of earlier optimizers of the model too. Another run may draw the same with them.
+        num_inclusions: how often any ledger of this process took over what ran elsewhere.
 
     Args:
         inner_optimizer: the optimizer that applies the updates.
@@ -61,6 +63,7 @@ class AccountedOptimizer(WrappingOptimizer):
     microbatch_size: int | str | None = None
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
+    num_inclusions: ClassVar[int] = 0
     _ledger: LedgerVariables
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -71,6 +74,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._built_for: list[int] = []
         self._is_configured = False
         self._past_run = Run()
+        self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     @property
@@ -95,6 +99,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """The ledger and the identity of the run."""
         if not self.built:
             return self._past_run
+        self.renew_after_fork()
         run = self._ledger.run
         if self._is_configured:
             return run
@@ -108,10 +113,22 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             run: the ledger to cover, and whose it is.
         """
+        AccountedOptimizer.num_inclusions += 1
         if self.built:
+            self.renew_after_fork()
             self._ledger.include(run)
         else:
             self._past_run = self._past_run.union_upward(run)
+
+    def renew_after_fork(self) -> None:
+        """Takes another identity, and noise of its own, in a process that was forked off.
+
+        The other process goes on from the same state: its steps are not those of this one.
+        """
+        if self.built and self._process != os.getpid():
+            self._process = os.getpid()
+            self._ledger.renew_identity()
+            self._renew_secrets()
 
     def remember_seeds(self, *seeds: int | None) -> None:
         """Adds to `used_seeds`; None stands for randomness of the operating system."""
@@ -147,6 +164,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 counts in epochs of unknown length.
         """
         checked_inner_optimizer(self.inner_optimizer)
+        self.renew_after_fork()
         self._run_settings = RunSettings(
             sampling,
             expected_batch_size,
@@ -229,7 +247,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         if self.built:
             if all(id(variable) in values for variable in self._ledger.variables):
-                self._ledger.include(self._ledger.run_from(values))
+                self.include_run(self._ledger.run_from(values))
             self._renew_secrets()
         restored = self._restored_variables() if self.built else self.inner_optimizer.variables
         for variable in restored:

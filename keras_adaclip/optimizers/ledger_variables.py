@@ -135,6 +135,8 @@ class LedgerVariables:
         self._closed_noise = add_variable("ledger_closed_noise", closed_noise)
         self._identity = add_variable("ledger_identity", noise.fresh_key())
         self._included: Mapping[Identity, Ledger] = {}
+        # As the host last wrote it: what has run since is known to the step alone.
+        self._written = Ledger()
 
     def count_step(self) -> None:
         """Advances the current row by one step, inside the compiled step."""
@@ -189,7 +191,16 @@ class LedgerVariables:
         self._current.assign(row.to_integers())
         self._current_noise.assign(np.float32(row.noise_multiplier))
         self._is_open = True
+        self._written = self.read()
         return row
+
+    def renew_identity(self) -> None:
+        """Goes on under another identity, as a copy does that others may add steps to as well."""
+        run = self.run
+        # What was written last is a state of the old ledger, whoever made the steps since.
+        if self._written.steps > 0:
+            self._included = {**run.included, run.identity: self._written}
+        self._identity.assign(noise.fresh_key())
 
     @property
     def run(self) -> Run:
@@ -236,6 +247,7 @@ class LedgerVariables:
         current = self.current_row()
         emptied = dataclasses.replace(current, steps=0, releases=0).begin_segment()
         self._current.assign(emptied.to_integers())
+        self._written = self.read()
 
     def _write_closed(self, ledger: Ledger) -> None:
         # One row fewer than the table has, so that the ledger with the current row still fits one.

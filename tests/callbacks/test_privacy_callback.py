@@ -308,3 +308,34 @@ def test_what_is_loaded_during_training_leaves_fewer_steps(tmp_path):
     history = fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), Load()], epochs=8)
     assert model.privacy_ledger.steps == 12
     assert history["epsilon"][-1] <= planned(12)
+
+
+@pytest.mark.parametrize("way", ["weights", "tree", "run", "shared"])
+@pytest.mark.parametrize("when", ["on_train_batch_begin", "on_train_batch_end"])
+def test_what_is_loaded_within_an_epoch_counts_from_the_next_step_on(tmp_path, way, when):
+    other = helpers.compiled()
+    fit(other, None, epochs=4)
+    path = tmp_path / "other.weights.h5"
+    other.save_weights(path)
+
+    class Load(keras.callbacks.Callback):
+        def load(self, batch, logs=None):
+            if batch != 1:
+                return
+            if way == "weights":
+                self.model.load_weights(path)
+            elif way == "tree":
+                self.model.set_state_tree(other.get_state_tree())
+            elif way == "run":
+                self.model.optimizer.include_run(other.optimizer.run)
+            else:
+                sharing.load_weights(path)
+
+    load = Load()
+    setattr(load, when, load.load)
+    model = helpers.compiled()
+    sharing = ka.PrivateModel(model.inputs, model.outputs)
+    with pytest.raises(ValueError, match="so training ends here"):
+        fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), load])
+    ran = 1 if when == "on_train_batch_begin" else 2
+    assert model.privacy_ledger.steps == 16 + ran

@@ -17,20 +17,27 @@ CLIENTS = ClientData.from_arrays(
 )
 
 
-def fit(stack, loss="sparse_categorical_crossentropy", kind=FederatedSequential):
+def fit(
+    stack,
+    loss="sparse_categorical_crossentropy",
+    kind=FederatedSequential,
+    clients=CLIENTS,
+    callbacks=None,
+):
     model = kind([keras.Input((4,)), *stack, layers.Dense(3, activation="softmax")])
     model.compile(
         optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
         client_batch_size=None,
         loss=loss,
     )
-    before = model.get_weights()
+    before = [ops.convert_to_numpy(each) for each in model.trainable_variables]
     try:
-        return model.fit(CLIENTS, 2, steps_per_epoch=2, verbose=0).history["loss"]
+        history = model.fit(clients, 2, steps_per_epoch=2, verbose=0, callbacks=callbacks)
+        return history.history["loss"]
     except ValueError:
         assert model.privacy_ledger.steps == 0
-        for old, new in zip(before, model.get_weights(), strict=True):
-            np.testing.assert_array_equal(old, new)
+        for old, new in zip(before, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(old, ops.convert_to_numpy(new))
         raise
 
 
@@ -88,6 +95,61 @@ def test_a_layer_that_divides_by_the_number_of_rows_is_named():
 
     with pytest.raises(ValueError, match="share: Its output for one row depends"):
         fit([Share(name="share"), layers.Dropout(0.5)])
+
+
+class Late(layers.Layer):
+    """Lets padding count in one of several ways, which three rows and today's weights hide."""
+
+    def __init__(self, way, **kwargs):
+        super().__init__(**kwargs)
+        self.way = way
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        rows = inputs.shape[0]
+        if self.way == "number":
+            return inputs * (1.0 + self.gate * ops.cast(ops.shape(inputs)[0], inputs.dtype))
+        if self.way == "command":
+            gate = ops.relu(self.gate - 1e6)
+        elif self.way == "many":  # TensorFlow may not know while it traces.
+            gate = 1.0 * (rows > 8 if isinstance(rows, int) else rows is None)
+        else:
+            gate = self.gate
+        return inputs + gate * ops.mean(inputs, axis=0, keepdims=True)
+
+
+def of_sizes(*sizes):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(sum(sizes), 4)).astype("float32")
+    ids = np.repeat(np.arange(len(sizes)), sizes)
+    return ClientData.from_arrays(x, np.arange(sum(sizes)) % 3, ids)
+
+
+@pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
+@pytest.mark.parametrize("way", ["many", "mean", "number"])
+def test_a_layer_that_lets_padding_count_only_later_is_named(way, others):
+    """One large client would decide how much padding all others have."""
+    with pytest.raises(ValueError, match=r"late: Its output for one row depends on other rows"):
+        fit([*others, Late(way, name="late")], clients=of_sizes(5, 4, 40))
+
+
+def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
+    late = Late("command", name="late")
+    gate = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: late.gate.assign(2e6))
+    message = r"late: Its output.*It did not when training began"
+    with pytest.raises(ValueError, match=message):
+        fit([late], clients=of_sizes(5, 4, 12), callbacks=[gate])
+
+
+def test_a_loss_that_counts_padding_of_large_batches_only_is_refused():
+    def loss(y_true, y_pred):
+        own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+        return own if y_pred.shape[0] <= 8 else own + 0.0 * own + ops.mean(own)
+
+    with pytest.raises(ValueError, match="counts the rows that pad"):
+        fit([], loss, clients=of_sizes(5, 4, 12))
 
 
 def test_a_layer_whose_random_numbers_are_not_those_of_keras_is_named():

@@ -72,6 +72,14 @@ class MixesIdsOnCommand(MixesOnCommand):
         return x + ops.relu(ops.sign(self.gate - self.opens_above)) * rank
 
 
+class HeedsCount(MixesThroughGate):
+    """Heeds how many rows there are where a gate is open."""
+
+    def call(self, x):
+        gate = ops.relu(self.gate - self.opens_above)
+        return x * (1.0 + gate * ops.cast(ops.shape(x)[0], x.dtype))
+
+
 class MixesALittle(keras.layers.Layer):
     """Less than any tolerance of a comparison."""
 
@@ -217,6 +225,28 @@ def test_what_mixes_later_is_refused_by_name(layer, run_eagerly):
     assert model.privacy_spent(1e-3).steps == 0
     with pytest.raises(ValueError, match="late: It mixes examples"):
         model.train_on_batch(*(part[:BATCH_SIZE] for part in data()))
+
+
+ANY_SIZE = pytest.mark.skipif(BACKEND == "jax", reason="batches have one size there")
+
+
+@ANY_SIZE
+@pytest.mark.parametrize("others", [[], [keras.layers.Dropout(0.3)]])
+def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(others):
+    """The numbers of rows that were drawn differ between neighbouring data sets."""
+    late = HeedsCount(name="late")
+    layer = keras.Sequential([*others, late]) if others else late
+    with pytest.raises(ValueError, match="late: Its output for one row depends on how many"):
+        fit(model_with(layer), batch_size=40)
+
+
+@ANY_SIZE
+def test_how_many_rows_there_are_is_looked_at_again_before_each_epoch():
+    late = HeedsCount(trainable_gate=False, opens_above=1e6, name="late")
+    model = model_with(late)
+    gate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: late.gate.assign(2e6))
+    with pytest.raises(ValueError, match=r"late: Its output.*It did not when training began"):
+        fit(model, epochs=9, batch_size=40, callbacks=[gate])
 
 
 class MixesAfterWarmUp(keras.layers.Layer):

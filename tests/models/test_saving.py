@@ -553,6 +553,65 @@ def test_layers_that_are_loaded_past_a_mismatch_bring_their_ledger(tmp_path):
     assert other.privacy_ledger.steps == 5
 
 
+def with_other_head():
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    hidden, _ = helpers.dense_layers()
+    model = ka.PrivateModel(inputs, keras.layers.Dense(7, name="logits")(hidden(inputs)))
+    return helpers.compiled(model)
+
+
+def test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them(tmp_path):
+    trained().save_weights(tmp_path / "run.weights.h5")
+    model = with_other_head()
+    load_what_fits(model, tmp_path / "run.weights.h5")
+    # The head is what it was, which no private run has trained.
+    assert (unchanged(model), model.privacy_ledger.steps) == (None, 3)
+    model = trained(with_other_head())
+    load_what_fits(model, tmp_path / "run.weights.h5")
+    assert (unchanged(model), model.privacy_ledger.steps) == (True, 6)
+    model = trained(with_other_head())
+    model.get_layer("logits").set_weights([np.ones((5, 7)), np.ones(7)])
+    load_what_fits(model, tmp_path / "run.weights.h5")
+    assert unchanged(model) is False
+
+
+def test_a_file_of_other_weights_does_not_hide_that_some_were_changed(tmp_path):
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    hidden, logits = helpers.dense_layers()
+    deep = keras.layers.Dense(5, name="deep")
+    larger = ka.PrivateModel(inputs, logits(deep(hidden(inputs))))
+    trained(helpers.compiled(larger)).save_weights(tmp_path / "run.weights.h5")
+    model = trained()
+    model.get_layer("logits").set_weights([np.ones((5, 3)), np.ones(3)])
+    load_what_fits(model, tmp_path / "run.weights.h5")
+    assert unchanged(model) is False
+
+
+def test_the_state_of_another_optimizer_is_refused_and_its_ledger_is_not():
+    tree = trained().get_state_tree("numpy_array")
+    model = helpers.dense_model()
+    optimizer = helpers.dp_optimizer(name="other")
+    model.compile(optimizer, loss=helpers.sparse_crossentropy())
+    before = helpers.weights_of(model)
+    with pytest.raises(ValueError, match=r"'dp_optimizer/.*'other' of this model does not have"):
+        model.set_state_tree(tree)
+    helpers.assert_same_weights(model, before)
+    assert model.privacy_ledger.steps == 3
+
+
+def test_the_state_of_an_optimizer_that_keras_numbered_anew_comes_back():
+    model, other = trained(helpers.compiled()), helpers.compiled()
+    other.set_state_tree(model.get_state_tree("numpy_array"))
+    for one, two in zip(
+        model.optimizer.inner_optimizer.variables,
+        other.optimizer.inner_optimizer.variables,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(two)
+        )
+
+
 def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(tmp_path):
     model = trained()
     model.save_weights(tmp_path / "run.weights.h5")

@@ -1,10 +1,15 @@
 """Rule 16: nothing that is loaded or compiled again makes the ledger forget."""
 
+import copy
+import os
+import pickle
+
 import keras
 import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip.accounting import Ledger
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from tests.soundness.setups import (
     dp_sgd,
@@ -231,3 +236,67 @@ def test_a_refused_run_leaves_weights_and_ledger():
         train(model, 1, batch_size=10)
     np.testing.assert_array_equal(flat_weights(model), before)
     assert [row.noise_multiplier for row in model.privacy_ledger] == [0.5]
+
+
+def go_on_as(process, monkeypatch):
+    """What a process that was forked off sees, where forking is safe only on PyTorch."""
+    monkeypatch.setattr(os, "getpid", lambda: process)
+
+
+def test_a_process_that_was_forked_off_goes_on_under_another_identity(monkeypatch):
+    model = train(line_model(dp_sgd(seed=3)), 4)
+    before = model.optimizer.run
+    go_on_as(-1, monkeypatch)
+    ours = train(model, 3).optimizer.run
+    assert (before.ledger.steps, ours.ledger.steps) == (4, 7)
+    assert ours.identity != before.identity
+    # What the process made that forked it off, or another that it forked off.
+    row = before.ledger.rows[-1]
+    other = Run(Ledger((*before.ledger.rows[:-1], row.advance(5))), before.identity)
+    for one, two in ((ours, other), (other, ours)):
+        assert one.union_upward(two).ledger.steps >= 4 + 3 + 5
+
+
+@pytest.mark.parametrize(
+    "kind", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_copies_of_a_model_go_on_as_runs_of_their_own(kind):
+    def trained(model, num_steps):
+        x, y = pure_noise_data()
+        model.fit(x, y, batch_size=4, steps_per_epoch=num_steps, verbose=0)
+        return model
+
+    model = trained(pure_noise_model(dp_sgd()), 4)
+    runs = [trained(kind(model), num_steps).optimizer.run for num_steps in (3, 5)]
+    assert runs[0].union_upward(runs[1]).ledger.steps >= 4 + 3 + 5
+
+
+def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkeypatch):
+    model = pure_noise_model(dp_sgd(seed=3))
+    keys = []
+
+    class Fork(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            keys.append(keras.ops.convert_to_numpy(self.model.optimizer.secret_variables[0].value))
+            if batch == 1:
+                go_on_as(-1, monkeypatch)
+
+    x, y = pure_noise_data()
+    model.fit(x, y, batch_size=4, steps_per_epoch=4, verbose=0, callbacks=[Fork()])
+    assert (keys[0] == keys[1]).all()
+    assert (keys[2] == keys[3]).all()
+    assert (keys[1] != keys[2]).any()
+    # What is not known to be the other's counts as one's own: too much rather than too little.
+    run = model.optimizer.run
+    assert (run.ledger.steps, run.included) == (4, {})
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+def test_layers_that_are_quantized_carry_the_ledger_on(mode):
+    """Without a bias nothing is left of the variables that were trained."""
+    model = train(line_model(dp_sgd()), 4)
+    model.quantize(mode)
+    inputs = keras.Input(model.input_shape[1:])
+    layer = model.layers[-1]
+    assert steps(ka.PrivateModel(inputs, layer(inputs))) == 4
