@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
 _DEPTH = 6
@@ -28,6 +29,8 @@ class OutsideState:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
+        # Layers in which a compiled pass left a tensor: it stands for what each step computes.
+        self._left_by_trace: list[str] = []
 
     def note(self) -> None:
         """Notes what is held after a pass."""
@@ -38,7 +41,10 @@ class OutsideState:
             own = {name: held for name, held in vars(layer).items() if name not in _ADDED_LOSSES}
             for part in [own, *map(vars, _own_classes(type(layer)))]:
                 for path, value in _numbers_in(part, (layer.name,), seen):
-                    held[path] = value
+                    if value is None:
+                        self._left_by_trace.append(layer.name)
+                    else:
+                        held[path] = value
         self._notes.append(held)
 
     def names(self) -> list[str]:
@@ -46,7 +52,7 @@ class OutsideState:
 
         A counter moves on alike; what a first pass makes stays as it is.
         """
-        names = []
+        names = list(dict.fromkeys(self._left_by_trace))
         for before, between, after in zip(
             self._notes, self._notes[1:], self._notes[2:], strict=False
         ):
@@ -77,12 +83,18 @@ def _own_classes(kind: type) -> Iterator[type]:
 
 def _numbers_in(
     value: Any, path: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """The numbers and arrays in `value`, each with the names that lead to it."""
+) -> Iterator[tuple[tuple[str, ...], np.ndarray | None]]:
+    """The numbers and arrays in `value`, each with the names that lead to it.
+
+    None stands for a tensor that is being traced.
+    """
     if isinstance(value, (keras.Variable, keras.layers.Layer, keras.KerasTensor, type)):
         return
     if isinstance(value, (int, float, complex)):
         yield path, np.asarray(value)
+        return
+    if backend.is_traced(value):
+        yield path, None
         return
     array = _as_array(value)
     if array is not None:
@@ -109,7 +121,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """The value as an array of numbers; None where it is none, or is being traced."""
+    """The value as an array of numbers; None where it is none."""
     if not (isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value)):
         return None
     try:

@@ -11,6 +11,7 @@ is assigned does not depend on the rows. So would anything else that a pass leav
 `outside_state`.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,9 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.gradients.losses import per_example_losses
 from keras_adaclip.models.batch_normalizations import batch_normalization_issue
+from keras_adaclip.models.loss_probe import own_loss_name
 from keras_adaclip.models.made_up import (
     as_column,
     cut_short,
@@ -53,6 +56,11 @@ _ADDED = (
     "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to no single "
     "example.",
     "Move the term into the compiled loss, or make it a weight regularizer.",
+)
+_MIXING_LOSS = (
+    "It mixes examples: the loss of one row changes when only other rows change, such as through "
+    "what `call` left in an attribute.",
+    "Compute the loss from `x`, `y` and `y_pred` alone; let `call` return what else it needs.",
 )
 _OUTSIDE = (
     "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
@@ -86,17 +94,29 @@ class Finding:
     branches: bool = False
 
 
-def probe(model: keras.Model, rows: Batch) -> Finding:
+@dataclass(frozen=True)
+class OwnLoss:
+    """Stands beside the layers for a loss that is the user's.
+
+    Args:
+        name: of `compute_loss`, or of the loss functions.
+    """
+
+    name: str
+
+
+def probe(model: keras.Model, rows: Batch, with_loss: bool = False) -> Finding:
     """What the forward pass does that a private step must not do.
 
     Args:
         model: a built model.
         rows: at least one example, for shapes, dtypes and plausible values.
+        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
 
     Raises:
         Exception: whatever the model raises on such rows.
     """
-    return Probe(model, rows).examined()
+    return Probe(model, rows, with_loss=with_loss).examined()
 
 
 class Probe:
@@ -106,12 +126,27 @@ class Probe:
         model: a built model.
         rows: at least one example, for shapes, dtypes and plausible values.
         size: number of rows of a batch.
+        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
     """
 
-    def __init__(self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS) -> None:
-        self._model, self._size, self._structure = model, size, rows.x
-        flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
-        self._examples = [ops.convert_to_numpy(value) for value in flat]
+    def __init__(
+        self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS, with_loss: bool = False
+    ) -> None:
+        name = own_loss_name(model) if with_loss else None
+        self._loss = None if name is None else OwnLoss(name)
+        self._model, self._size = model, size
+        self._structure: dict[str, Any] = {"x": rows.x}
+        if self._loss is not None:
+            given = {"y": rows.y, "sample_weight": rows.sample_weight}
+            self._structure |= {key: part for key, part in given.items() if part is not None}
+        parts = [
+            [
+                ops.convert_to_numpy(value)
+                for value in keras.tree.flatten(finite_rows(Batch(part)).x)
+            ]
+            for part in (rows.x, {**self._structure, "x": []})
+        ]
+        self._examples, self._targets = parts
         self._words = known_words(model)
         self._padding = [0.0] + [
             float(layer.mask_value)
@@ -123,14 +158,21 @@ class Probe:
         every = [*model.variables, *model.metrics_variables]
         self._variables = [variable for variable in every if id(variable) not in of_seeds]
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
-        self._layers: list[keras.layers.Layer] = []
+        self._layers: list[keras.layers.Layer | OwnLoss] = []
         self._tapped: list[keras.layers.Layer] = []
         self._updated: list[keras.Variable] = []
         self._added: list[keras.layers.Layer] = []
         self._forward = backend.Evaluator(self._traced_forward, model)
         self._taps_trained_only = False
         self._last_rows: list[list[np.ndarray]] = []
-        self._backward = backend.Evaluator(self._traced_backward, model)
+        self._backwards = self._new_backwards()
+
+    def _new_backwards(self) -> list[backend.Evaluator]:
+        """What differentiates the outputs, and the losses where they are examined."""
+        return [
+            backend.Evaluator(functools.partial(self._traced_backward, of_losses=each), self._model)
+            for each in ([False] if self._loss is None else [False, True])
+        ]
 
     def examined(self, at_step_shape: bool = False) -> Finding:
         """What is found at several states of variables, random generators and rows.
@@ -145,7 +187,7 @@ class Probe:
             return Finding(issues)
         unrepeatable: str | None = None
         dependent = set[int]()
-        mixing: keras.layers.Layer | None = None
+        mixing: keras.layers.Layer | OwnLoss | None = None
         updated: dict[int, keras.Variable] = {}
         for state in range(_NUM_STATES):
             try:
@@ -171,7 +213,7 @@ class Probe:
         ]
         issues += [(layer.name, *_ADDED) for layer in self._added]
         if mixing is not None:
-            issues.append(_issue(self._model, mixing, _MIXES, _ALONE))
+            issues.append(_mixing_issue(self._model, mixing))
         unique = list({issue[0]: issue for issue in issues}.values())
         assigned = [each for number, each in updated.items() if number not in dependent]
         return Finding(unique, unrepeatable is None, unrepeatable, assigned)
@@ -206,7 +248,7 @@ class Probe:
             found = self._compared(values, number, half, generator, number % 3 == 1, repeat, False)
             if found.mixing is None:
                 return []
-        return [_issue(self._model, found.mixing, _MIXES, _ALONE)]
+        return [_mixing_issue(self._model, found.mixing)]
 
     def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
         """Issues with what a forward pass leaves behind outside of Keras's variables.
@@ -298,19 +340,21 @@ class Probe:
 
     def _leaking(
         self, rows: list[np.ndarray], further: Any, kept: np.ndarray
-    ) -> keras.layers.Layer | None:
+    ) -> keras.layers.Layer | OwnLoss | None:
         """The layer past which an output of the rows `kept` depends on another row, or None."""
         try:
-            leaks = self._backward([*rows, kept], further)
+            leaks, *of_losses = (each([*rows, kept], further) for each in self._backwards)
         except Exception:
             # Before the first trained layer nothing needs a gradient, and not everything has one.
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
-            self._backward = backend.Evaluator(self._traced_backward, self._model)
+            self._backwards = self._new_backwards()
             return self._leaking(rows, further, kept)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
-        return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)] if leaking else None
+        if leaking:
+            return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
+        return self._loss if any(leak > 0.0 for each in of_losses for leak in each) else None
 
     def _rows(
         self, spread: float, generator: np.random.Generator, padding: float | None = None
@@ -319,7 +363,12 @@ class Probe:
             plausible_rows(each, self._size, spread, generator, self._words)
             for each in self._examples
         ]
-        return rows if padding is None else [cut_short(each, padding, generator) for each in rows]
+        if padding is not None:
+            rows = [cut_short(each, padding, generator) for each in rows]
+        # Not every loss is defined for made-up targets.
+        return rows + [
+            each[generator.integers(len(each), size=self._size)] for each in self._targets
+        ]
 
     def _values(self, state: int, generator: np.random.Generator) -> list[Any]:
         """The values of the variables at one of the states that are tried."""
@@ -360,7 +409,7 @@ class Probe:
 
     def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
         """For each layer output a number of each row, and one for each variable assigned."""
-        x = keras.tree.pack_sequence_as(self._structure, list(rows))
+        given = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
         for seen in (self._layers, self._updated, self._added):
             seen.clear()
@@ -380,7 +429,10 @@ class Probe:
                 return result
 
             with _watched(self._model, record, lambda: len(scope.losses)):
-                call_model(self._model, x, training=True)
+                y_pred = call_model(self._model, given["x"], training=True)
+            if self._loss is not None:
+                self._layers.append(self._loss)
+                digests.append(self._losses(given, y_pred))
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 now = scope.get_current_value(variable)
@@ -389,8 +441,16 @@ class Probe:
                     assigned.append(_digest(ops.expand_dims(now, 0)))
         return digests, assigned
 
-    def _traced_backward(self, rows: list[Tensor], further: Any) -> list[Tensor]:
-        """The largest derivative of the outputs of some rows by each tensor of the others."""
+    def _losses(self, given: dict[str, Any], y_pred: Any) -> Tensor:
+        """The losses of the rows, as the step has them, of shape `(rows,)`."""
+        y, sample_weight = (given.get(key) for key in ("y", "sample_weight"))
+        return per_example_losses(self._model, given["x"], y, y_pred, sample_weight)[0]
+
+    def _traced_backward(self, rows: list[Tensor], further: Any, of_losses: bool) -> list[Tensor]:
+        """The largest derivative of the outputs of some rows by each tensor of the others.
+
+        With `of_losses`, of the losses.
+        """
         *inputs, kept = rows
         kept = ops.cast(kept, "float32")
 
@@ -411,10 +471,12 @@ class Probe:
 
                 return keras.tree.map_structure(tapped, result)
 
-            x = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = record(self._model, x, 0)
+            given = keras.tree.pack_sequence_as(self._structure, inputs)
+            x = given["x"] = record(self._model, given["x"], 0)
             with _watched(self._model, record, lambda: 0):
                 y_pred = call_model(self._model, x, training=True)
+            if of_losses:
+                return ops.sum(self._losses(given, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
             total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
             return total + ops.zeros(()), []
@@ -439,12 +501,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The first layer that mixes, and the `id` of each variable that is assigned data.
+    """The first layer that mixes, or the loss, and the `id` of each variable that is assigned data.
 
     Where two runs on the same rows differ, only the name of the first layer in which they do.
     """
 
-    mixing: keras.layers.Layer | None
+    mixing: keras.layers.Layer | OwnLoss | None
     dependent: set[int]
     unrepeatable: str | None = None
 
@@ -457,6 +519,12 @@ def _issue(model: keras.Model, part: Any, reason: str, fix: str) -> tuple[str, s
         ):
             return batch_normalization_issue(model, layer)
     return (part.path if isinstance(part, keras.Variable) else part.name, reason, fix)
+
+
+def _mixing_issue(model: keras.Model, part: keras.layers.Layer | OwnLoss) -> tuple[str, str, str]:
+    if isinstance(part, OwnLoss):
+        return (part.name, *_MIXING_LOSS)
+    return _issue(model, part, _MIXES, _ALONE)
 
 
 def _first_difference(

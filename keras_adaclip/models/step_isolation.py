@@ -59,8 +59,9 @@ class StepIsolation:
                 key = self._known((number, max(size * copies, 2)))
                 if key not in self._probes:
                     # The one input of an augmentation, in whatever structure the model takes it.
-                    given = rows if model is self._model else Batch(keras.tree.flatten(rows.x)[0])
-                    probe = Probe(model, given, key[1])
+                    is_own = model is self._model
+                    given = rows if is_own else Batch(keras.tree.flatten(rows.x)[0])
+                    probe = Probe(model, given, key[1], with_loss=is_own)
                     _refuse(self._model, probe.examined(at_step_shape=True).issues)
                     self._probes[key] = probe
                 self._used.append(self._probes[key])

@@ -619,6 +619,13 @@ FAULTS = (
         "tests/models/test_mixing_later.py",
     ),
     Fault(
+        "a loss of the user's own not examined beside the layers",
+        "models/probe.py",
+        "name = own_loss_name(model) if with_loss else None",
+        "name = None",
+        "tests/models/test_losses_in_fit.py",
+    ),
+    Fault(
         "state outside of Keras's variables not looked for",
         "models/probe.py",
         "issues = [] if at_step_shape else self.outside_state(generator)",
