@@ -240,12 +240,15 @@ class Probe:
             number: another one takes other halves and random numbers.
         """
         values = [variable.value for variable in self._variables]
+        generator = np.random.default_rng([self._size, number // 2])
+        # What looks at one row alone, such as a maximum, changes with one half or with the other.
+        half = self._halves(1, generator)[0] ^ (number % 2 == 1)
         # Made-up rows serve again: to draw them takes longer than a small model runs. A difference
-        # is looked at again beside that of two runs on the same rows, which are new ones.
+        # is looked at again beside that of two runs on the same rows.
         for repeat in (False, True):
-            generator = np.random.default_rng([self._size, number])
-            half = self._halves(1, generator)[:1]
-            found = self._compared(values, number, half, generator, number % 3 == 1, repeat, False)
+            found = self._compared(
+                values, number, [half], generator, number % 3 == 1, repeat, renews=False
+            )
             if found.mixing is None:
                 return []
         return [_mixing_issue(self._model, found.mixing)]
@@ -291,7 +294,7 @@ class Probe:
         generator: np.random.Generator,
         with_gradients: bool,
         repeat: bool = True,
-        pads: bool = True,
+        renews: bool = True,
     ) -> "_Compared":
         """Compares a pass with others for which half of the rows were exchanged.
 
@@ -301,15 +304,18 @@ class Probe:
             halves: masks of the rows to exchange.
             generator: makes up rows.
             with_gradients: whether outputs are differentiated too.
-            repeat: whether there is a second pass on the same rows, which are then new ones.
-            pads: whether sequences are cut short at some of the states.
+            repeat: whether there is a second pass on the same rows.
+            renews: whether the rows are new ones, with sequences cut short at some of the states.
         """
-        if repeat or not self._last_rows:
+        if renews or not self._last_rows:
             spread = _SPREADS[state % len(_SPREADS)]
             turn, is_odd = divmod(state, 2)
-            padding = self._padding[turn % len(self._padding)] if pads and is_odd else None
+            padding = self._padding[turn % len(self._padding)] if renews and is_odd else None
             self._last_rows = [self._rows(spread, generator, padding) for _ in range(2)]
         rows, others = self._last_rows
+        if not renews:
+            # Other pairs: a maximum may lie in the same row of both.
+            others = [np.roll(each, 1 + state // 2, axis=0) for each in others]
         further = (values, self._seed_values(state))
         first, assigned = self._forward(rows, further)
         again = self._forward(rows, further)[0] if repeat else first

@@ -64,7 +64,8 @@ class StepIsolation:
                     probe = Probe(model, given, key[1], with_loss=is_own)
                     _refuse(self._model, probe.examined(at_step_shape=True).issues)
                     self._probes[key] = probe
-                self._used.append(self._probes[key])
+                if self._probes[key] not in self._used:
+                    self._used.append(self._probes[key])
 
     def _known(self, key: tuple[int, int]) -> tuple[int, int]:
         """The key, or that of a batch about as large where steps take batches of any size."""

@@ -677,7 +677,7 @@ FAULTS = (
     Fault(
         "the examination sees no padded sequences",
         "models/probe.py",
-        "padding = self._padding[turn % len(self._padding)] if pads and is_odd else None",
+        "padding = self._padding[turn % len(self._padding)] if renews and is_odd else None",
         "padding = None",
         "tests/models/test_mixing_later.py",
     ),
