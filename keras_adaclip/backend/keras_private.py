@@ -74,6 +74,11 @@ def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
     ]
 
 
+def is_seed_generator_state(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a seed generator, of whichever layer or of none."""
+    return variable.name == "seed_generator_state"
+
+
 def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
     """Sets an instance attribute without Keras's (or PyTorch's) tracking."""
     object.__setattr__(layer, name, value)

@@ -1,10 +1,11 @@
-"""Finds what a forward pass leaves behind in Python: buffers, attributes, lists.
+"""Finds what a forward pass leaves behind in Python, and variables that are not the model's.
 
-Where a step runs eagerly, a layer can keep any of them, and what it keeps of the data reaches the
-next step past clipping and noise.
+Where a step runs eagerly, a layer can keep buffers, attributes or lists, and what it keeps of the
+data reaches the next step past clipping and noise.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -61,6 +62,59 @@ class OutsideState:
                 if not is_alike and path[0] not in names:
                     names.append(path[0])
         return names
+
+
+class OutsideVariables:
+    """Notes the variables that a pass reads or assigns, and that are not the model's.
+
+    Such as those of a teacher, of the optimizer, or of a function around a layer.
+
+    Args:
+        own: the model's.
+
+    Attributes:
+        read: those that were read.
+        assigned: those that were assigned; states of random generators are left out.
+    """
+
+    def __init__(self, own: Iterable[keras.Variable]) -> None:
+        self._own = {id(variable) for variable in own}
+        self.read: list[keras.Variable] = []
+        self.assigned: list[keras.Variable] = []
+
+    @contextmanager
+    def noted(self, scope: keras.StatelessScope, with_updates: bool) -> Iterator[None]:
+        """Notes them for the time of the context.
+
+        Args:
+            scope: what it maps is read in scopes inside of it too.
+            with_updates: whether those that are assigned are noted too.
+        """
+        kind = keras.StatelessScope
+        get_current_value, add_update = kind.get_current_value, kind.add_update
+
+        def noting_read(inner: Any, variable: keras.Variable) -> Any:
+            value = get_current_value(inner, variable)
+            if value is None and inner is not scope:
+                value = get_current_value(scope, variable)
+            if value is None and not keras_private.is_empty(variable):
+                self._add(self.read, variable)
+            return value
+
+        def noting_update(inner: Any, update: tuple[keras.Variable, Any]) -> None:
+            if with_updates and not keras_private.is_seed_generator_state(update[0]):
+                self._add(self.assigned, update[0])
+            add_update(inner, update)
+
+        try:
+            kind.get_current_value, kind.add_update = noting_read, noting_update
+            yield
+        finally:
+            kind.get_current_value, kind.add_update = get_current_value, add_update
+
+    def _add(self, noted: list[keras.Variable], variable: keras.Variable) -> None:
+        if id(variable) not in self._own and all(variable is not each for each in noted):
+            noted.append(variable)
 
 
 def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:

@@ -35,7 +35,7 @@ from keras_adaclip.models.made_up import (
     plausible_rows,
     separating_halves,
 )
-from keras_adaclip.models.outside_state import OutsideState
+from keras_adaclip.models.outside_state import OutsideState, OutsideVariables
 
 Tensor = Any
 _NUM_ROWS, _NUM_WORDS = 8, 100
@@ -51,6 +51,11 @@ _ALONE = (
 _ASSIGNED = (
     "It is assigned in the forward pass, and would carry data past clipping and noise.",
     "Remove the layer, freeze it, or keep its state fixed during training.",
+)
+_ASSIGNED_OUTSIDE = (
+    "It is assigned in the forward pass or in the loss and is no weight of the model: private "
+    "steps would leave it as it is, where Keras changes it.",
+    "Make it a weight of a layer of the model, or leave out the assignment.",
 )
 _ADDED = (
     "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to no single "
@@ -157,19 +162,20 @@ class Probe:
         of_seeds = {id(state) for state in self._seeds}
         every = [*model.variables, *model.metrics_variables]
         self._variables = [variable for variable in every if id(variable) not in of_seeds]
+        self._outside = OutsideVariables([*every, *self._seeds])
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
         self._layers: list[keras.layers.Layer | OwnLoss] = []
         self._tapped: list[keras.layers.Layer] = []
         self._updated: list[keras.Variable] = []
         self._added: list[keras.layers.Layer] = []
-        self._forward = backend.Evaluator(self._traced_forward, model)
         self._taps_trained_only = False
         self._last_rows: list[list[np.ndarray]] = []
-        self._backwards = self._new_backwards()
+        self._renew_evaluators()
 
-    def _new_backwards(self) -> list[backend.Evaluator]:
-        """What differentiates the outputs, and the losses where they are examined."""
-        return [
+    def _renew_evaluators(self) -> None:
+        """Makes what runs the model, differentiates its outputs, and its losses where examined."""
+        self._forward = backend.Evaluator(self._traced_forward, self._model)
+        self._backwards = [
             backend.Evaluator(functools.partial(self._traced_backward, of_losses=each), self._model)
             for each in ([False] if self._loss is None else [False, True])
         ]
@@ -191,9 +197,7 @@ class Probe:
         updated: dict[int, keras.Variable] = {}
         for state in range(_NUM_STATES):
             try:
-                values = self._values(state, generator)
-                halves = self._halves(state, generator)
-                found = self._compared(values, state, halves, generator, at_step_shape)
+                found = self._compared_at(state, generator, at_step_shape)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
@@ -212,6 +216,7 @@ class Probe:
             if number in dependent
         ]
         issues += [(layer.name, *_ADDED) for layer in self._added]
+        issues += [(each.path, *_ASSIGNED_OUTSIDE) for each in self._outside.assigned]
         if mixing is not None:
             issues.append(_mixing_issue(self._model, mixing))
         unique = list({issue[0]: issue for issue in issues}.values())
@@ -224,9 +229,7 @@ class Probe:
         issues = self.outside_state(generator)
         if issues:
             return Finding(issues)
-        found = self._compared(
-            self._values(0, generator), 0, self._halves(0, generator), generator, False
-        )
+        found = self._compared_at(0, generator, False)
         dependent = [each for each in self._updated if id(each) in found.dependent]
         assigned = [each for each in self._updated if id(each) not in found.dependent]
         branches = self._forward.effects.branches
@@ -252,6 +255,11 @@ class Probe:
             if found.mixing is None:
                 return []
         return [_mixing_issue(self._model, found.mixing)]
+
+    @property
+    def outside_variables(self) -> list[keras.Variable]:
+        """Those that a pass reads and that are not the model's."""
+        return self._outside.read
 
     def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
         """Issues with what a forward pass leaves behind outside of Keras's variables.
@@ -285,6 +293,20 @@ class Probe:
         if not names and not effects.draws and any(differs):
             names = [self._model.name]
         return [(name, *_OUTSIDE) for name in names]
+
+    def _compared_at(
+        self, state: int, generator: np.random.Generator, with_gradients: bool
+    ) -> "_Compared":
+        """Compares at one of the states, to which variables belong that only a pass shows."""
+        while True:
+            values, halves = self._values(state, generator), self._halves(state, generator)
+            found = self._compared(values, state, halves, generator, with_gradients)
+            known = {id(variable) for variable in self._variables}
+            further = [each for each in self._outside.read if id(each) not in known]
+            if not further:
+                return found
+            self._variables += further
+            self._renew_evaluators()
 
     def _compared(
         self,
@@ -355,7 +377,7 @@ class Probe:
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
-            self._backwards = self._new_backwards()
+            self._renew_evaluators()
             return self._leaking(rows, further, kept)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
         if leaking:
@@ -398,19 +420,20 @@ class Probe:
         return [half, ~half] if self._size == _NUM_ROWS else [half]
 
     @contextmanager
-    def _in_scope(self, further: Any) -> Iterator[keras.StatelessScope]:
+    def _in_scope(self, further: Any, with_updates: bool) -> Iterator[keras.StatelessScope]:
         values, seeds = further
         mapping = [
             *zip(self._variables, values, strict=True),
             *zip(self._seeds, seeds, strict=True),
         ]
-        with keras.StatelessScope(
-            [
-                (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
-                for variable, value in mapping
-            ],
-            collect_losses=True,
-        ) as scope:
+        tensors = [
+            (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
+            for variable, value in mapping
+        ]
+        with (
+            keras.StatelessScope(tensors, collect_losses=True) as scope,
+            self._outside.noted(scope, with_updates),
+        ):
             yield scope
 
     def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
@@ -419,7 +442,7 @@ class Probe:
         digests: list[Tensor] = []
         for seen in (self._layers, self._updated, self._added):
             seen.clear()
-        with self._in_scope(further) as scope:
+        with self._in_scope(further, with_updates=True) as scope:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
@@ -487,7 +510,8 @@ class Probe:
             total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
             return total + ops.zeros(()), []
 
-        with self._in_scope(further):
+        # On JAX what is differentiated assigns all variables in the end.
+        with self._in_scope(further, with_updates=False):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self._variables, *self._seeds])
         return [_largest(value, 1.0 - kept) for value in cotangents]
 

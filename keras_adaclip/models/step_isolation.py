@@ -112,9 +112,10 @@ class StepIsolation:
         """Those that no step assigns, and that are quickly compared."""
         moving = {id(variable) for variable in self._model.assigned_by_forward}
         moving |= {id(state) for state in keras_private.seed_generator_states(self._model)}
+        outside = {id(each): each for probe in self._used for each in probe.outside_variables}
         return [
             variable
-            for variable in self._model.non_trainable_variables
+            for variable in [*self._model.non_trainable_variables, *outside.values()]
             if id(variable) not in moving and math.prod(variable.shape) <= _MOST_NUMBERS
         ]
 

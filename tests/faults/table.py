@@ -619,6 +619,20 @@ FAULTS = (
         "tests/models/test_mixing_later.py",
     ),
     Fault(
+        "variables that are not the model's left as they are in the examination",
+        "models/probe.py",
+        "            if not further:\n",
+        "            if True:\n",
+        "tests/models/test_mixing_later.py",
+    ),
+    Fault(
+        "variables that are not the model's not looked at between single batches",
+        "models/step_isolation.py",
+        "for variable in [*self._model.non_trainable_variables, *outside.values()]",
+        "for variable in self._model.non_trainable_variables",
+        "tests/models/test_mixing_later.py",
+    ),
+    Fault(
         "a loss of the user's own not examined beside the layers",
         "models/probe.py",
         "name = own_loss_name(model) if with_loss else None",

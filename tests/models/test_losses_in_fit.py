@@ -126,3 +126,44 @@ def test_a_tensor_that_a_pass_leaves_in_an_attribute_is_state():
 
 def loss_name(loss):
     return getattr(loss, "name", None) or loss.__name__
+
+
+@pytest.mark.parametrize("is_trainable", [False, True])
+def test_a_loss_that_changes_variables_of_its_own_is_refused(is_trainable):
+    """Keras would change them in each step; a private step would leave them as they are."""
+
+    class Adapting(keras.losses.Loss):
+        def __init__(self):
+            super().__init__()
+            self.scale = keras.Variable(1.0, trainable=is_trainable, name="scale")
+
+        def call(self, y, y_pred):
+            self.scale.assign(0.9 * self.scale)
+            return ops.mean(ops.square(y - y_pred), axis=-1) * self.scale
+
+    model = ka.PrivateSequential([layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), Adapting())
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    with pytest.raises(
+        ValueError, match="scale: It is assigned in the forward pass or in the loss"
+    ):
+        model.fit(x, x, batch_size=16, verbose=0)
+
+
+def test_random_numbers_and_metrics_are_no_assignments_of_a_loss():
+    generator = keras.random.SeedGenerator(0)
+
+    class Tracks(ka.PrivateSequential):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker = keras.metrics.Mean(name="squares")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.tracker.update_state(ops.mean(ops.square(y_pred)))
+            noise = keras.random.normal(ops.shape(y_pred), seed=generator)
+            return ops.mean(ops.square(y - y_pred + 0.0 * noise))
+
+    model = Tracks([layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    model.fit(x, x, batch_size=16, verbose=0)

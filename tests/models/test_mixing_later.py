@@ -72,6 +72,17 @@ class MixesIdsOnCommand(MixesOnCommand):
         return x + ops.relu(ops.sign(self.gate - self.opens_above)) * rank
 
 
+class MixesByOthersVariable(keras.layers.Layer):
+    """Mixes by a variable that is no weight of the model, such as one in a closure."""
+
+    def __init__(self, read, **kwargs):
+        super().__init__(**kwargs)
+        self.read = read
+
+    def call(self, x):
+        return add_mean(x, ops.cast(self.read(), x.dtype))
+
+
 class MixesALittle(keras.layers.Layer):
     """Less than any tolerance of a comparison."""
 
@@ -217,6 +228,58 @@ def test_what_mixes_later_is_refused_by_name(layer, run_eagerly):
     assert model.privacy_spent(1e-3).steps == 0
     with pytest.raises(ValueError, match="late: It mixes examples"):
         model.train_on_batch(*(part[:BATCH_SIZE] for part in data()))
+
+
+def others_variable(kind, opens_above):
+    """A gate by a variable that is not the model's, and how it is opened."""
+    variable = keras.Variable(0.0 if kind == "closure" else 0, dtype="float32")
+    if kind == "scope":  # as `stateless_call` reads it
+
+        def value():
+            with keras.StatelessScope():
+                return variable.value
+    else:
+
+        def value():
+            return variable.value
+
+    return variable, lambda: ops.relu(value() - opens_above)
+
+
+@pytest.mark.parametrize("kind", ["closure", "scope"])
+def test_a_variable_that_is_not_the_models_is_moved_too(kind):
+    _, read = others_variable(kind, 0.0)
+    model = model_with(MixesByOthersVariable(read, name="late"))
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model)
+
+
+def test_a_layer_that_reads_the_steps_of_the_optimizer_and_then_mixes_is_refused():
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([])
+    layer = MixesByOthersVariable(lambda: optimizer.iterations.value > 2000, name="late")
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model_with(layer, optimizer=optimizer))
+
+
+def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch():
+    variable, read = others_variable("closure", 1e15)
+    model = model_with(MixesByOthersVariable(read, name="late"))
+
+    def open_gate(epoch, logs=None):
+        if epoch == 1:
+            variable.assign(2e15)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=open_gate)
+    with pytest.raises(ValueError, match=r"late: It mixes examples.*It did not"):
+        fit(model, epochs=9, callbacks=[callback])
+    assert model.privacy_spent(1e-3).steps == 2
+    variable.assign(0.0)
+    batch = [part[:BATCH_SIZE] for part in data()]
+    model.train_on_batch(*batch)
+    variable.assign(2e15)
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        model.train_on_batch(*batch)
 
 
 class MixesAfterWarmUp(keras.layers.Layer):
