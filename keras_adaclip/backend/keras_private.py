@@ -195,6 +195,12 @@ def is_empty(variable: keras.Variable) -> bool:
     return variable._value is None
 
 
+def write_back_variables(model: keras.Model) -> None:
+    """Gives the variables their values, which JAX's trainer keeps elsewhere during an epoch."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
 def mask_of(value: Tensor) -> Tensor | None:
     """The mask that Keras attached to a tensor, None where there is none."""
     return get_keras_mask(value)

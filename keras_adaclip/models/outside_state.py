@@ -122,9 +122,10 @@ def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: 
         return False
     if not first.shape == second.shape == third.shape:
         return False
-    one, two = (
-        np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
-    )
+    with np.errstate(invalid="ignore"):  # A limit may be infinite.
+        one, two = (
+            np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
+        )
     return bool(np.allclose(one, two, rtol=0.0, atol=1e-9, equal_nan=True))
 
 

@@ -12,6 +12,7 @@ is assigned does not depend on the rows. So would anything else that a pass leav
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from keras_adaclip.models.loss_probe import own_loss_name
 from keras_adaclip.models.made_up import (
     as_column,
     cut_short,
+    far_value,
     moved_value,
     plausible_rows,
     separating_halves,
@@ -39,8 +41,8 @@ from keras_adaclip.models.outside_state import OutsideState, OutsideVariables
 
 Tensor = Any
 _NUM_ROWS, _NUM_WORDS = 8, 100
-# States of the variables: as they are, and four others.
-_NUM_STATES = 5
+# States of the variables: as they are, and four others. At two more, those that may count are far.
+_NUM_STATES, _NUM_FAR_STATES = 5, 2
 # Spread of the made-up rows at each of them, as a multiple of that of the data.
 _SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 _MIXES = "It mixes examples: its output for one row changes when only other rows change."
@@ -164,6 +166,12 @@ class Probe:
         self._variables = [variable for variable in every if id(variable) not in of_seeds]
         self._outside = OutsideVariables([*every, *self._seeds])
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
+        # Single numbers that nothing trains, and what the forward pass assigns.
+        self._counting = {
+            id(variable)
+            for variable in model.non_trainable_variables
+            if math.prod(variable.shape) == 1 and id(variable) not in of_seeds
+        }
         self._layers: list[keras.layers.Layer | OwnLoss] = []
         self._tapped: list[keras.layers.Layer] = []
         self._updated: list[keras.Variable] = []
@@ -195,7 +203,9 @@ class Probe:
         dependent = set[int]()
         mixing: keras.layers.Layer | OwnLoss | None = None
         updated: dict[int, keras.Variable] = {}
-        for state in range(_NUM_STATES):
+        for state in range(_NUM_STATES + _NUM_FAR_STATES):
+            if state >= _NUM_STATES and not self._counting:
+                break
             try:
                 found = self._compared_at(state, generator, at_step_shape)
             except Exception:
@@ -204,6 +214,7 @@ class Probe:
                     raise
                 continue
             updated |= {id(variable): variable for variable in self._updated}
+            self._counting |= updated.keys()
             dependent.update(found.dependent)
             unrepeatable = unrepeatable or found.unrepeatable
             mixing = mixing or found.mixing
@@ -306,6 +317,7 @@ class Probe:
             if not further:
                 return found
             self._variables += further
+            self._counting.update(id(each) for each in further if math.prod(each.shape) == 1)
             self._renew_evaluators()
 
     def _compared(
@@ -402,6 +414,13 @@ class Probe:
         """The values of the variables at one of the states that are tried."""
         if state == 0:
             return [variable.value for variable in self._variables]
+        if state >= _NUM_STATES:
+            return [
+                far_value(backend.array_of(variable), state == _NUM_STATES)
+                if id(variable) in self._counting
+                else variable.value
+                for variable in self._variables
+            ]
         trained = {id(variable) for variable in self._model.trainable_variables}
         return [
             moved_value(backend.array_of(variable), state, id(variable) in trained, generator)

@@ -61,7 +61,7 @@ class MixesOnCommand(MixesThroughGate):
     """Opens beyond whatever is tried before training."""
 
     def __init__(self, **kwargs):
-        super().__init__(trainable_gate=False, opens_above=1e6, **kwargs)
+        super().__init__(trainable_gate=False, opens_above=1e12, **kwargs)
 
 
 class MixesIdsOnCommand(MixesOnCommand):
@@ -283,11 +283,12 @@ def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch():
 
 
 class MixesAfterWarmUp(keras.layers.Layer):
-    """Counts its own steps, and mixes from the 21st on."""
+    """Counts its own steps, and mixes after some of them."""
 
-    def __init__(self, dtype_of_steps="float32", shape=(), **kwargs):
+    def __init__(self, dtype_of_steps="float32", shape=(), after=20, until=1e30, **kwargs):
         super().__init__(**kwargs)
         self.dtype_of_steps, self.shape_of_steps = dtype_of_steps, shape
+        self.after, self.until = after, until
 
     def build(self, shape):
         self.steps = self.add_weight(
@@ -300,14 +301,26 @@ class MixesAfterWarmUp(keras.layers.Layer):
     def call(self, x, training=None):
         if training:
             self.steps.assign(self.steps + 1)
-        return add_mean(x, ops.cast(ops.max(self.steps) > 20, x.dtype))
+        steps = ops.max(ops.cast(self.steps, "float32"))
+        is_open = ops.logical_and(steps > self.after, steps < self.until)
+        return add_mean(x, ops.cast(is_open, x.dtype))
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("float32", ()), ("int32", (1,))])
-def test_a_layer_that_counts_its_steps_and_then_mixes_is_refused(dtype, shape):
-    model = model_with(MixesAfterWarmUp(dtype, shape, name="late"))
+@pytest.mark.parametrize("after", [20, 100_000])
+@pytest.mark.parametrize(("dtype", "shape"), [("float32", ()), ("int32", (1,)), ("float32", (3,))])
+def test_a_layer_that_counts_its_steps_and_then_mixes_is_refused(dtype, shape, after):
+    model = model_with(MixesAfterWarmUp(dtype, shape, after, name="late"))
     with pytest.raises(ValueError, match="late: It mixes examples"):
         fit(model)
+
+
+def test_a_layer_that_counts_its_steps_is_looked_at_within_an_epoch():
+    """This one mixes for a while only, so that it was not found before training."""
+    model = model_with(MixesAfterWarmUp("int32", (), 40, 500, name="late"))
+    with pytest.raises(ValueError, match=r"late: It mixes examples.*It did not when training"):
+        fit(model, batch_size=8, steps_per_epoch=200)
+    assert model.privacy_spent(1e-3).steps < 120
+    assert all(np.isfinite(weight).all() for weight in helpers.weights_of(model))
 
 
 class RelativeToLongest(keras.layers.Layer):
@@ -373,7 +386,7 @@ def test_what_was_proved_is_proved_again_before_each_epoch(layer, when):
 
     def open_gate(epoch, logs=None):
         if epoch == (1 if when == "on_epoch_begin" else 0):
-            late.gate.assign(2e6)
+            late.gate.assign(2e12)
 
     callback = keras.callbacks.LambdaCallback(**{when: open_gate})
     message = r"late: It mixes examples.*It did not when training began"
@@ -390,7 +403,7 @@ def test_what_was_proved_is_proved_again_between_single_batches():
     model = model_with(late)
     batch = [part[:BATCH_SIZE] for part in data()]
     model.train_on_batch(*batch)
-    late.gate.assign(2e6)
+    late.gate.assign(2e12)
     with pytest.raises(ValueError, match="late: It mixes examples"):
         model.train_on_batch(*batch)
     assert model.privacy_spent(1e-3).steps == 1
@@ -415,7 +428,7 @@ def test_an_augmentation_that_mixes_large_batches_is_refused():
 
 def test_a_counter_and_what_a_first_pass_makes_are_no_state():
     class Counts(keras.layers.Layer):
-        num_calls, table = 0, None
+        num_calls, table, limit = 0, None, np.inf
 
         def call(self, x):
             self.num_calls += 1
