@@ -28,6 +28,7 @@ gathered = _module.gathered
 gaussian = _module.gaussian
 gradients_at = _module.gradients_at
 gradients_of = _module.gradients_of
+is_traced = _module.is_traced
 is_whole_in_each_process = _module.is_whole_in_each_process
 keep_variables = _module.keep_variables
 logs_for_keras = _module.logs_for_keras
@@ -79,6 +80,7 @@ __all__ = [
     "gaussian",
     "gradients_at",
     "gradients_of",
+    "is_traced",
     "is_whole_in_each_process",
     "keep_variables",
     "logs_for_keras",

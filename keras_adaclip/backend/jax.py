@@ -58,6 +58,11 @@ def slices_any_size(model: keras.Model) -> bool:
     return False
 
 
+def is_traced(value: Any) -> bool:
+    """Whether `value` is a tensor that stands for what compiled code computes."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def loops_in_python() -> bool:
     """`lax.scan` is one operation."""
     return False

@@ -79,6 +79,11 @@ def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
     ]
 
 
+def is_seed_generator_state(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a seed generator, of whichever layer or of none."""
+    return variable.name == "seed_generator_state"
+
+
 def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
     """Sets an instance attribute without Keras's (or PyTorch's) tracking."""
     object.__setattr__(layer, name, value)
@@ -193,6 +198,12 @@ def replaced_jit(jit: Callable[..., Any]) -> Iterator[None]:
 def is_empty(variable: keras.Variable) -> bool:
     """Whether Keras's JAX trainer has taken the value out of `variable`."""
     return variable._value is None
+
+
+def write_back_variables(model: keras.Model) -> None:
+    """Gives the variables their values, which JAX's trainer keeps elsewhere during an epoch."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
 
 
 def mask_of(value: Tensor) -> Tensor | None:

@@ -57,6 +57,11 @@ def slices_any_size(model: keras.Model) -> bool:
     return not needs_fixed_shapes(model)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether `value` is a tensor that stands for what compiled code computes."""
+    return bool(tf.is_tensor(value) and tf.is_symbolic_tensor(value))
+
+
 def loops_in_python() -> bool:
     """Whether a loop over time steps runs in Python, unrolled or not."""
     return False

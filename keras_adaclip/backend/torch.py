@@ -33,6 +33,11 @@ def slices_any_size(model: keras.Model) -> bool:
     return True
 
 
+def is_traced(value: Any) -> bool:
+    """PyTorch runs eagerly."""
+    return False
+
+
 def loops_in_python() -> bool:
     """PyTorch runs eagerly."""
     return True

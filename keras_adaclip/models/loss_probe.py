@@ -34,9 +34,8 @@ def probe_loss(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
     Returns:
         `(loss name, reason, fix)`, or nothing.
     """
-    custom = [loss for loss in keras_private.compiled_losses(model) if not _is_of_keras(loss)]
-    has_own = keras_private.is_own(model, "compute_loss")
-    if not custom and not has_own:
+    name = own_loss_name(model)
+    if name is None:
         return []
     batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_ROWS)
     losses = backend.evaluate(
@@ -46,13 +45,25 @@ def probe_loss(model: keras.Model, rows: Batch) -> list[tuple[str, str, str]]:
         return []
     return [
         (
-            "compute_loss" if has_own else ", ".join(loss.name for loss in custom),
+            name,
             "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it "
             "compares examples with each other; private training evaluates it on each example "
             "alone.",
             "Use a loss that is defined for one example, such as those of `keras.losses`.",
         )
     ]
+
+
+def own_loss_name(model: keras.Model) -> str | None:
+    """`compute_loss`, or the names of loss functions, that are the user's; None where none is.
+
+    Args:
+        model: a compiled and built model.
+    """
+    if keras_private.is_own(model, "compute_loss"):
+        return "compute_loss"
+    losses = keras_private.compiled_losses(model)
+    return ", ".join(loss.name for loss in losses if not _is_of_keras(loss)) or None
 
 
 def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
@@ -82,6 +93,6 @@ def _is_separable(value: np.ndarray, again: np.ndarray, singles: np.ndarray) -> 
 
 
 def _is_of_keras(loss: Any) -> bool:
-    function = getattr(loss, "fn", None)
-    origin = type(loss) if function is None else function
-    return getattr(origin, "__module__", "").startswith("keras.")
+    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
+    origins = (type(loss), getattr(loss, "fn", type(loss)))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)

@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 
+# More than any run has steps.
+_FAR = 1e9
+
 
 def separating_halves(size: int) -> list[np.ndarray]:
     """Masks of the rows to exchange: any row is kept in one of them while any other changes.
@@ -47,6 +50,22 @@ def moved_value(
     else:
         moved = -numbers - np.where(numbers == 0.0, np.abs(noise), 0.1 * noise)
     return np.asarray(moved).astype(value.dtype)
+
+
+def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:
+    """What a counter may come to after very many steps, or one that counts down.
+
+    Args:
+        value: as it is.
+        is_negative: which of the two.
+    """
+    if value.dtype.kind == "b":
+        return np.full_like(value, not is_negative)
+    far = -_FAR if is_negative else _FAR
+    if value.dtype.kind in "iu":
+        info = np.iinfo(value.dtype)
+        return np.full_like(value, np.clip(far, info.min // 2, info.max // 2))
+    return np.full_like(value, np.clip(far, -6e4, 6e4) if value.dtype == np.float16 else far)
 
 
 def plausible_rows(

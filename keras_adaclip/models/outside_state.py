@@ -1,16 +1,18 @@
-"""Finds what a forward pass leaves behind in Python: buffers, attributes, lists.
+"""Finds what a forward pass leaves behind in Python, and variables that are not the model's.
 
-Where a step runs eagerly, a layer can keep any of them, and what it keeps of the data reaches the
-next step past clipping and noise.
+Where a step runs eagerly, a layer can keep buffers, attributes or lists, and what it keeps of the
+data reaches the next step past clipping and noise.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
 _DEPTH = 6
@@ -28,6 +30,8 @@ class OutsideState:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
+        # Layers in which a compiled pass left a tensor: it stands for what each step computes.
+        self._left_by_trace: list[str] = []
 
     def note(self) -> None:
         """Notes what is held after a pass."""
@@ -38,7 +42,10 @@ class OutsideState:
             own = {name: held for name, held in vars(layer).items() if name not in _ADDED_LOSSES}
             for part in [own, *map(vars, _own_classes(type(layer)))]:
                 for path, value in _numbers_in(part, (layer.name,), seen):
-                    held[path] = value
+                    if value is None:
+                        self._left_by_trace.append(layer.name)
+                    else:
+                        held[path] = value
         self._notes.append(held)
 
     def names(self) -> list[str]:
@@ -46,7 +53,7 @@ class OutsideState:
 
         A counter moves on alike; what a first pass makes stays as it is.
         """
-        names = []
+        names = list(dict.fromkeys(self._left_by_trace))
         for before, between, after in zip(
             self._notes, self._notes[1:], self._notes[2:], strict=False
         ):
@@ -57,14 +64,68 @@ class OutsideState:
         return names
 
 
+class OutsideVariables:
+    """Notes the variables that a pass reads or assigns, and that are not the model's.
+
+    Such as those of a teacher, of the optimizer, or of a function around a layer.
+
+    Args:
+        own: the model's.
+
+    Attributes:
+        read: those that were read.
+        assigned: those that were assigned; states of random generators are left out.
+    """
+
+    def __init__(self, own: Iterable[keras.Variable]) -> None:
+        self._own = {id(variable) for variable in own}
+        self.read: list[keras.Variable] = []
+        self.assigned: list[keras.Variable] = []
+
+    @contextmanager
+    def noted(self, scope: keras.StatelessScope, with_updates: bool) -> Iterator[None]:
+        """Notes them for the time of the context.
+
+        Args:
+            scope: what it maps is read in scopes inside of it too.
+            with_updates: whether those that are assigned are noted too.
+        """
+        kind = keras.StatelessScope
+        get_current_value, add_update = kind.get_current_value, kind.add_update
+
+        def noting_read(inner: Any, variable: keras.Variable) -> Any:
+            value = get_current_value(inner, variable)
+            if value is None and inner is not scope:
+                value = get_current_value(scope, variable)
+            if value is None and not keras_private.is_empty(variable):
+                self._add(self.read, variable)
+            return value
+
+        def noting_update(inner: Any, update: tuple[keras.Variable, Any]) -> None:
+            if with_updates and not keras_private.is_seed_generator_state(update[0]):
+                self._add(self.assigned, update[0])
+            add_update(inner, update)
+
+        try:
+            kind.get_current_value, kind.add_update = noting_read, noting_update
+            yield
+        finally:
+            kind.get_current_value, kind.add_update = get_current_value, add_update
+
+    def _add(self, noted: list[keras.Variable], variable: keras.Variable) -> None:
+        if id(variable) not in self._own and all(variable is not each for each in noted):
+            noted.append(variable)
+
+
 def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:
     if first is None or second is None:
         return False
     if not first.shape == second.shape == third.shape:
         return False
-    one, two = (
-        np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
-    )
+    with np.errstate(invalid="ignore"):  # A limit may be infinite.
+        one, two = (
+            np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
+        )
     return bool(np.allclose(one, two, rtol=0.0, atol=1e-9, equal_nan=True))
 
 
@@ -77,12 +138,18 @@ def _own_classes(kind: type) -> Iterator[type]:
 
 def _numbers_in(
     value: Any, path: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """The numbers and arrays in `value`, each with the names that lead to it."""
+) -> Iterator[tuple[tuple[str, ...], np.ndarray | None]]:
+    """The numbers and arrays in `value`, each with the names that lead to it.
+
+    None stands for a tensor that is being traced.
+    """
     if isinstance(value, (keras.Variable, keras.layers.Layer, keras.KerasTensor, type)):
         return
     if isinstance(value, (int, float, complex)):
         yield path, np.asarray(value)
+        return
+    if backend.is_traced(value):
+        yield path, None
         return
     array = _as_array(value)
     if array is not None:
@@ -109,7 +176,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """The value as an array of numbers; None where it is none, or is being traced."""
+    """The value as an array of numbers; None where it is none."""
     if not (isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value)):
         return None
     try:

@@ -78,7 +78,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding |
     refuse(model, layer_issues(model))
     if rows is None:
         return None
-    finding = probe(model, rows)
+    finding = probe(model, rows, with_loss=True)
     found = [*finding.issues, *probe_loss(model, rows)]
     refuse(model, [PrivacyIssue(*parts) for parts in found])
     return finding

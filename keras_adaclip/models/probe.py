@@ -11,6 +11,8 @@ is assigned does not depend on the rows. So would anything else that a pass leav
 `outside_state`.
 """
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,20 +26,23 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.gradients.losses import per_example_losses
 from keras_adaclip.models.batch_normalizations import batch_normalization_issue
+from keras_adaclip.models.loss_probe import own_loss_name
 from keras_adaclip.models.made_up import (
     as_column,
     cut_short,
+    far_value,
     moved_value,
     plausible_rows,
     separating_halves,
 )
-from keras_adaclip.models.outside_state import OutsideState
+from keras_adaclip.models.outside_state import OutsideState, OutsideVariables
 
 Tensor = Any
 _NUM_ROWS, _NUM_WORDS = 8, 100
-# States of the variables: as they are, and four others.
-_NUM_STATES = 5
+# States of the variables: as they are, and four others. At two more, those that may count are far.
+_NUM_STATES, _NUM_FAR_STATES = 5, 2
 # Spread of the made-up rows at each of them, as a multiple of that of the data.
 _SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 MIXES = "It mixes examples: its output for one row changes when only other rows change."
@@ -50,10 +55,20 @@ _ASSIGNED = (
     "It is assigned in the forward pass, and would carry data past clipping and noise.",
     "Remove the layer, freeze it, or keep its state fixed during training.",
 )
+_ASSIGNED_OUTSIDE = (
+    "It is assigned in the forward pass or in the loss and is no weight of the model: private "
+    "steps would leave it as it is, where Keras changes it.",
+    "Make it a weight of a layer of the model, or leave out the assignment.",
+)
 _ADDED = (
     "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to no single "
     "example.",
     "Move the term into the compiled loss, or make it a weight regularizer.",
+)
+_MIXING_LOSS = (
+    "It mixes examples: the loss of one row changes when only other rows change, such as through "
+    "what `call` left in an attribute.",
+    "Compute the loss from `x`, `y` and `y_pred` alone; let `call` return what else it needs.",
 )
 _OUTSIDE = (
     "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
@@ -87,17 +102,29 @@ class Finding:
     branches: bool = False
 
 
-def probe(model: keras.Model, rows: Batch) -> Finding:
+@dataclass(frozen=True)
+class OwnLoss:
+    """Stands beside the layers for a loss that is the user's.
+
+    Args:
+        name: of `compute_loss`, or of the loss functions.
+    """
+
+    name: str
+
+
+def probe(model: keras.Model, rows: Batch, with_loss: bool = False) -> Finding:
     """What the forward pass does that a private step must not do.
 
     Args:
         model: a built model.
         rows: at least one example, for shapes, dtypes and plausible values.
+        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
 
     Raises:
         Exception: whatever the model raises on such rows.
     """
-    return Probe(model, rows).examined()
+    return Probe(model, rows, with_loss=with_loss).examined()
 
 
 class Probe:
@@ -108,15 +135,32 @@ class Probe:
         rows: at least one example, for shapes, dtypes and plausible values.
         size: number of rows of a batch.
         training: the mode of the forward pass.
+        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
     """
 
     def __init__(
-        self, model: keras.Model, rows: Batch, size: int = _NUM_ROWS, training: bool = True
+        self,
+        model: keras.Model,
+        rows: Batch,
+        size: int = _NUM_ROWS,
+        training: bool = True,
+        with_loss: bool = False,
     ) -> None:
-        self._model, self._size, self._structure = model, size, rows.x
-        self._training = training
-        flat = keras.tree.flatten(finite_rows(Batch(rows.x)).x)
-        self._examples = [ops.convert_to_numpy(value) for value in flat]
+        name = own_loss_name(model) if with_loss else None
+        self._loss = None if name is None else OwnLoss(name)
+        self._model, self._size, self._training = model, size, training
+        self._structure: dict[str, Any] = {"x": rows.x}
+        if self._loss is not None:
+            given = {"y": rows.y, "sample_weight": rows.sample_weight}
+            self._structure |= {key: part for key, part in given.items() if part is not None}
+        parts = [
+            [
+                ops.convert_to_numpy(value)
+                for value in keras.tree.flatten(finite_rows(Batch(part)).x)
+            ]
+            for part in (rows.x, {**self._structure, "x": []})
+        ]
+        self._examples, self._targets = parts
         self._words = known_words(model)
         self._padding = [0.0] + [
             float(layer.mask_value)
@@ -127,15 +171,29 @@ class Probe:
         of_seeds = {id(state) for state in self._seeds}
         every = [*model.variables, *model.metrics_variables]
         self._variables = [variable for variable in every if id(variable) not in of_seeds]
+        self._outside = OutsideVariables([*every, *self._seeds])
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
-        self._layers: list[keras.layers.Layer] = []
+        # Single numbers that nothing trains, and what the forward pass assigns.
+        self._counting = {
+            id(variable)
+            for variable in model.non_trainable_variables
+            if math.prod(variable.shape) == 1 and id(variable) not in of_seeds
+        }
+        self._layers: list[keras.layers.Layer | OwnLoss] = []
         self._tapped: list[keras.layers.Layer] = []
         self._updated: list[keras.Variable] = []
         self._added: list[keras.layers.Layer] = []
-        self._forward = backend.Evaluator(self._traced_forward, model)
         self._taps_trained_only = False
         self._last_rows: list[list[np.ndarray]] = []
-        self._backward = backend.Evaluator(self._traced_backward, model)
+        self._renew_evaluators()
+
+    def _renew_evaluators(self) -> None:
+        """Makes what runs the model, differentiates its outputs, and its losses where examined."""
+        self._forward = backend.Evaluator(self._traced_forward, self._model)
+        self._backwards = [
+            backend.Evaluator(functools.partial(self._traced_backward, of_losses=each), self._model)
+            for each in ([False] if self._loss is None else [False, True])
+        ]
 
     def examined(self, at_step_shape: bool = False) -> Finding:
         """What is found at several states of variables, random generators and rows.
@@ -150,19 +208,20 @@ class Probe:
             return Finding(issues)
         unrepeatable: str | None = None
         dependent = set[int]()
-        mixing: keras.layers.Layer | None = None
+        mixing: keras.layers.Layer | OwnLoss | None = None
         updated: dict[int, keras.Variable] = {}
-        for state in range(_NUM_STATES):
+        for state in range(_NUM_STATES + _NUM_FAR_STATES):
+            if state >= _NUM_STATES and not self._counting:
+                break
             try:
-                values = self._values(state, generator)
-                halves = self._halves(state, generator)
-                found = self._compared(values, state, halves, generator, at_step_shape)
+                found = self._compared_at(state, generator, at_step_shape)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
                     raise
                 continue
             updated |= {id(variable): variable for variable in self._updated}
+            self._counting |= updated.keys()
             dependent.update(found.dependent)
             unrepeatable = unrepeatable or found.unrepeatable
             mixing = mixing or found.mixing
@@ -175,8 +234,9 @@ class Probe:
             if number in dependent
         ]
         issues += [(layer.name, *_ADDED) for layer in self._added]
+        issues += [(each.path, *_ASSIGNED_OUTSIDE) for each in self._outside.assigned]
         if mixing is not None:
-            issues.append(_issue(self._model, mixing, MIXES, _ALONE))
+            issues.append(_mixing_issue(self._model, mixing))
         unique = list({issue[0]: issue for issue in issues}.values())
         assigned = [each for number, each in updated.items() if number not in dependent]
         return Finding(unique, unrepeatable is None, unrepeatable, assigned)
@@ -187,9 +247,7 @@ class Probe:
         issues = self.outside_state(generator)
         if issues:
             return Finding(issues)
-        found = self._compared(
-            self._values(0, generator), 0, self._halves(0, generator), generator, False
-        )
+        found = self._compared_at(0, generator, False)
         dependent = [each for each in self._updated if id(each) in found.dependent]
         assigned = [each for each in self._updated if id(each) not in found.dependent]
         branches = self._forward.effects.branches
@@ -203,15 +261,23 @@ class Probe:
             number: another one takes other halves and random numbers.
         """
         values = [variable.value for variable in self._variables]
+        generator = np.random.default_rng([self._size, number // 2])
+        # What looks at one row alone, such as a maximum, changes with one half or with the other.
+        half = self._halves(1, generator)[0] ^ (number % 2 == 1)
         # Made-up rows serve again: to draw them takes longer than a small model runs. A difference
-        # is looked at again beside that of two runs on the same rows, which are new ones.
+        # is looked at again beside that of two runs on the same rows.
         for repeat in (False, True):
-            generator = np.random.default_rng([self._size, number])
-            half = self._halves(1, generator)[:1]
-            found = self._compared(values, number, half, generator, number % 3 == 1, repeat, False)
+            found = self._compared(
+                values, number, [half], generator, number % 3 == 1, repeat, renews=False
+            )
             if found.mixing is None:
                 return []
-        return [_issue(self._model, found.mixing, MIXES, _ALONE)]
+        return [_mixing_issue(self._model, found.mixing)]
+
+    @property
+    def outside_variables(self) -> list[keras.Variable]:
+        """Those that a pass reads and that are not the model's."""
+        return self._outside.read
 
     def examined_counts(self, few: "Probe") -> list[tuple[str, str, str]]:
         """Issues with what depends on the number of rows, at several states of the variables.
@@ -223,7 +289,7 @@ class Probe:
         for state in range(len(_SPREADS)):
             try:
                 values = self._values(state, generator)
-                issues = self._counting(few, values, state, generator)
+                issues = self._count_issues(few, values, state, generator)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
@@ -241,24 +307,29 @@ class Probe:
             number: another one takes other random numbers.
         """
         values = [variable.value for variable in self._variables]
-        return self._counting(few, values, number, np.random.default_rng([self._size, number]))
+        return self._count_issues(few, values, number, np.random.default_rng([self._size, number]))
 
-    def _counting(
+    def _count_issues(
         self, few: "Probe", values: list[Any], state: int, generator: np.random.Generator
     ) -> list[tuple[str, str, str]]:
         """Issues with layers that return something else for the first rows alone."""
+        if len(few._variables) != len(self._variables):  # some are known since a pass showed them
+            few._variables = list(self._variables)
+            few._renew_evaluators()
         further, moved = (values, self._seed_values(state)), (values, self._seed_values(state + 1))
         # A difference is looked at again on other rows: rounding may decide close by a threshold.
         for _ in range(2):
             rows = self._rows(_SPREADS[state % len(_SPREADS)], generator)
-            first_rows = [each[: few._size] for each in rows]
+            first_rows = [each[: few._size] for each in rows[: len(few._examples)]]
             outputs = self._forward(rows, further)[0]
             alone = few._forward(first_rows, further)[0]
             others = few._forward(first_rows, moved)[0] if self._seeds else alone
             # Behind a layer that draws random numbers, rows of another number are another draw.
             drawn = _first_difference(alone, others, True)
             layers = few._layers
-            if layers != self._layers:  # What has as many entries as there are rows is not known.
+            own = [layer for layer in self._layers if not isinstance(layer, OwnLoss)]
+            outputs = outputs[: len(own)]
+            if layers != own:  # What has as many entries as there are rows is not known.
                 if drawn is not None:
                     return []
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
@@ -305,6 +376,21 @@ class Probe:
             names = [self._model.name]
         return [(name, *_OUTSIDE) for name in names]
 
+    def _compared_at(
+        self, state: int, generator: np.random.Generator, with_gradients: bool
+    ) -> "_Compared":
+        """Compares at one of the states, to which variables belong that only a pass shows."""
+        while True:
+            values, halves = self._values(state, generator), self._halves(state, generator)
+            found = self._compared(values, state, halves, generator, with_gradients)
+            known = {id(variable) for variable in self._variables}
+            further = [each for each in self._outside.read if id(each) not in known]
+            if not further:
+                return found
+            self._variables += further
+            self._counting.update(id(each) for each in further if math.prod(each.shape) == 1)
+            self._renew_evaluators()
+
     def _compared(
         self,
         values: list[Any],
@@ -313,7 +399,7 @@ class Probe:
         generator: np.random.Generator,
         with_gradients: bool,
         repeat: bool = True,
-        pads: bool = True,
+        renews: bool = True,
     ) -> "_Compared":
         """Compares a pass with others for which half of the rows were exchanged.
 
@@ -323,15 +409,18 @@ class Probe:
             halves: masks of the rows to exchange.
             generator: makes up rows.
             with_gradients: whether outputs are differentiated too.
-            repeat: whether there is a second pass on the same rows, which are then new ones.
-            pads: whether sequences are cut short at some of the states.
+            repeat: whether there is a second pass on the same rows.
+            renews: whether the rows are new ones, with sequences cut short at some of the states.
         """
-        if repeat or not self._last_rows:
+        if renews or not self._last_rows:
             spread = _SPREADS[state % len(_SPREADS)]
             turn, is_odd = divmod(state, 2)
-            padding = self._padding[turn % len(self._padding)] if pads and is_odd else None
+            padding = self._padding[turn % len(self._padding)] if renews and is_odd else None
             self._last_rows = [self._rows(spread, generator, padding) for _ in range(2)]
         rows, others = self._last_rows
+        if not renews:
+            # Other pairs: a maximum may lie in the same row of both.
+            others = [np.roll(each, 1 + state // 2, axis=0) for each in others]
         further = (values, self._seed_values(state))
         first, assigned = self._forward(rows, further)
         again = self._forward(rows, further)[0] if repeat else first
@@ -362,19 +451,21 @@ class Probe:
 
     def _leaking(
         self, rows: list[np.ndarray], further: Any, kept: np.ndarray
-    ) -> keras.layers.Layer | None:
+    ) -> keras.layers.Layer | OwnLoss | None:
         """The layer past which an output of the rows `kept` depends on another row, or None."""
         try:
-            leaks = self._backward([*rows, kept], further)
+            leaks, *of_losses = (each([*rows, kept], further) for each in self._backwards)
         except Exception:
             # Before the first trained layer nothing needs a gradient, and not everything has one.
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
-            self._backward = backend.Evaluator(self._traced_backward, self._model)
+            self._renew_evaluators()
             return self._leaking(rows, further, kept)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
-        return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)] if leaking else None
+        if leaking:
+            return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
+        return self._loss if any(leak > 0.0 for each in of_losses for leak in each) else None
 
     def _rows(
         self, spread: float, generator: np.random.Generator, padding: float | None = None
@@ -383,12 +474,24 @@ class Probe:
             plausible_rows(each, self._size, spread, generator, self._words)
             for each in self._examples
         ]
-        return rows if padding is None else [cut_short(each, padding, generator) for each in rows]
+        if padding is not None:
+            rows = [cut_short(each, padding, generator) for each in rows]
+        # Not every loss is defined for made-up targets.
+        return rows + [
+            each[generator.integers(len(each), size=self._size)] for each in self._targets
+        ]
 
     def _values(self, state: int, generator: np.random.Generator) -> list[Any]:
         """The values of the variables at one of the states that are tried."""
         if state == 0:
             return [variable.value for variable in self._variables]
+        if state >= _NUM_STATES:
+            return [
+                far_value(backend.array_of(variable), state == _NUM_STATES)
+                if id(variable) in self._counting
+                else variable.value
+                for variable in self._variables
+            ]
         trained = {id(variable) for variable in self._model.trainable_variables}
         return [
             moved_value(backend.array_of(variable), state, id(variable) in trained, generator)
@@ -407,28 +510,29 @@ class Probe:
         return [half, ~half] if self._size == _NUM_ROWS else [half]
 
     @contextmanager
-    def _in_scope(self, further: Any) -> Iterator[keras.StatelessScope]:
+    def _in_scope(self, further: Any, with_updates: bool) -> Iterator[keras.StatelessScope]:
         values, seeds = further
         mapping = [
             *zip(self._variables, values, strict=True),
             *zip(self._seeds, seeds, strict=True),
         ]
-        with keras.StatelessScope(
-            [
-                (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
-                for variable, value in mapping
-            ],
-            collect_losses=True,
-        ) as scope:
+        tensors = [
+            (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
+            for variable, value in mapping
+        ]
+        with (
+            keras.StatelessScope(tensors, collect_losses=True) as scope,
+            self._outside.noted(scope, with_updates),
+        ):
             yield scope
 
     def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
         """For each layer output a number of each row, and one for each variable assigned."""
-        x = keras.tree.pack_sequence_as(self._structure, list(rows))
+        given = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
         for seen in (self._layers, self._updated, self._added):
             seen.clear()
-        with self._in_scope(further) as scope:
+        with self._in_scope(further, with_updates=True) as scope:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
@@ -444,7 +548,10 @@ class Probe:
                 return result
 
             with _watched(self._model, record, lambda: len(scope.losses)):
-                call_model(self._model, x, training=self._training)
+                y_pred = call_model(self._model, given["x"], training=self._training)
+            if self._loss is not None:
+                self._layers.append(self._loss)
+                digests.append(self._losses(given, y_pred))
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 now = scope.get_current_value(variable)
@@ -453,8 +560,16 @@ class Probe:
                     assigned.append(_digest(ops.expand_dims(now, 0)))
         return digests, assigned
 
-    def _traced_backward(self, rows: list[Tensor], further: Any) -> list[Tensor]:
-        """The largest derivative of the outputs of some rows by each tensor of the others."""
+    def _losses(self, given: dict[str, Any], y_pred: Any) -> Tensor:
+        """The losses of the rows, as the step has them, of shape `(rows,)`."""
+        y, sample_weight = (given.get(key) for key in ("y", "sample_weight"))
+        return per_example_losses(self._model, given["x"], y, y_pred, sample_weight)[0]
+
+    def _traced_backward(self, rows: list[Tensor], further: Any, of_losses: bool) -> list[Tensor]:
+        """The largest derivative of the outputs of some rows by each tensor of the others.
+
+        With `of_losses`, of the losses.
+        """
         *inputs, kept = rows
         kept = ops.cast(kept, "float32")
 
@@ -475,15 +590,18 @@ class Probe:
 
                 return keras.tree.map_structure(tapped, result)
 
-            x = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = record(self._model, x, 0)
+            given = keras.tree.pack_sequence_as(self._structure, inputs)
+            x = given["x"] = record(self._model, given["x"], 0)
             with _watched(self._model, record, lambda: 0):
                 y_pred = call_model(self._model, x, training=True)
+            if of_losses:
+                return ops.sum(self._losses(given, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
             total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
             return total + ops.zeros(()), []
 
-        with self._in_scope(further):
+        # On JAX what is differentiated assigns all variables in the end.
+        with self._in_scope(further, with_updates=False):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self._variables, *self._seeds])
         return [_largest(value, 1.0 - kept) for value in cotangents]
 
@@ -503,12 +621,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The first layer that mixes, and the `id` of each variable that is assigned data.
+    """The first layer that mixes, or the loss, and the `id` of each variable that is assigned data.
 
     Where two runs on the same rows differ, only the name of the first layer in which they do.
     """
 
-    mixing: keras.layers.Layer | None
+    mixing: keras.layers.Layer | OwnLoss | None
     dependent: set[int]
     unrepeatable: str | None = None
 
@@ -521,6 +639,12 @@ def _issue(model: keras.Model, part: Any, reason: str, fix: str) -> tuple[str, s
         ):
             return batch_normalization_issue(model, layer)
     return (part.path if isinstance(part, keras.Variable) else part.name, reason, fix)
+
+
+def _mixing_issue(model: keras.Model, part: keras.layers.Layer | OwnLoss) -> tuple[str, str, str]:
+    if isinstance(part, OwnLoss):
+        return (part.name, *_MIXING_LOSS)
+    return _issue(model, part, MIXES, _ALONE)
 
 
 def _first_difference(

@@ -17,7 +17,7 @@ from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.models.preflight import PrivacyIssue, refuse
 from keras_adaclip.models.probe import COUNTS, MIXES, Probe
 
-# Single batches between two comparisons, which take about as long as a step.
+# Batches between two comparisons, which take about as long as a step.
 _BATCHES_BETWEEN = 60
 # Rows of the batch with which larger ones are compared.
 _FEW = 2
@@ -74,10 +74,12 @@ class StepIsolation:
                 # The one input of an augmentation, in whatever structure the model takes it.
                 given = rows if model is self._model else Batch(keras.tree.flatten(rows.x)[0])
                 if key not in self._probes:
-                    probe = Probe(model, given, key[1])
+                    is_own = model is self._model
+                    probe = Probe(model, given, key[1], with_loss=is_own)
                     self._refuse(probe.examined(at_step_shape=True).issues)
                     self._probes[key] = probe
-                self._used.append(self._probes[key])
+                if self._probes[key] not in self._used:
+                    self._used.append(self._probes[key])
                 if others_vary:
                     self._prove_counts(key, model, given)
 
@@ -142,13 +144,37 @@ class StepIsolation:
         self._fixed = fixed
         self._num_batches += 1
 
+    @property
+    def may_move_within_epochs(self) -> bool:
+        """Whether variables move that no optimizer steps: counters, or such as are not the model's.
+
+        Known after `prove`.
+        """
+        return bool(self._model.assigned_by_forward or self._outside_variables())
+
+    def prove_again_within_epochs(self) -> None:
+        """`prove_again`, once in a number of calls.
+
+        Raises:
+            ValueError: where a layer mixes examples.
+        """
+        self._num_batches += 1
+        if self._num_batches % _BATCHES_BETWEEN == 0:
+            keras_private.write_back_variables(self._model)
+            for _ in self._used:
+                self.prove_again()
+
+    def _outside_variables(self) -> list[keras.Variable]:
+        outside = {id(each): each for probe in self._used for each in probe.outside_variables}
+        return list(outside.values())
+
     def _fixed_variables(self) -> list[keras.Variable]:
         """Those that no step assigns, and that are quickly compared."""
         moving = {id(variable) for variable in self._model.assigned_by_forward}
         moving |= {id(state) for state in keras_private.seed_generator_states(self._model)}
         return [
             variable
-            for variable in self._model.non_trainable_variables
+            for variable in [*self._model.non_trainable_variables, *self._outside_variables()]
             if id(variable) not in moving and math.prod(variable.shape) <= _MOST_NUMBERS
         ]
 

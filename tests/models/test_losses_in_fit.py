@@ -44,3 +44,126 @@ def test_a_loss_may_read_the_weights_of_a_teacher(is_frozen):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     for one, other in zip(teacher.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class LossOfStashed(ka.PrivateModel):
+    """Its loss reads what `call` left behind: features of the whole batch."""
+
+    def __init__(self, place, through):
+        super().__init__()
+        self.hidden, self.logits = layers.Dense(5, activation="tanh"), layers.Dense(3)
+        self.through = through
+        self.place = place
+        self.kept = {}
+
+    def call(self, x):
+        features = self.hidden(x)
+        if self.place == "attribute":
+            self.features = features
+        else:
+            KEPT["features"] = features
+        return self.logits(features)
+
+    def further(self):
+        features = self.features if self.place == "attribute" else KEPT["features"]
+        if self.through == "derivative":
+            return 1e-3 * ops.mean(ops.square(features))
+        return 1e-3 * ops.cast(ops.argmax(features[:, 0]), "float32")
+
+
+class WithOwnComputeLoss(LossOfStashed):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss * (1.0 + self.further())
+
+
+# Something that no attribute leads to.
+KEPT = {}
+
+
+@pytest.mark.parametrize("own", ["compute_loss", "function", "subclass"])
+@pytest.mark.parametrize("place", ["attribute", "elsewhere"])
+@pytest.mark.parametrize("through", ["derivative", "argmax"])
+def test_a_loss_that_reads_what_other_rows_left_is_refused(own, place, through):
+    model = (WithOwnComputeLoss if own == "compute_loss" else LossOfStashed)(place, through)
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def distance(y, y_pred):
+        return crossentropy(y, y_pred) * (1.0 + model.further())
+
+    class Distance(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y, y_pred):
+            return super().call(y, y_pred) * (1.0 + model.further())
+
+    losses = {"function": distance, "subclass": Distance(from_logits=True)}
+    loss = losses.get(own, crossentropy)
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 4)).astype("float32"), rng.integers(0, 3, 64)
+    with pytest.raises(ValueError, match="cannot be trained privately") as error:
+        model.fit(x, y, batch_size=16, verbose=0)
+    if place == "elsewhere":
+        assert f"{'compute_loss' if own == 'compute_loss' else loss_name(loss)}: It mixes" in str(
+            error.value
+        )
+    assert model.privacy_spent(1e-3).steps == 0
+
+
+def test_a_tensor_that_a_pass_leaves_in_an_attribute_is_state():
+    """Where a step is compiled, whatever the step computes later may still read it."""
+
+    class Leaves(layers.Layer):
+        def call(self, x):
+            self.seen = [ops.mean(x)]
+            return x
+
+    model = ka.PrivateSequential([layers.Dense(3), Leaves(name="leaves"), layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    with pytest.raises(ValueError, match=r"leaves: .*outside of Keras's variables"):
+        model.fit(x, x, batch_size=16, verbose=0)
+
+
+def loss_name(loss):
+    return getattr(loss, "name", None) or loss.__name__
+
+
+@pytest.mark.parametrize("is_trainable", [False, True])
+def test_a_loss_that_changes_variables_of_its_own_is_refused(is_trainable):
+    """Keras would change them in each step; a private step would leave them as they are."""
+
+    class Adapting(keras.losses.Loss):
+        def __init__(self):
+            super().__init__()
+            self.scale = keras.Variable(1.0, trainable=is_trainable, name="scale")
+
+        def call(self, y, y_pred):
+            self.scale.assign(0.9 * self.scale)
+            return ops.mean(ops.square(y - y_pred), axis=-1) * self.scale
+
+    model = ka.PrivateSequential([layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), Adapting())
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    with pytest.raises(
+        ValueError, match="scale: It is assigned in the forward pass or in the loss"
+    ):
+        model.fit(x, x, batch_size=16, verbose=0)
+
+
+def test_random_numbers_and_metrics_are_no_assignments_of_a_loss():
+    generator = keras.random.SeedGenerator(0)
+
+    class Tracks(ka.PrivateSequential):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker = keras.metrics.Mean(name="squares")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.tracker.update_state(ops.mean(ops.square(y_pred)))
+            noise = keras.random.normal(ops.shape(y_pred), seed=generator)
+            return ops.mean(ops.square(y - y_pred + 0.0 * noise))
+
+    model = Tracks([layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    model.fit(x, x, batch_size=16, verbose=0)
