@@ -586,7 +586,7 @@ FAULTS = (
     Fault(
         "layers examined with the variables of the first step only",
         "models/probe.py",
-        "for state in range(_NUM_STATES):",
+        "for state in range(_NUM_STATES + _NUM_FAR_STATES):",
         "for state in range(1):",
         "tests/models/test_mixing_later.py",
     ),
