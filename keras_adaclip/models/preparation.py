@@ -228,6 +228,7 @@ class Preparation(SavedState):
             # A checkpoint that was loaded meanwhile has moved the number of steps.
             data.poisson.seed = self._sampling_seed()
         else:
+            data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
     def _end_run(self, take_digests: bool = True) -> None:

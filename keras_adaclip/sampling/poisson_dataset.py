@@ -36,7 +36,8 @@ class PoissonDataset(keras.utils.PyDataset):
             `num_present` is given.
         seed: None draws from the operating system, different at every step of every run; an
             integer makes the draws repeatable, and whoever knows it knows who was drawn, so the
-            accounted amplification no longer protects against them.
+            accounted amplification no longer protects against them. A model that goes on training
+            draws anew with it, since repeated draws are not what the ledger counts.
         present: bool array with one entry a row, or None for all true. A row where it is
             false is never drawn, and all else stays: the law of the other rows, the number of
             steps, the divisor. So two data sets that differ in one row are trained on alike, as
@@ -91,6 +92,7 @@ class PoissonDataset(keras.utils.PyDataset):
         self.seed = checked_seed(seed)
         self._present = None if present is None else checked_present(present, self._num_rows)
         self._draw_numbers = itertools.count()
+        self._steps_before = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses: other draws than these would be accounted as if they were these."""
@@ -146,9 +148,18 @@ class PoissonDataset(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.take(self.draw())
 
+    def begin_run(self, steps_before: int) -> None:
+        """Lets the draws that follow differ from those of earlier runs with the same seed.
+
+        Args:
+            steps_before: integer >= 0, the steps that the model's ledger held before the run.
+        """
+        self._steps_before = steps_before
+
     def draw(self) -> np.ndarray:
         """Row numbers of one new draw, ascending, none twice; empty with some probability."""
-        generator = generator_of_draw(self.seed, next(self._draw_numbers))
+        seed = None if self.seed is None else self.seed + (self._steps_before << 32)
+        generator = generator_of_draw(seed, next(self._draw_numbers))
         rows = poisson_draw(generator, self._num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]
 

@@ -327,3 +327,21 @@ def test_a_seed_that_the_noise_was_built_with_is_remembered():
     model.optimizer.seed = None
     helpers.quiet_fit(model, X, Y, batch_size=6)
     assert model.used_seeds == {3}
+
+
+def test_a_seeded_data_set_made_anew_is_drawn_from_anew():
+    """The ledger counts draws that are independent of each other."""
+    drawn = []
+
+    def fit(model):
+        dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1)
+        draw, of_run = dataset.draw, []
+        dataset.draw = lambda: of_run.append(draw()) or of_run[-1]
+        helpers.quiet_fit(model, dataset)
+        drawn.append([tuple(rows) for rows in of_run[:5]])
+
+    model = helpers.compiled()
+    fit(model)
+    fit(model)
+    fit(helpers.compiled())
+    assert drawn[1] != drawn[0] == drawn[2]
