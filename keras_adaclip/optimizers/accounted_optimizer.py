@@ -222,6 +222,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         if self.built and self._is_configured:
             self._is_configured = False
+            self._ledger.restore()
             self._ledger.open(self.open_row.as_stream())
             self._retire_secrets()
 

@@ -249,6 +249,15 @@ class LedgerVariables:
         self._current.assign(emptied.to_integers())
         self._written = self.read()
 
+    def restore(self) -> None:
+        """Writes again what was included, where a training loop that failed has put back variables.
+
+        `_included` would say that it is there, and what is loaded again would count for nothing.
+        """
+        if not self._written.is_covered_by(self.read()):
+            run = self.run
+            self.include(Run(self._written, run.identity, run.included))
+
     def _write_closed(self, ledger: Ledger) -> None:
         # One row fewer than the table has, so that the ledger with the current row still fits one.
         rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)

@@ -210,6 +210,39 @@ def test_lookups_that_a_product_nearly_takes_back(size, positions):
     assert largest_contribution(make, (ids, first, taken, second), true) <= BOUND
 
 
+@pytest.mark.parametrize("is_lookup", [False, True])
+def test_what_cancels_in_one_example_takes_nothing_from_the_others(is_lookup):
+    """Others of 3e-5 times the bound, whose last digits a large number in their sum would hide."""
+    num_rows, large = 4096, np.float32(512.0)
+    positions = 2 if is_lookup else 1
+    ids = np.zeros((num_rows, positions), "int32")
+    looked_up, taken = (np.zeros((num_rows, positions, size), np.float32) for size in (1, 3))
+    factor_of_products = np.zeros((num_rows, positions, 1), np.float32)
+    looked_up[0] = large
+    if is_lookup:
+        looked_up[0, 1] = -large
+    else:
+        taken[0, 0, 0], factor_of_products[0] = -1.0, large
+
+    def total(other):
+        cotangents = looked_up.copy()
+        cotangents[1:, 0] = other
+        lookup = Lookup(ids, ops.convert_to_tensor(cotangents), (3, 1))
+        product = OuterProduct(
+            ops.convert_to_tensor(taken), ops.convert_to_tensor(factor_of_products), (3, 1)
+        )
+        form = lookup if is_lookup else LookupAndProduct(lookup, product)
+        norms = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
+        factors = 1.0 / np.maximum(norms, 1.0)
+        finite = ops.ones((num_rows,), "bool")
+        summed = form.weighted_sum(ops.convert_to_tensor(factors), finite)
+        return float(ops.convert_to_numpy(summed)[0, 0]), factors[0]
+
+    _, factor = total(0.0)
+    other = np.float32(0.99) * np.spacing(large * factor) / 2
+    assert total(other)[0] == pytest.approx((num_rows - 1) * float(other), abs=1e-3)
+
+
 @pytest.mark.parametrize("shape", [(4608,), (16384,), (4099, 61), (2048, 2048)])
 def test_one_large_number_among_millions_of_small_ones(shape):
     values = np.full((2, *shape), 2.0**-12.5 * 0.9999, np.float32)

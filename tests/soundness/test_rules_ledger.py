@@ -174,6 +174,29 @@ def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_store, messag
     assert steps(model) == 2
 
 
+def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
+    """Keras for JAX puts back the variables that it had before."""
+    path = tmp_path / "model.weights.h5"
+    train(line_model(dp_sgd()), 30).save_weights(path)
+    model = line_model(dp_sgd())
+    model.optimizer.build(model.trainable_variables)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    class Load(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                self.model.load_weights(path)
+                self.model.train_function = fail
+
+    x, y = line_data([1.0] * 50)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=5, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[Load()])
+    model.load_weights(path)
+    assert steps(model) == 34
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_weights_of_a_model_without_an_optimizer_leave_its_state_alone(tmp_path):
     path = tmp_path / "model.weights.h5"

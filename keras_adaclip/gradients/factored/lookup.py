@@ -1,5 +1,6 @@
 """Gradients of tables whose rows were looked up."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,6 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import (
-    ROUNDING,
-    UNDERFLOW,
     PerExampleGradient,
     guard_of_sums,
     positions_joined,
@@ -40,6 +39,7 @@ class Lookup(PerExampleGradient):
         self.cotangents = ops.where(
             is_row[..., None], ops.cast(cotangents, "float32"), float("nan")
         )
+        self._num_added: Tensor = 0.0
 
     @property
     def form(self) -> str:
@@ -58,24 +58,57 @@ class Lookup(PerExampleGradient):
         return (self.numbers_held or 0) + (0 if positions is None else 3 * int(positions) ** 2)
 
     def squared_norms(self) -> Tensor:
-        """Each position has the sum of its row of the table: a row counts once for each position.
+        """Of a row with n positions, n times the squared share of each of them.
 
-        So nothing cancels behind the sums, which err as the weighted sum does.
+        With a guard for compilers that make the shares of the sum in another order.
         """
-        return ops.sum(self._rows_and_sizes()[0], axis=1)
+        squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
+        equal = ops.cast(self._equal, "float32")
+        largest = ops.square(ops.sum(equal * self._sizes[:, None, :], axis=2)) / self._counts
+        guard = guard_of_sums(2.0 * self._counts + 2.0 + self._num_added)
+        return ops.sum(squares + guard * largest, axis=1)
 
-    def _rows_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """The share of each position in the squared norm, and in what it is if nothing cancels."""
-        equal = ops.cast(self.ids[:, :, None] == self.ids[:, None, :], "float32")
-        sizes = ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
-        counts = ops.sum(equal, axis=2)
-        rows = ops.sum(ops.square(ops.matmul(equal, self.cotangents)), axis=2)
-        largest = ops.square(ops.sum(equal * sizes[:, None, :], axis=2))
-        return (rows + guard_of_sums(2.0 * counts + 2.0) * largest) / counts, largest / counts
+    @functools.cached_property
+    def shares(self) -> Tensor:
+        """What each position adds to the sum: its row's gradient, in equal parts.
+
+        Positions of one row cancel here, within the example, and not in the sum over the batch,
+        where large numbers would take the last digits of other examples with them.
+        """
+        equal = ops.cast(self._equal, "float32")
+        return ops.matmul(equal, self.cotangents) / self._counts[..., None]
+
+    @functools.cached_property
+    def _sizes(self) -> Tensor:
+        """How large the gradient of each position is if nothing in it cancels."""
+        return ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
+
+    @functools.cached_property
+    def _equal(self) -> Tensor:
+        """Which positions looked up the same row, of shape `(batch_size, positions, positions)`."""
+        return self.ids[:, :, None] == self.ids[:, None, :]
+
+    @functools.cached_property
+    def _counts(self) -> Tensor:
+        return ops.sum(ops.cast(self._equal, "float32"), axis=2)
+
+    def with_added(self, rows: Tensor, sizes: Tensor, num_terms: Tensor) -> "Lookup":
+        """The gradient with more in the rows of the table that were looked up.
+
+        Args:
+            rows: of shape `(batch_size, positions, output_size)`: at each position what is added
+                to its row, once however many positions look it up.
+            sizes: how large that is if nothing in it cancels, of shape `(batch_size, positions)`.
+            num_terms: how many terms it is the sum of.
+        """
+        whole = Lookup(self.ids, self.cotangents + rows / self._counts[..., None], self.shape)
+        whole._sizes = self._sizes + sizes / self._counts
+        whole._num_added = num_terms
+        return whole
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """One segment sum over all positions of all examples."""
-        weighted = backend.zero_where_not(finite, factors[:, None, None] * self.cotangents)
+        weighted = backend.zero_where_not(finite, factors[:, None, None] * self.shares)
         return ops.segment_sum(
             ops.reshape(weighted, (-1, self.shape[1])),
             ops.reshape(self.ids, (-1,)),
@@ -94,9 +127,11 @@ class Lookup(PerExampleGradient):
 
 
 class LookupAndProduct(PerExampleGradient):
-    """A table that was looked up and multiplied with: `|l + p|^2 = |l|^2 + |p|^2 + 2 <l, p>`.
+    """A table that was looked up and multiplied with.
 
-    The inner product needs no table: `<onehot(id) outer c, a outer g> = a[id] <c, g>`.
+    What the product adds to rows that were looked up joins the lookup, `<onehot(id), a> g`, and is
+    left out of the product. So the two have no row in common: their squared norms add up, and
+    nothing of one cancels what is in the other, neither in the norm nor in the sum over the batch.
 
     Args:
         lookup: the gradient of the lookups.
@@ -107,6 +142,28 @@ class LookupAndProduct(PerExampleGradient):
     def __init__(self, lookup: Lookup, product: OuterProduct) -> None:
         self._lookup = lookup
         self._product = product
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Lookup, OuterProduct]:
+        """What is in the rows that were looked up, and what is in the others."""
+        lookup, product = self._lookup, self._product
+        # Shape (batch_size, positions of the product, positions of the lookup).
+        met = ops.take_along_axis(product.inputs, lookup.ids[:, None, :], axis=2)
+        rows = ops.matmul(ops.transpose(met, (0, 2, 1)), product.cotangents)
+        of_cotangents = ops.sqrt(ops.sum(ops.square(product.cotangents), axis=2))
+        sizes = ops.sum(ops.abs(met) * of_cotangents[:, :, None], axis=1)
+        num_terms = ops.cast(ops.shape(met)[1], "float32")
+        batch_size, positions = ops.shape(lookup.ids)[:2]
+        examples = ops.repeat(ops.arange(batch_size, dtype="int32"), positions)
+        indices = ops.stack([examples, ops.reshape(lookup.ids, (-1,))], axis=1)
+        times = ops.scatter(
+            indices,
+            ops.ones((batch_size * positions,), "float32"),
+            (batch_size, lookup.shape[0]),
+        )
+        others = ops.where(times[:, None, :] > 0.0, 0.0, product.inputs)
+        with_added = lookup.with_added(rows, sizes, num_terms)
+        return with_added, OuterProduct(others, product.cotangents, product.shape)
 
     @property
     def form(self) -> str:
@@ -127,35 +184,14 @@ class LookupAndProduct(PerExampleGradient):
         return self._lookup.numbers_touched + self._product.numbers_touched
 
     def squared_norms(self) -> Tensor:
-        """From the norms of both and their inner product, over the pairs of positions.
-
-        With what rounding takes off each: of n numbers that are added up, `n u` of their sizes.
-        """
-        lookup, product = self._lookup, self._product
-        # Shape (batch_size, positions of the product, positions of the lookup).
-        met = ops.take_along_axis(product.inputs, lookup.ids[:, None, :], axis=2)
-        of_cotangents = ops.matmul(product.cotangents, ops.transpose(lookup.cotangents, (0, 2, 1)))
-        sizes = [
-            ops.sqrt(ops.sum(ops.square(part.cotangents), axis=2) + UNDERFLOW)
-            for part in (product, lookup)
-        ]
-        of_pairs = ops.abs(met) * sizes[0][:, :, None] * sizes[1][:, None, :]
-        positions = [ops.cast(size, "float32") for size in ops.shape(of_pairs)[1:]]
-        error = ROUNDING * (lookup.shape[1] + positions[0] + positions[1] + 8)
-        rows = 2.0 * (ops.sum(met * of_cotangents, axis=2) + error * ops.sum(of_pairs, axis=2))
-        of_lookup, largest = lookup._rows_and_sizes()
-        error = ROUNDING * (lookup.shape[1] + 3.0 * positions[1] + 8)
-        of_lookup = ops.sum(of_lookup, axis=1) + error * ops.sum(largest, axis=1)
-        # The Gram form has what it takes in it, the two norms of one position have not.
-        error = 8 if product.uses_gram else sum(product.shape) + 8
-        of_product = (1.0 + ROUNDING * error) * product.squared_norms()
-        return ops.maximum(of_lookup + of_product + ops.sum(rows, axis=1), 0.0)
+        """The sum of those of both."""
+        lookup, product = self._parts
+        return lookup.squared_norms() + product.squared_norms()
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """The sum of both."""
-        return self._lookup.weighted_sum(factors, finite) + self._product.weighted_sum(
-            factors, finite
-        )
+        lookup, product = self._parts
+        return lookup.weighted_sum(factors, finite) + product.weighted_sum(factors, finite)
 
     def materialize(self) -> Tensor:
         """The tables, of shape `(batch_size, num_rows, output_size)`."""
