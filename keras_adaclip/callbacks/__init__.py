@@ -2,12 +2,11 @@
 
 from keras_adaclip.callbacks.audit_callback import AuditCallback
 from keras_adaclip.callbacks.clipping_monitor import ClippingMonitor
-from keras_adaclip.callbacks.pass_counter import BatchCheck, EpochCheck, PassCounter
+from keras_adaclip.callbacks.pass_counter import EpochCheck, PassCounter
 from keras_adaclip.callbacks.privacy_callback import PrivacyCallback
 
 __all__ = [
     "AuditCallback",
-    "BatchCheck",
     "ClippingMonitor",
     "EpochCheck",
     "PassCounter",

@@ -70,20 +70,3 @@ class EpochCheck(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Raises where training may not go on."""
         self._check()
-
-
-class BatchCheck(EpochCheck):
-    """Looks before each batch too; that callbacks follow every batch may take time.
-
-    Args:
-        check: raises where training may not go on.
-        check_batch: the same, called before each batch.
-    """
-
-    def __init__(self, check: Callable[[], None], check_batch: Callable[[], None]) -> None:
-        super().__init__(check)
-        self._check_batch = check_batch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Raises where training may not go on."""
-        self._check_batch()

@@ -99,7 +99,7 @@ def prepared(
     ours.insert(0, pass_counter)
     ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
     ordered.append(last)
-    last.before_execution = [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
+    last.before_execution += [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return ordered
     callbacks.callbacks[:] = ordered

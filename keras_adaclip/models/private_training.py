@@ -12,7 +12,7 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import BatchCheck, EpochCheck, PassCounter
+from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
 from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
@@ -225,7 +225,7 @@ class PrivateTraining(Preparation):
             assert isolation is not None
             last = EpochCheck(isolation.prove_again)
             if isolation.may_move_within_epochs:
-                last = BatchCheck(isolation.prove_again, isolation.prove_again_within_epochs)
+                last.before_execution.append(isolation.prove_again_within_epochs)
             ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
             self._use_augmentation(wanted)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
