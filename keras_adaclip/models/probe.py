@@ -149,16 +149,16 @@ class Probe:
         name = own_loss_name(model) if with_loss else None
         self._loss = None if name is None else OwnLoss(name)
         self._model, self._size, self._training = model, size, training
-        self._structure: dict[str, Any] = {"x": rows.x}
-        if self._loss is not None:
-            given = {"y": rows.y, "sample_weight": rows.sample_weight}
-            self._structure |= {key: part for key, part in given.items() if part is not None}
+        targets = {} if self._loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
+        targets = {key: part for key, part in targets.items() if part is not None}
+        # A tuple: the inputs come first, whatever the names.
+        self._structure = (rows.x, targets)
         parts = [
             [
                 ops.convert_to_numpy(value)
                 for value in keras.tree.flatten(finite_rows(Batch(part)).x)
             ]
-            for part in (rows.x, {**self._structure, "x": []})
+            for part in self._structure
         ]
         self._examples, self._targets = parts
         self._words = known_words(model)
@@ -325,12 +325,16 @@ class Probe:
             alone = few._forward(first_rows, further)[0]
             others = few._forward(first_rows, moved)[0] if self._seeds else alone
             # Behind a layer that draws random numbers, rows of another number are another draw.
-            drawn = _first_difference(alone, others, True)
             layers = few._layers
+            drawn = _first_difference(alone, others, True)
+            if self._training:  # where two draws happen to be alike too
+                drawing = [bool(keras_private.seed_generator_states(each)) for each in layers]
+                first = drawing.index(True) if True in drawing else len(layers)
+                drawn = min(first, len(layers) if drawn is None else drawn)
             own = [layer for layer in self._layers if not isinstance(layer, OwnLoss)]
             outputs = outputs[: len(own)]
             if layers != own:  # What has as many entries as there are rows is not known.
-                if drawn is not None:
+                if drawn not in (None, len(layers)):
                     return []
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
             compared = zip(layers, alone[:drawn], outputs, strict=False)
@@ -528,7 +532,7 @@ class Probe:
 
     def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
         """For each layer output a number of each row, and one for each variable assigned."""
-        given = keras.tree.pack_sequence_as(self._structure, list(rows))
+        x, targets = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
         for seen in (self._layers, self._updated, self._added):
             seen.clear()
@@ -548,10 +552,10 @@ class Probe:
                 return result
 
             with _watched(self._model, record, lambda: len(scope.losses)):
-                y_pred = call_model(self._model, given["x"], training=self._training)
+                y_pred = call_model(self._model, x, training=self._training)
             if self._loss is not None:
                 self._layers.append(self._loss)
-                digests.append(self._losses(given, y_pred))
+                digests.append(self._losses(x, targets, y_pred))
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 now = scope.get_current_value(variable)
@@ -560,10 +564,10 @@ class Probe:
                     assigned.append(_digest(ops.expand_dims(now, 0)))
         return digests, assigned
 
-    def _losses(self, given: dict[str, Any], y_pred: Any) -> Tensor:
+    def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
         """The losses of the rows, as the step has them, of shape `(rows,)`."""
-        y, sample_weight = (given.get(key) for key in ("y", "sample_weight"))
-        return per_example_losses(self._model, given["x"], y, y_pred, sample_weight)[0]
+        y, sample_weight = (targets.get(key) for key in ("y", "sample_weight"))
+        return per_example_losses(self._model, x, y, y_pred, sample_weight)[0]
 
     def _traced_backward(self, rows: list[Tensor], further: Any, of_losses: bool) -> list[Tensor]:
         """The largest derivative of the outputs of some rows by each tensor of the others.
@@ -590,12 +594,12 @@ class Probe:
 
                 return keras.tree.map_structure(tapped, result)
 
-            given = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = given["x"] = record(self._model, given["x"], 0)
+            x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
+            x = record(self._model, x, 0)
             with _watched(self._model, record, lambda: 0):
                 y_pred = call_model(self._model, x, training=True)
             if of_losses:
-                return ops.sum(self._losses(given, y_pred) * kept), []
+                return ops.sum(self._losses(x, targets, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
             total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
             return total + ops.zeros(()), []
