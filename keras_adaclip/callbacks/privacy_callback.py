@@ -72,7 +72,6 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._allowed_steps: int | None = None
         self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = Ledger()
-        self._optimizer: Any = None
         self._num_inclusions = 0
 
     def prepare(self, model: Any, data: Any) -> None:
@@ -110,7 +109,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             warn_of_large_delta(self.delta, data.num_examples, stacklevel=4, unit=unit)
         self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = model.privacy_ledger
-        self._optimizer, self._num_inclusions = model.optimizer, model.optimizer.num_inclusions
+        self._num_inclusions = model.optimizer.num_inclusions
         self._steps_per_execution = int(model.steps_per_execution)
         self._allowed_steps = None
         if self.target_epsilon is not None:
@@ -124,7 +123,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         """
         if self._allowed_steps is None:
             return
-        self._num_inclusions = self._optimizer.num_inclusions
+        self._num_inclusions = self.model.optimizer.num_inclusions
         ledger = self.model.privacy_ledger
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
@@ -155,7 +154,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             ValueError: where the next execution would pass the target.
         """
         # Looked at on the host: to read the ledger would hold up the steps.
-        if self._optimizer is not None and self._num_inclusions != self._optimizer.num_inclusions:
+        if self._num_inclusions != self.model.optimizer.num_inclusions:
             self.on_epoch_begin(0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
