@@ -112,7 +112,7 @@ class Late(layers.Layer):
         if self.way == "number":
             return inputs * (1.0 + self.gate * ops.cast(ops.shape(inputs)[0], inputs.dtype))
         if self.way == "command":
-            gate = ops.relu(self.gate - 1e6)
+            gate = ops.relu(self.gate - 1e15)
         elif self.way == "many":  # TensorFlow may not know while it traces.
             gate = 1.0 * (rows > 8 if isinstance(rows, int) else rows is None)
         else:
@@ -137,7 +137,7 @@ def test_a_layer_that_lets_padding_count_only_later_is_named(way, others):
 
 def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
     late = Late("command", name="late")
-    gate = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: late.gate.assign(2e6))
+    gate = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: late.gate.assign(2e15))
     message = r"late: Its output.*It did not when training began"
     with pytest.raises(ValueError, match=message):
         fit([late], clients=of_sizes(5, 4, 12), callbacks=[gate])

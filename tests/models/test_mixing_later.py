@@ -253,9 +253,9 @@ def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(others):
 
 @ANY_SIZE
 def test_how_many_rows_there_are_is_looked_at_again_before_each_epoch():
-    late = HeedsCount(trainable_gate=False, opens_above=1e6, name="late")
+    late = HeedsCount(trainable_gate=False, opens_above=1e12, name="late")
     model = model_with(late)
-    gate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: late.gate.assign(2e6))
+    gate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: late.gate.assign(2e12))
     with pytest.raises(ValueError, match=r"late: Its output.*It did not when training began"):
         fit(model, epochs=9, batch_size=40, callbacks=[gate])
 
