@@ -77,6 +77,7 @@ SHARED_NAMES = {
             "common_length",
             "dealt",
             "generator_of_draw",
+            "seed_of_run",
             "holds_strings",
             "padding",
             "poisson_draw",

@@ -9,6 +9,7 @@ How clients are drawn is what the accountant counts on:
 
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,7 @@ class CohortBatches(keras.utils.PyDataset):
         self.num_shards = 1
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
+        self._process = os.getpid()
         self._order = np.arange(0)
         first = clients.first_examples(1)
         self._like = {
@@ -145,7 +147,9 @@ class CohortBatches(keras.utils.PyDataset):
         return self.take(np.array([with_examples]), np.random.default_rng(0))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = generator_of_draw(self.seed, next(self._draw_numbers))
+        # A process that was forked off would draw what the other one draws.
+        seed = self.seed if self._process == os.getpid() else None
+        generator = generator_of_draw(seed, next(self._draw_numbers))
         return dealt(self.take(self._draw(generator, index), generator), self.num_shards)
 
     def _draw(self, generator: np.random.Generator, index: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
-_DEPTH = 6
+_DEPTH = 7
 _ADDED_LOSSES = ("_losses", "_loss_ids")
 _LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy")
 
@@ -40,13 +40,24 @@ class OutsideState:
             seen = {id(layer)}
             # Keras empties what `add_loss` fills, and the probe reports it.
             own = {name: held for name, held in vars(layer).items() if name not in _ADDED_LOSSES}
-            for part in [own, *map(vars, _own_classes(type(layer)))]:
-                for path, value in _numbers_in(part, (layer.name,), seen):
+            # A class may hold a default under the name of an attribute.
+            classes = {kind.__qualname__: vars(kind) for kind in _own_classes(type(layer))}
+            for name, part in {"": own, **classes}.items():
+                for path, value in _numbers_in(part, (layer.name, name), seen):
                     if value is None:
                         self._left_by_trace.append(layer.name)
                     else:
                         held[path] = value
         self._notes.append(held)
+
+    @property
+    def moves(self) -> bool:
+        """Whether something that is held changed from one pass to the next, such as a counter."""
+        return any(
+            path not in before or not np.array_equal(value, before[path])
+            for before, after in zip(self._notes, self._notes[1:], strict=False)
+            for path, value in after.items()
+        )
 
     def names(self) -> list[str]:
         """The layers that hold something which does not move on alike in every pass.

@@ -32,7 +32,7 @@ from keras_adaclip.models.step_isolation import StepIsolation
 from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
-from keras_adaclip.sampling import padding
+from keras_adaclip.sampling import padding, seed_of_run
 
 
 class Preparation(SavedState):
@@ -249,7 +249,7 @@ class Preparation(SavedState):
     def _sampling_seed(self) -> int | None:
         """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""
         seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
-        return None if seed is None else seed + (self.privacy_ledger.steps << 32)
+        return seed_of_run(seed, self.privacy_ledger.steps)
 
     def _use_augmentation(self, augmentation: Augmentation | None) -> None:
         """Makes the step augment its examples, or stop it."""

@@ -58,7 +58,8 @@ _ASSIGNED = (
 _ASSIGNED_OUTSIDE = (
     "It is assigned in the forward pass or in the loss and is no weight of the model: private "
     "steps would leave it as it is, where Keras changes it.",
-    "Make it a weight of a layer of the model, or leave out the assignment.",
+    "Make it a weight of a layer of the model, or leave out the assignment. A metric is given to "
+    "`compile(metrics=...)`, or is an attribute of the model.",
 )
 _ADDED = (
     "It adds a loss in its `call` (`add_loss`), which depends on the data and belongs to no single "
@@ -346,6 +347,16 @@ class Probe:
             if not differing:
                 return []
         return [_issue(self._model, differing[0], COUNTS, _ALONE)]
+
+    def moves_in_python(self) -> bool:
+        """Whether a pass changes what layers hold outside of variables, such as a counter."""
+        state = OutsideState(self._model)
+        rows = self._rows(1.0, np.random.default_rng(self._size))
+        for _ in range(2):
+            state.note()
+            self._forward(rows, ([each.value for each in self._variables], self._seed_values(0)))
+        state.note()
+        return state.moves
 
     def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
         """Issues with what a forward pass leaves behind outside of Keras's variables.

@@ -47,6 +47,32 @@ class LoadedAccount:
         self.run = self.run.union_upward(run)
 
 
+class Holder:
+    """Leads from a weight or a layer to who holds its ledger.
+
+    An optimizer itself would be saved and loaded with the layer. Copies of a weight lead to the
+    same holder, and pickled ones to the ledger as it was.
+
+    Args:
+        account: an optimizer, or a `LoadedAccount`.
+    """
+
+    def __init__(self, account: Any) -> None:
+        self._account = account
+
+    def __call__(self) -> Any:
+        """The account."""
+        return self._account
+
+    def __deepcopy__(self, memo: Any) -> "Holder":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        account = LoadedAccount()
+        account.run = self._account.run
+        return Holder, (account,)
+
+
 class PrivacySpending:
     """The ledger of a private model.
 
@@ -213,12 +239,7 @@ class PrivacySpending:
             for layer in keras_private.flatten_layers(self)
             if any(id(variable) in numbers for variable in keras_private.own_variables(layer))
         ]
-        account = self._account()
-
-        # A function: an optimizer would be saved and loaded with the layer.
-        def holder() -> Any:
-            return account
-
+        holder = Holder(self._account())
         for part in (*variables, *layers):
             keras_private.set_attribute(part, _ACCOUNT, holder)
 

@@ -146,11 +146,13 @@ class StepIsolation:
 
     @property
     def may_move_within_epochs(self) -> bool:
-        """Whether variables move that no optimizer steps: counters, or such as are not the model's.
+        """Whether something moves that no optimizer steps: a counter, or what is not the model's.
 
         Known after `prove`.
         """
-        return bool(self._model.assigned_by_forward or self._outside_variables())
+        if self._model.assigned_by_forward or self._outside_variables():
+            return True
+        return any(probe.moves_in_python() for probe in self._used[:1])
 
     def prove_again_within_epochs(self) -> None:
         """`prove_again`, once in a number of calls.

@@ -14,7 +14,7 @@ from keras_adaclip.sampling.checking import (
     padding,
 )
 from keras_adaclip.sampling.dealing import dealt
-from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
+from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw, seed_of_run
 from keras_adaclip.sampling.fixed_shape_batches import FixedShapeBatches
 from keras_adaclip.sampling.host_share import HostShare
 from keras_adaclip.sampling.poisson_dataset import PoissonDataset
@@ -30,6 +30,7 @@ __all__ = [
     "holds_strings",
     "padding",
     "poisson_draw",
+    "seed_of_run",
     "FixedShapeBatches",
     "HostShare",
     "PoissonDataset",

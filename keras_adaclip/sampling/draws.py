@@ -13,6 +13,16 @@ _SAMPLING_STREAM = 2
 _SHARED_NUMBERS = 0
 
 
+def seed_of_run(seed: int | None, steps_before: int) -> int | None:
+    """A seed that no other run of a model draws with; None for None.
+
+    Args:
+        seed: integer from 0 to below 2^128, or None.
+        steps_before: steps on the model's ledger before the run.
+    """
+    return None if seed is None else seed + (steps_before << 128)
+
+
 def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
     """The random numbers of one draw: from the operating system, or from a seed and its number.
 

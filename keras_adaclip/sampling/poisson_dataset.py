@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ from keras_adaclip.sampling.checking import (
     common_length,
     padding,
 )
-from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw
+from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw, seed_of_run
 
 
 class PoissonDataset(keras.utils.PyDataset):
@@ -93,6 +94,7 @@ class PoissonDataset(keras.utils.PyDataset):
         self._present = None if present is None else checked_present(present, self._num_rows)
         self._draw_numbers = itertools.count()
         self._steps_before = 0
+        self._process = os.getpid()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses: other draws than these would be accounted as if they were these."""
@@ -155,10 +157,13 @@ class PoissonDataset(keras.utils.PyDataset):
             steps_before: integer >= 0, the steps that the model's ledger held before the run.
         """
         self._steps_before = steps_before
+        self._process = os.getpid()
 
     def draw(self) -> np.ndarray:
         """Row numbers of one new draw, ascending, none twice; empty with some probability."""
-        seed = None if self.seed is None else self.seed + (self._steps_before << 32)
+        seed = seed_of_run(self.seed, self._steps_before)
+        # A process that was forked off would draw what the other one draws.
+        seed = seed if self._process == os.getpid() else None
         generator = generator_of_draw(seed, next(self._draw_numbers))
         rows = poisson_draw(generator, self._num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]

@@ -158,6 +158,18 @@ class RemembersInAttribute(keras.layers.Layer):
         return outputs
 
 
+class RemembersInDefault(keras.layers.Layer):
+    """The mean of the rows in an attribute that the class has a number for."""
+
+    num_calls, seen = 0, 0.0
+
+    def call(self, x, training=None):
+        outputs = x if self.num_calls < 1000 else x + self.seen
+        self.num_calls += 1
+        self.seen = float(ops.mean(ops.stop_gradient(x))) if x.device.type != "meta" else 0.0
+        return outputs
+
+
 class RemembersInMetric(keras.layers.Layer):
     """The mean of the rows in a metric, which no step discards."""
 
@@ -388,8 +400,29 @@ def test_ids_without_padding_in_the_data_are_examined_with_it():
 
 def states():
     if BACKEND == "torch":
-        return [RemembersInMetric, RemembersInBuffer, RemembersInAttribute, RemembersInList]
+        return [
+            RemembersInMetric,
+            RemembersInBuffer,
+            RemembersInAttribute,
+            RemembersInDefault,
+            RemembersInList,
+        ]
     return [RemembersInMetric, *([RemembersInVariable] if BACKEND == "tensorflow" else [])]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a compiled step does not count in Python")
+def test_a_layer_that_counts_in_python_is_looked_at_within_an_epoch():
+    class CountsInPython(keras.layers.Layer):
+        num_calls = 0
+
+        def call(self, x):
+            self.num_calls += 1
+            return add_mean(x) if self.num_calls > 120 else x
+
+    model = model_with(CountsInPython(name="late"))
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model, batch_size=8, steps_per_epoch=400)
+    assert 0 < model.privacy_spent(1e-3).steps < 400
 
 
 @pytest.mark.parametrize("layer", states())

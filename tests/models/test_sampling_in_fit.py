@@ -1,6 +1,7 @@
 """What `fit` does with each kind of data, and how the ledger counts it."""
 
 import math
+import os
 
 import keras
 import numpy as np
@@ -327,6 +328,24 @@ def test_a_seed_that_the_noise_was_built_with_is_remembered():
     model.optimizer.seed = None
     helpers.quiet_fit(model, X, Y, batch_size=6)
     assert model.used_seeds == {3}
+
+
+def test_runs_with_seeds_far_apart_draw_differently():
+    drawn = []
+    for seed, steps_before in ((4 << 32, 0), (0, 4), (0, 0)):
+        dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=seed)
+        dataset.begin_run(steps_before)
+        drawn.append(tuple(tuple(dataset.draw()) for _ in range(4)))
+    assert len(set(drawn)) == 3
+
+
+def test_a_process_that_was_forked_off_draws_other_examples(monkeypatch):
+    datasets = [ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1) for _ in range(2)]
+    ours = [tuple(datasets[0].draw()) for _ in range(6)]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert [tuple(datasets[1].draw()) for _ in range(6)] != ours
+    datasets[1].begin_run(0)
+    assert len(datasets[1].draw()) <= len(X)
 
 
 def test_a_seeded_data_set_made_anew_is_drawn_from_anew():

@@ -9,6 +9,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.factored.outer_product import OuterProduct
 from keras_adaclip.gradients.factored.per_example_gradient import (
+    UNDERFLOW,
     PerExampleGradient,
     guard_of_sums,
     positions_joined,
@@ -81,7 +82,7 @@ class Lookup(PerExampleGradient):
     @functools.cached_property
     def _sizes(self) -> Tensor:
         """How large the gradient of each position is if nothing in it cancels."""
-        return ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2))
+        return ops.sqrt(ops.sum(ops.square(self.cotangents), axis=2) + UNDERFLOW)
 
     @functools.cached_property
     def _equal(self) -> Tensor:
@@ -150,7 +151,7 @@ class LookupAndProduct(PerExampleGradient):
         # Shape (batch_size, positions of the product, positions of the lookup).
         met = ops.take_along_axis(product.inputs, lookup.ids[:, None, :], axis=2)
         rows = ops.matmul(ops.transpose(met, (0, 2, 1)), product.cotangents)
-        of_cotangents = ops.sqrt(ops.sum(ops.square(product.cotangents), axis=2))
+        of_cotangents = ops.sqrt(ops.sum(ops.square(product.cotangents), axis=2) + UNDERFLOW)
         sizes = ops.sum(ops.abs(met) * of_cotangents[:, :, None], axis=1)
         num_terms = ops.cast(ops.shape(met)[1], "float32")
         batch_size, positions = ops.shape(lookup.ids)[:2]
