@@ -168,7 +168,7 @@ FAULTS = (
     Fault(
         "the same rows drawn in every fit",
         "models/preparation.py",
-        "return None if seed is None else seed + (self.privacy_ledger.steps << 32)",
+        "return seed_of_run(seed, self.privacy_ledger.steps)",
         "return 0 if seed is None else seed",
         f"{_SOUND}/test_rules_noise_keys.py",
     ),
