@@ -583,7 +583,7 @@ class Probe:
     def _traced_backward(self, rows: list[Tensor], further: Any, of_losses: bool) -> list[Tensor]:
         """The largest derivative of the outputs of some rows by each tensor of the others.
 
-        With `of_losses`, of the losses.
+        Where `of_losses` is true, the losses of these rows are differentiated instead.
         """
         *inputs, kept = rows
         kept = ops.cast(kept, "float32")

@@ -59,9 +59,9 @@ class Lookup(PerExampleGradient):
         return (self.numbers_held or 0) + (0 if positions is None else 3 * int(positions) ** 2)
 
     def squared_norms(self) -> Tensor:
-        """Of a row with n positions, n times the squared share of each of them.
+        """Squared norms: a row with n positions adds n times the squared share of each of them.
 
-        With a guard for compilers that make the shares of the sum in another order.
+        The guard covers compilers that round the shares of the weighted sum in another way.
         """
         squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
         equal = ops.cast(self._equal, "float32")
