@@ -41,7 +41,6 @@ def parse_options() -> argparse.Namespace:
     add("--start", type=float, default=0.05, help="the first norm (%(default)s)")
     add("--step", type=float, default=0.05, help="from one norm to the next (%(default)s)")
     add("--max-drop", type=float, default=0.02, help="of the accuracy (%(default)s)")
-    add("--repeats", type=int, default=1, help="trials of a norm (%(default)s)")
     add("--epochs", type=int, default=10, help="(%(default)s)")
     add("--batch-size", type=int, default=1024, help="expected (%(default)s)")
     add("--learning-rate", type=float, default=4.0, help="of plain SGD (%(default)s)")
@@ -90,7 +89,6 @@ def found_schedule(
         max_drop=options.max_drop,
         epochs=options.epochs,
         max_trials_per_epoch=3 if options.smoke else 200,
-        repeats=options.repeats,
         directory=options.output,
         project_name="search",
     )

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from keras_adaclip.tuners.choices.clipping_hypermodel import ClippingHyperModel
     from keras_adaclip.tuners.choices.strategy_choices import clipping_choices
     from keras_adaclip.tuners.greedy.greedy_clip_tuner import GreedyClipTuner
-    from keras_adaclip.tuners.greedy.greedy_oracle import GreedyOracle
-    from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
     from keras_adaclip.tuners.greedy.initial_norm import initial_norm_from
     from keras_adaclip.tuners.greedy.power_trend import PowerTrend
     from keras_adaclip.tuners.private.private_search import PrivateSearch
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 _MODULES: dict[str, str] = {
     "ClippingHyperModel": "choices.clipping_hypermodel",
     "GreedyClipTuner": "greedy.greedy_clip_tuner",
-    "GreedyOracle": "greedy.greedy_oracle",
-    "GreedyRule": "greedy.greedy_search",
     "PowerTrend": "greedy.power_trend",
     "PrivateSearch": "private.private_search",
     "clipping_choices": "choices.strategy_choices",
@@ -31,8 +27,6 @@ _MODULES: dict[str, str] = {
 __all__ = [
     "ClippingHyperModel",
     "GreedyClipTuner",
-    "GreedyOracle",
-    "GreedyRule",
     "PowerTrend",
     "PrivateSearch",
     "clipping_choices",

@@ -456,13 +456,6 @@ FAULTS = (
         "tests/accounting/test_ledger.py",
     ),
     Fault(
-        "the model of a private greedy search carries its own epochs alone",
-        "tuners/greedy/greedy_results.py",
-        "carry(model, spent, holds_own=model.privacy_ledger.is_covered_by(spent))",
-        "pass",
-        "tests/tuners/test_greedy_privacy.py",
-    ),
-    Fault(
         "a checkpoint takes the place of steps that it does not hold",
         "optimizers/ledger_variables.py",
         "self.ledger.is_covered_by(state) and _covers(other._held.get(identity), state)",

@@ -4,7 +4,6 @@ Run as a script with a folder, it forks the processes of every search once all i
 for them, and leaves what each has found in `<folder>/<search>/<role>.json`.
 """
 
-import dataclasses
 import json
 import os
 import socket
@@ -15,36 +14,23 @@ from pathlib import Path
 
 import keras_tuner
 
-from keras_adaclip.tuners import GreedyClipTuner, PrivateSearch
+from keras_adaclip.tuners import PrivateSearch
 from tests.tuners.hypermodels import BATCH_SIZE, Regression, data
 
 NUM_TRIALS = 4
-NUM_EPOCHS = 2
 ROLES = ("chief", "worker0", "worker1")
 _DEADLINE = 60.0
 
 
-class GreedyRegression(Regression):
-    """Regression whose first run on each worker waits for the other worker's first run."""
+class SharedRegression(Regression):
+    """Regression whose first run on each worker waits for the other worker's first run.
+
+    It is ready for keras-tuner to load weights before training.
+    """
 
     def __init__(self, folder):
         super().__init__()
         self.folder = Path(folder)
-
-    def fit(self, hp, model, *arguments, **others):
-        self.wait(hp)
-        return model.fit(*arguments, batch_size=BATCH_SIZE, **others)
-
-    def wait(self, hp):
-        with (self.folder / f"{os.environ['KERASTUNER_TUNER_ID']}.ran").open("a") as file:
-            file.write(f"{hp.get('learning_rate')}\n")
-        end = time.monotonic() + _DEADLINE
-        while len(list(self.folder.glob("worker*.ran"))) < 2 and time.monotonic() < end:
-            time.sleep(0.01)
-
-
-class SharedRegression(GreedyRegression):
-    """The same with epochs of its own, ready for keras-tuner to load weights before training."""
 
     def build(self, hp):
         model = super().build(hp)
@@ -52,7 +38,15 @@ class SharedRegression(GreedyRegression):
         return model
 
     def fit(self, hp, model, *arguments, **others):
-        return super().fit(hp, model, *arguments, epochs=self.epochs, **others)
+        self.wait(hp)
+        return model.fit(*arguments, batch_size=BATCH_SIZE, epochs=self.epochs, **others)
+
+    def wait(self, hp):
+        with (self.folder / f"{os.environ['KERASTUNER_TUNER_ID']}.ran").open("a") as file:
+            file.write(f"{hp.get('learning_rate')}\n")
+        end = time.monotonic() + _DEADLINE
+        while len(list(self.folder.glob("worker*.ran"))) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def random_search(folder):
@@ -77,22 +71,7 @@ def overspending_search(folder):
     return search
 
 
-def greedy_search(folder):
-    return GreedyClipTuner(
-        GreedyRegression(folder),
-        start=0.5,
-        step=0.5,
-        max_drop=100.0,
-        epochs=NUM_EPOCHS,
-        objective="val_loss",
-        max_trials_per_epoch=NUM_TRIALS,
-        directory=folder,
-        project_name="p",
-    )
-
-
 SEARCHES = {"random_search": random_search, "private_search": private_search}
-GREEDY = {"greedy_search": greedy_search}
 REFUSED = {"overspending_search": overspending_search}
 
 
@@ -107,7 +86,7 @@ def run(name, role, folder, port):
         # keras-tuner's chief looks every 20 seconds whether all workers are gone.
         real_sleep = time.sleep
         time.sleep = lambda seconds: real_sleep(min(seconds, 0.1))
-    search = (SEARCHES | GREEDY | REFUSED)[name](folder)
+    search = (SEARCHES | REFUSED)[name](folder)
     found = {}
     try:
         search.search(*data(), validation_data=data(1), verbose=0)
@@ -115,8 +94,6 @@ def run(name, role, folder, port):
         if name not in REFUSED:
             raise
         found = {"refused": str(error)}
-    if name in GREEDY:
-        found = {"epochs": [dataclasses.asdict(epoch) for epoch in search.searched_epochs()]}
     if name in SEARCHES and role == "chief":
         (model,) = search.get_best_models()
         (hp,) = search.get_best_hyperparameters()
@@ -154,7 +131,7 @@ def wait_for(port):
 
 def main(folder):
     """All processes of all searches."""
-    searches = [(name, Path(folder) / name, free_port()) for name in SEARCHES | GREEDY | REFUSED]
+    searches = [(name, Path(folder) / name, free_port()) for name in SEARCHES | REFUSED]
     children = []
     for name, below, port in searches:
         below.mkdir(parents=True)

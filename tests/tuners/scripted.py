@@ -14,7 +14,7 @@ from keras_adaclip import tuners
 
 
 def algorithm_1(score_of, start, step, max_drop, most, largest=math.inf, higher=True):
-    """Visited thresholds and the best one, of one epoch; `score_of` takes the number of a try."""
+    """Norms tried in one epoch, and the best one; `score_of` takes the number of a norm."""
     visited, best, best_score = [], None, None
     number = 0
     while number < most and start + number * step <= largest:
@@ -43,7 +43,7 @@ def untrained_model():
 
 
 class ScriptedTuner(tuners.GreedyClipTuner):
-    """Takes the scores from `script(epoch, number of the threshold, repeat)`, and notes trials."""
+    """Takes the scores from `script(epoch, number of the norm)`, and notes its trials."""
 
     def __init__(self, script, directory, **options):
         self.script, self.ran = script, []
@@ -52,24 +52,25 @@ class ScriptedTuner(tuners.GreedyClipTuner):
 
     def run_trial(self, trial, *arguments, **keywords):
         values = trial.hyperparameters.values
-        epoch, repeat = values["greedy/epoch"], values["greedy/repeat"]
-        self.ran.append((epoch, values["clip_norm"], repeat, values["greedy/parent"]))
+        epoch = values["greedy/epoch"]
+        number = len(self.oracle.epoch(epoch).scores)
+        self.ran.append((epoch, values["clip_norm"], values["greedy/parent"]))
         weights = Path(self.get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
         weights.write_text(trial.trial_id)
-        return {"val_mae": self.script(epoch, values["greedy/position"], repeat)}
+        return {"val_mae": self.script(epoch, number)}
 
     @property
     def visited(self):
-        """The thresholds of each epoch, in order."""
+        """The norms of each epoch, in order."""
         epochs = sorted({epoch for epoch, *_ in self.ran})
-        return [[norm for epoch, norm, *_ in self.ran if epoch == number] for number in epochs]
+        return [[norm for epoch, norm, _ in self.ran if epoch == number] for number in epochs]
 
 
 def table(seed, ties=True):
     """A script of random scores; with ties, some of them are equal and some not finite."""
 
-    def script(epoch, number, repeat):
-        generator = np.random.default_rng([seed, epoch, number, repeat])
+    def script(epoch, number):
+        generator = np.random.default_rng([seed, epoch, number])
         if ties and generator.random() < 0.05:
             return [math.nan, math.inf, -math.inf][generator.integers(3)]
         score = generator.uniform()

@@ -14,8 +14,6 @@ import keras
 import pytest
 
 from tests.tuners.distributed_processes import (
-    GREEDY,
-    NUM_EPOCHS,
     NUM_TRIALS,
     REFUSED,
     ROLES,
@@ -97,22 +95,6 @@ def test_of_a_private_search_the_best_run_alone_is_left(ended):
     (hp,) = search.get_best_hyperparameters()
     chief = json.loads((folder / "chief.json").read_text())
     assert hp.get("learning_rate") == chief["learning_rate"]
-
-
-@pytest.mark.parametrize("name", GREEDY)
-def test_workers_share_a_greedy_search_and_come_to_what_one_process_decides(ended, name):
-    folder = ended / name
-    rates = ran(folder)
-    assert sorted(rates) == ["worker0", "worker1"]
-    assert sum(map(len, rates.values())) == NUM_EPOCHS * NUM_TRIALS
-    found = [json.loads((folder / f"{role}.json").read_text())["epochs"] for role in ROLES]
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == NUM_EPOCHS
-    for epoch in found[0]:
-        assert epoch["thresholds"] == [0.5, 1.0, 1.5, 2.0]
-        best = epoch["scores"].index(min(epoch["scores"]))
-        assert epoch["threshold"] == epoch["thresholds"][best]
-        assert epoch["score"] == epoch["scores"][best]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -3,6 +3,7 @@
 import warnings
 
 import keras
+import keras_tuner
 import numpy as np
 import pytest
 
@@ -73,22 +74,22 @@ def loaded(tuner):
     """The model of the last epoch's best trial, and what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = tuner.load_model(tuner.oracle.finished_epochs[-1].winner)
+        model = tuner.load_model(tuner.oracle.trials[tuner.oracle.finished_epochs[-1].winner])
     return model, [str(one.message) for one in caught if one.category is UserWarning]
 
 
 def same(one, other):
-    return all(np.array_equal(one[name], other[name]) for name in ("weights", "optimizer", "steps"))
+    return all(np.array_equal(one[name], other[name]) for name in ("weights", "optimizer"))
 
 
 def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
-    """Weights, momentum, steps and ledger; and every first trial with the same weights."""
+    """Weights and momentum; and every first trial with the same weights. The ledger only grows."""
     notes = []
     tuner = tuner_in(tmp_path, lambda hp: build(hp, noise_multiplier=1.0))
     search(tuner, callbacks=[Notes(notes)])
     assert [note["epoch"] for note in notes] == [0, 0, 1, 1]
     assert [note["before"]["clip_norm"] for note in notes] == [0.5, 1.0] * 2
-    assert [note["before"]["steps"] for note in notes] == [0, 0, STEPS, STEPS]
+    assert [note["before"]["steps"] for note in notes] == [0, STEPS, 2 * STEPS, 3 * STEPS]
     assert same(notes[0]["before"], notes[1]["before"])
     first = int(np.argmax([note["after"]["weights"][0] for note in notes[:2]]))
     assert tuner.best_schedule().values[0] == [0.5, 1.0][first]
@@ -97,11 +98,11 @@ def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
     second = 2 + int(np.argmax([note["after"]["weights"][0] for note in notes[2:]]))
     kept, (warning,) = loaded(tuner)
     assert "among 4 trials by a search that is not private" in warning
-    assert loaded(tuner)[1] == []
     tuning = kept.privacy_report(1e-3, group_sizes=()).tuning
     assert "not counted: The model was chosen among 4 trials" in tuning
     assert same(state_of(kept), notes[second]["after"])
-    assert kept.privacy_ledger.steps == 2 * STEPS
+    assert kept.privacy_ledger.steps >= 3 * STEPS
+    assert kept.optimizer.clip_norm == pytest.approx(tuner.best_schedule().values[-1])
 
 
 def test_training_clips_to_the_threshold_of_the_trial(tmp_path, monkeypatch):
@@ -128,37 +129,25 @@ def test_the_threshold_is_the_joint_norm_of_groups(tmp_path):
     assert norms == pytest.approx([0.5, 1.0])
 
 
-@pytest.mark.parametrize("seeded", ["optimizer", "tuner"])
-def test_no_two_trials_share_noise_or_draws(tmp_path, seeded):
-    """With one noise and two thresholds, their difference would lay the noise bare."""
-    seeds = []
-
-    class Seeds(keras.callbacks.Callback):
-        def __deepcopy__(self, memo):
-            return Seeds()
-
-        def on_epoch_begin(self, epoch, logs=None):
-            seeds.append(self.model.optimizer.seed)
-
-    if seeded == "optimizer":
-        tuner = tuner_in(tmp_path, lambda hp: build(hp, seed=7))
-    else:
-        tuner = tuner_in(tmp_path, seed=7)
-    search(tuner, callbacks=[Seeds()])
-    assert None not in seeds
-    assert len(set(seeds)) == len(seeds) == 4
+def test_one_model_is_compiled_for_all_trials(tmp_path):
+    built = []
+    tuner = tuner_in(tmp_path, lambda hp: built.append(build(hp)) or built[-1])
+    search(tuner)
+    assert len(built) == 2  # keras-tuner builds one to see its hyperparameters
 
 
-def test_a_seed_repeats_the_first_epoch(tmp_path):
-    def found(folder, seed):
-        notes = []
-        tuner = tuner_in(
-            tmp_path / folder, lambda hp: build(hp, noise_multiplier=1.0), seed=seed, epochs=1
-        )
-        search(tuner, callbacks=[Notes(notes)])
-        return [float(note["after"]["weights"][0]) for note in notes]
-
-    assert found("a", 1) == found("b", 1) != found("c", 2)
+def test_no_two_trials_share_their_noise(tmp_path):
+    """With one noise and two norms, their difference would lay the noise bare."""
+    notes = []
+    tuner = tuner_in(tmp_path, lambda hp: build(hp, noise_multiplier=1.0, seed=7), epochs=1)
+    x, y = line_data([0.0] * NUM_EXAMPLES)
+    search_data = {"validation_data": (x, y), "batch_size": BATCH_SIZE, "verbose": 0}
+    tuner.search(x, y, callbacks=[Notes(notes)], **search_data)
+    first, second = [
+        (note["after"]["weights"] - note["before"]["weights"]) / note["before"]["clip_norm"]
+        for note in notes
+    ]
+    assert not np.isclose(first, second)
 
 
 def plain_model(hp):
@@ -177,7 +166,7 @@ def used_model(hp):
     ("hypermodel", "error", "message"),
     [
         (plain_model, TypeError, "must return a private model"),
-        (used_model, ValueError, "in use already"),
+        (used_model, ValueError, "was used before"),
         (lambda hp: build(hp, "quantile"), ValueError, "fixed clipping norm"),
         (lambda hp: build(hp, ka.clipping.FixedClipping([1.0])), ValueError, "one number"),
     ],
@@ -193,12 +182,12 @@ def test_models_without_a_norm_to_set_are_refused_before_training(
 
 @pytest.mark.parametrize("name", ["epochs", "initial_epoch"])
 def test_the_epoch_is_not_the_users(tmp_path, name):
-    with pytest.raises(ValueError, match=f"`{name}` is set by the search"):
+    with pytest.raises(ValueError, match=f"`{name}` belongs to the search"):
         search(tuner_in(tmp_path), **{name: 3})
 
 
 def test_a_missing_objective_is_named(tmp_path):
-    with pytest.raises(RuntimeError, match="'val_accuracy' is not among what `fit` returned"):
+    with pytest.raises(RuntimeError, match="'val_accuracy' is not among the metrics that"):
         search(tuner_in(tmp_path, objective="val_accuracy"))
 
 
@@ -242,7 +231,21 @@ def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
         for run in range(3)
     ]
     assert norm == pytest.approx(np.mean([tuner.best_schedule().values[0] for tuner in found]))
-    weights = [np.load(tmp_path / f"initial_norm_{run}/initial_weights.npz") for run in range(3)]
-    assert len({float(kept["arr_0"][0, 0]) for kept in weights}) == 3
-    with pytest.raises(ValueError, match="must not hold 'private'"):
-        tuners.initial_norm_from(build, x, y, search_options={"private": True})
+    initial = {(tmp_path / f"initial_norm_{run}/initial.weights.h5").read_bytes() for run in range(3)}
+    assert len(initial) == 3
+    with pytest.raises(ValueError, match="must not hold 'epochs'"):
+        tuners.initial_norm_from(build, x, y, search_options={"epochs": 2})
+
+
+class TrainsTwice(keras_tuner.HyperModel):
+    def build(self, hp):
+        return build(hp)
+
+    def fit(self, hp, model, *arguments, **keywords):
+        return model.fit(*arguments, **{**keywords, "epochs": keywords["epochs"] + 1})
+
+
+def test_a_trial_of_more_than_its_epoch_fails(tmp_path):
+    with pytest.raises(RuntimeError, match="must train exactly one epoch") as raised:
+        search(tuner_in(tmp_path, TrainsTwice()))
+    assert "Epoch 1 with clip_norm=0.5 failed" in str(raised.value)

@@ -1,4 +1,4 @@
-"""The clipping norm of each epoch, by trying.
+"""The best clipping norm of each epoch, found by greedy search.
 
 Source: Lin et al. 2022, "Understanding adaptive gradient clipping in DP-SGD, empirically",
 section 4.3.1 and algorithm 1.
@@ -7,89 +7,76 @@ section 4.3.1 and algorithm 1.
 import copy
 import json
 import os
+import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import keras_tuner
-from keras_tuner.engine.trial import Trial, TrialStatus
+from keras_tuner.engine.trial import Trial
 
 from keras_adaclip.accounting import check_integer
-from keras_adaclip.tuners.greedy.epoch_search import EPOCH
-from keras_adaclip.tuners.greedy.fit_arguments import check_fit_arguments
-from keras_adaclip.tuners.greedy.greedy_oracle import CLIP_NORM, GreedyOracle
-from keras_adaclip.tuners.greedy.greedy_results import BUILD_CONFIG, GreedyResults
-from keras_adaclip.tuners.greedy.greedy_search import GreedyRule
-from keras_adaclip.tuners.greedy.greedy_summary import privacy_statement, statement_of_all
-from keras_adaclip.tuners.greedy.privacy_arguments import checked_delta, checked_seed
-from keras_adaclip.tuners.greedy.progress import Progress
-from keras_adaclip.tuners.greedy.trial_epoch import TrialEpoch
-from keras_adaclip.tuners.greedy.trial_model import check_model
-from keras_adaclip.tuners.greedy.trial_run import (
-    begin_trial,
-    checkpoint_path,
-    metrics_of,
-    trial_model,
+from keras_adaclip.clipping import FixedClipping
+from keras_adaclip.optimizers import DPOptimizer
+from keras_adaclip.schedules import PiecewiseConstant
+from keras_adaclip.tuners.greedy.oracle import (
+    CHECKPOINT,
+    CLIP_NORM,
+    EPOCH,
+    PARENT,
+    GreedyOracle,
+    SearchedEpoch,
 )
-from keras_adaclip.tuners.greedy.trial_spending import RunSpending, refuse_to_forget
-from keras_adaclip.tuners.greedy.waiting import Waiting
-from keras_adaclip.tuners.private.search_arguments import checked_objective
-from keras_adaclip.tuners.project_files import write_whole
+from keras_adaclip.tuners.greedy.power_trend import PowerTrend
+from keras_adaclip.tuners.greedy.rule import GreedyRule
+
+_BUILD_CONFIG = "build_config.json"
+_INITIAL_WEIGHTS = "initial.weights.h5"
+_NOT_PRIVATE = """\
+This search is NOT private: it trains many models on its data and chooses among
+them by their scores. Search on public data, then train private data with the
+schedule that was found."""
 
 
-class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
+class GreedyClipTuner(keras_tuner.Tuner):
     """Finds the best clipping norm of each epoch, one epoch after the other.
 
-    Each trial trains one private epoch with one threshold, from the best weights of the epoch
-    before. The thresholds of an epoch are tried from `start` upward, until the objective has
-    dropped by more than `max_drop` below the best of the epoch; the best threshold and its weights
-    are kept, and the next epoch begins. Searching in the same folder again goes on where an
-    earlier search stopped.
+    Each trial trains one private epoch with one norm, from the best weights of the epoch before.
+    The norms of an epoch are tried from `start` upward, until the objective has dropped by more
+    than `max_drop` below the best of the epoch. The best norm and its weights are kept, and the
+    next epoch begins. A search that was interrupted continues in the same folder.
+
+    One model is built and compiled for all trials; each trial gives it the weights, the optimizer
+    state and the norm to begin with.
 
     Args:
         hypermodel: function of keras-tuner's `hp`, or a `keras_tuner.HyperModel`, that returns a
-            private model, compiled with a `DPOptimizer` with a fixed norm, of which the value is
-            replaced (and is `hp.get("clip_norm")`). Its other hyperparameters keep their defaults.
-        start: positive float, the first threshold.
-        step: positive float, what is added each time; with `spacing="geometric"` the factor,
+            private model, compiled with a `DPOptimizer` with a fixed norm, whose value the search
+            replaces. Hyperparameters keep their default values.
+        start: positive float, the first norm.
+        step: positive float, added from one norm to the next; with `spacing="geometric"` a factor
             above 1.
         max_drop: float from 0, in units of the objective.
         epochs: int from 1, the number of epochs.
-        objective: name of a metric in the logs of `fit`, or a `keras_tuner.Objective` with a
-            direction. Use public validation data; with `private=True` the name must begin with
-            `"val_"`.
-        max_clip_norm: the largest threshold; None for no bound.
-        max_trials_per_epoch: int, the most trials of an epoch, repeats and refinements included.
+        objective: name of a metric in the logs of `fit`, or a `keras_tuner.Objective`.
+        max_clip_norm: the largest norm; None for no bound.
+        max_trials_per_epoch: int from 1, the largest number of trials of an epoch.
         directory: folder for the files; None for the working directory.
         project_name: name of this search's folder in it.
-        repeats: int from 1, trials of each threshold with other noise and other draws; their
-            objectives are averaged, and the weights of the best of them are kept.
         spacing: `"linear"` or `"geometric"`.
-        refinements: int from 0 to 20; so often the spacing around the best threshold is halved.
-        private: whether the training data need protection.
-        delta: float in (0, 1), for epsilon; needed with `private=True`, and only then.
-        seed: integer that the seeds of the trials are derived from, which makes the first weights
-            and the draws of examples repeatable, and the noise of the first epoch (later ones
-            begin from a checkpoint, and that draws its noise anew). None leaves both to the
-            operating system, or to the seed of the hypermodel's optimizer and the trial. Not with
-            `private=True`, where all of it comes from the operating system: the seeds are written
-            to disk.
-        overwrite: whether to begin anew where the folder holds a search, unless that was one on
-            private data: what it has spent would be forgotten.
+        overwrite: whether to delete an earlier search in the folder instead of continuing it.
 
     Raises:
-        TypeError: where an argument is not of its kind.
-        ValueError: where an argument is out of range, or the folder holds a search with other
-            settings.
+        TypeError: if an argument is not of its kind.
+        ValueError: if an argument is out of range, the folder holds a search with other settings,
+            or keras-tuner's distributed mode is on: each trial needs the result of the one before.
 
     Guarantees:
-        **The search is not private.** It trains many models on the data and chooses by their
-        scores, so what it finds must come from public data, unless all of it is paid for. With
-        `private=True`, `privacy_spent` adds up every trial that was begun, those that lost, failed
-        or were interrupted included, each as a whole epoch and on disk before its first step. It
-        covers the schedule and the weights of all trials, for public validation data. What a
-        hypermodel's own `fit` or a callback trains besides is refused, or counted when the trial
-        ends. The models that `get_best_models` gives carry all of that. The ledger in a trial's own
-        files holds the epochs that led to its weights, and nothing of the others.
+        **The search is not private.** It trains many models on its data and chooses among them by
+        their scores, so that the data must be public. The schedule found on public data costs
+        private data nothing.
 
     Example:
 
@@ -115,6 +102,8 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         Lin et al. 2022, algorithm 1.
     """
 
+    oracle: GreedyOracle
+
     def __init__(
         self,
         hypermodel: Any,
@@ -128,154 +117,280 @@ class GreedyClipTuner(GreedyResults, keras_tuner.Tuner):
         directory: str | os.PathLike[str] | None = None,
         project_name: str | None = None,
         *,
-        repeats: int = 1,
         spacing: str = "linear",
-        refinements: int = 0,
-        private: bool = False,
-        delta: float | None = None,
-        seed: int | None = None,
         overwrite: bool = False,
     ) -> None:
-        repeats = check_integer(repeats, "repeats", minimum=1)
-        most = check_integer(max_trials_per_epoch, "max_trials_per_epoch", minimum=repeats)
-        self.delta = checked_delta(private, delta)
-        rule = GreedyRule(
-            start, step, max_drop, spacing, max_clip_norm, most // repeats, refinements
-        )
-        self._greedy = GreedyOracle(
-            rule,
-            check_integer(epochs, "epochs", minimum=1),
-            checked_objective(objective) if private else objective,
-            repeats,
-            private,
-            checked_seed(private, seed),
-        )
-        self._verbose = 1
-        self._waiting = Waiting()
-        if overwrite:
-            refuse_to_forget(Path(directory or ".") / (project_name or "untitled_project"))
+        if "KERASTUNER_TUNER_ID" in os.environ:
+            raise ValueError(
+                "A greedy search runs in one process: each trial needs the result of the one "
+                "before. Unset the environment variable KERASTUNER_TUNER_ID. "
+                f"Received: KERASTUNER_TUNER_ID={os.environ['KERASTUNER_TUNER_ID']!r}"
+            )
+        rule = GreedyRule(start, step, max_drop, spacing, max_clip_norm, max_trials_per_epoch)
         super().__init__(
-            self._greedy,
+            GreedyOracle(rule, check_integer(epochs, "epochs", minimum=1), objective),
             hypermodel,
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
             overwrite=overwrite,
         )
-        # keras-tuner looks for a file that a search which died in its first trial, or ran under
-        # another tuner's name, has not left.
-        found = (Path(self.project_dir) / "oracle.json").exists()
-        if found and not self._is_client and not self._greedy.is_reloaded:
-            self._greedy.reload()
+        self._model: Any = None
+        self._verbose = 1
+        self._began = 0.0
 
     # The search
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
-        """Searches, or goes on with a search that was interrupted.
+        """Searches, or continues an interrupted search.
 
         Args:
             *fit_args: arguments for `fit`: the training data.
             **fit_kwargs: arguments for `fit`: validation data, `batch_size`, `callbacks` (each
-                trial gets copies). `verbose` is 0 for silence, 1 for a line a trial, 2 for Keras's
-                lines too.
+                trial gets copies). `verbose` is 0 for silence, 1 for one line per trial, 2 for
+                Keras's lines too.
 
         Raises:
-            ValueError: where an argument is the search's own, private data are drawn with a seed or
-                validated on, or the hypermodel's model has no norm to set; nothing was trained
-                then.
-            RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
+            TypeError: if the hypermodel does not return a private model.
+            ValueError: if an argument belongs to the search, or the model's norm is not a fixed
+                one. Nothing was trained then.
+            RuntimeError: if a trial fails, or no norm of an epoch gives a finite objective.
         """
-        check_fit_arguments(fit_args, fit_kwargs, self._greedy.is_private)
+        for name in ("epochs", "initial_epoch"):
+            if name in fit_kwargs:
+                raise ValueError(
+                    f"Argument `{name}` belongs to the search: each trial trains one epoch. Give "
+                    f"`epochs` to the tuner. Received: {name}={fit_kwargs[name]!r}"
+                )
         verbose = fit_kwargs.pop("verbose", 1)
         self._verbose = 1 if verbose == "auto" else int(verbose)
-        if not self._is_client:
-            shown = self._verbose > 0
-            objective = self._greedy.objective.name
-            self._greedy.progress = Progress(self._greedy.epochs, objective) if shown else None
-            self._greedy.retry_unfinished()
-            if shown:
-                print(privacy_statement(self._greedy.is_private), flush=True)
-        check_model(self.hypermodel.build(self.oracle.get_space()))
+        self._model, self._began = self._new_model(), time.monotonic()
+        if self._verbose > 0:
+            print(_NOT_PRIVATE, flush=True)
         super().search(*fit_args, **fit_kwargs)
 
     def on_search_begin(self) -> None:
-        """Leaves on disk what a search that dies in its first trial is resumed from."""
+        """Writes the state that an interrupted search continues from."""
         self.save()
 
-    def pre_create_trial(self) -> None:
-        """Waits a little where the oracle had nothing to do a moment ago."""
-        self._waiting.ask()
-
-    def on_trial_begin(self, trial: Trial) -> None:
-        """Notes that the oracle had something to do."""
-        self._waiting.has_trial()
-
-    def on_trial_end(self, trial: Trial) -> None:
-        """As of keras-tuner; says why a trial failed, which a chief is not told."""
-        if trial.status != TrialStatus.COMPLETED:
-            print(f"Trial {trial.trial_id} failed:\n{trial.message}", flush=True)
-        super().on_trial_end(trial)
-
-    def on_search_end(self) -> None:
-        """Raises where the search could not be finished; says what it has spent.
+    def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
+        """Trains one epoch with one norm, and keeps its weights.
 
         Raises:
-            RuntimeError: where a trial failed, or no threshold of an epoch gave a finite objective.
+            RuntimeError: if training fails, or the objective is not among its metrics.
         """
-        oracle = self._state()
-        if oracle.failure is not None:
-            raise RuntimeError(oracle.failure)
-        if oracle.is_private and self._verbose > 0:
-            print(statement_of_all(self.privacy_spent()), flush=True)
-
-    def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
-        """Trains one epoch with one threshold, and keeps its weights."""
-        where = trial.hyperparameters.values
-        folder = Path(self.get_trial_dir(trial.trial_id))
-        project = Path(self.project_dir)
-        spending = RunSpending(folder) if self._greedy.is_private else None
-        if spending is not None:
-            spending.add(())  # an account there is, though the hypermodel may fail
-        model = trial_model(self.hypermodel, trial, self.project_name, self._greedy.is_private)
-        epoch = TrialEpoch(
-            where[EPOCH],
-            where[CLIP_NORM],
-            lambda model: begin_trial(model, trial, project),
-            spending,
-        )
-        epoch.take_over(model)
-        callbacks = [epoch, *copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))]
+        values = trial.hyperparameters.values
+        self._model.optimizer.clipping.clip_norm = values[CLIP_NORM]
+        beginning = _Beginning(self._path_of_beginning(values[PARENT]))
+        callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
             results = self.hypermodel.fit(
                 trial.hyperparameters,
-                model,
+                self._model,
                 *fit_args,
                 **fit_kwargs,
-                callbacks=callbacks,
-                initial_epoch=where[EPOCH] - 1,
-                epochs=where[EPOCH],
+                callbacks=[beginning, *callbacks],
+                initial_epoch=values[EPOCH] - 1,
+                epochs=values[EPOCH],
                 verbose=2 if self._verbose > 1 else 0,
             )
-        finally:
-            epoch.count_unannounced(model)
-        epoch.check(model)
-        metrics = metrics_of(results, self.oracle.objective)
-        model.save_weights(checkpoint_path(project, trial.trial_id))
-        write_whole(project / BUILD_CONFIG, json.dumps(model.get_build_config()))
+            beginning.check(values[EPOCH])
+            metrics = _metrics_of(results, self.oracle.objective)
+        except Exception as error:
+            raise keras_tuner.errors.FatalRuntimeError(
+                f"Epoch {values[EPOCH]} with clip_norm={values[CLIP_NORM]:.6g} failed: {error}\n"
+                "Fix the cause, then search in the same folder again: completed trials are kept."
+            ) from error
+        self._model.save_weights(self._checkpoint(trial.trial_id))
+        (Path(self.project_dir) / _BUILD_CONFIG).write_text(
+            json.dumps(self._model.get_build_config()), encoding="utf-8"
+        )
         return metrics
 
-    def save(self) -> None:
-        """Writes the state, whole or not at all."""
-        if not self._is_client:
-            self._greedy.save()
-        write_whole(self._get_tuner_fname(), json.dumps(self.get_state()))
+    def on_trial_end(self, trial: Trial) -> None:
+        """Records the trial, and prints its line."""
+        super().on_trial_end(trial)
+        if self._verbose > 0:
+            values = trial.hyperparameters.values
+            epoch = self.oracle.epoch(values[EPOCH])
+            best = "none" if epoch.score is None else f"{epoch.score:.4f} at {epoch.threshold:.4g}"
+            print(
+                f"epoch {values[EPOCH]}/{self.oracle.epochs}  clip_norm {values[CLIP_NORM]:.4g}  "
+                f"{self.oracle.objective.name} {epoch.scores[-1]:.4f}  best {best}  "
+                f"{time.monotonic() - self._began:.0f} s",
+                flush=True,
+            )
 
-    @property
-    def _is_client(self) -> bool:
-        """Whether another process has the oracle."""
-        return bool(self._is_worker())
+    def on_search_end(self) -> None:
+        """Checks that every epoch has a best norm.
 
-    def _state(self) -> GreedyOracle:
-        """The oracle, or in a worker what the chief's one has written."""
-        if self._is_client and (Path(self.project_dir) / "oracle.json").exists():
-            self._greedy.reload()
-        return self._greedy
+        Raises:
+            RuntimeError: if no norm of an epoch gave a finite objective.
+        """
+        number = len(self.oracle.finished_epochs) + 1
+        if number <= self.oracle.epochs:
+            tried = self.oracle.epoch(number).thresholds
+            raise RuntimeError(
+                f"No norm of epoch {number} gave a finite {self.oracle.objective.name}, from "
+                f"{tried[0]:.6g} to {tried[-1]:.6g}. Lower the learning rate or the noise, or try "
+                "other norms, in another folder."
+            )
+
+    # The results
+
+    def best_schedule(self) -> PiecewiseConstant:
+        """The best norm of each finished epoch; `save` it, and train other data with it.
+
+        Raises:
+            RuntimeError: if no epoch is finished.
+        """
+        norms = [epoch.threshold for epoch in self.oracle.finished_epochs]
+        if not norms:
+            raise RuntimeError("No epoch is finished yet. Call `search` first.")
+        return PiecewiseConstant(norms)
+
+    def searched_epochs(self) -> list[SearchedEpoch]:
+        """The norms tried in each finished epoch, with their objectives."""
+        return self.oracle.finished_epochs
+
+    def trend(self) -> PowerTrend:
+        """The `PowerDecay` that is closest to the best schedule.
+
+        Raises:
+            RuntimeError: if no epoch is finished.
+            ValueError: if only one epoch is.
+        """
+        return PowerTrend.of(self.best_schedule())
+
+    def load_model(self, trial: Trial) -> Any:
+        """A model with the weights and the optimizer state that a trial ended with.
+
+        A search is not private, and neither is its model: the report of the model and a
+        `UserWarning` say so.
+
+        Args:
+            trial: a trial whose weights were kept, as `get_best_models` uses them.
+        """
+        statement = (
+            f"The model was chosen among {len(self.oracle.trials)} trials by a search that is not "
+            "private: the epsilon of this model does not hold for the data of the search."
+        )
+        warnings.warn(statement, stacklevel=2)
+        model = self._new_model()
+        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[CLIP_NORM]
+        if not model.built:
+            path = Path(self.project_dir) / _BUILD_CONFIG
+            model.build_from_config(json.loads(path.read_text("utf-8")))
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(self._checkpoint(trial.trial_id))
+        model.tuning = f"not counted: {statement}"
+        return model
+
+    def results_summary(self, num_trials: int = 10) -> None:
+        """Prints the best norm of each finished epoch, and the trend.
+
+        Args:
+            num_trials: number of epochs to print, the last ones.
+        """
+        epochs, oracle = self.oracle.finished_epochs, self.oracle
+        print(
+            f"Greedy search for clipping norms in {self.project_dir}\n"
+            f"{len(epochs)} of {oracle.epochs} epochs are finished, after {len(oracle.trials)} "
+            f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction}).\n"
+            f"{'epoch':>5}  {'clip_norm':>10}  {'objective':>10}  {'trials':>6}"
+        )
+        for number, epoch in list(enumerate(epochs, 1))[-num_trials:]:
+            numbers = f"{epoch.threshold:>10.4g}  {epoch.score:>10.4f}  {len(epoch.scores):>6}"
+            print(f"{number:>5}  {numbers}")
+        if len(epochs) > 1:
+            print(f"Trend: {self.trend()}")
+        print(_NOT_PRIVATE)
+
+    def _new_model(self) -> Any:
+        """A new model of the hypermodel, checked."""
+        model = self.hypermodel.build(self.oracle.get_space())
+        _check_model(model)
+        return model
+
+    def _checkpoint(self, trial_id: str) -> Path:
+        return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
+
+    def _path_of_beginning(self, parent: str) -> Path:
+        """The weights that a trial begins with: the parent's, or the initial ones."""
+        return self._checkpoint(parent) if parent else Path(self.project_dir) / _INITIAL_WEIGHTS
+
+
+class _Beginning(keras.callbacks.Callback):
+    """Gives a trial the weights and the optimizer state that it begins with.
+
+    Args:
+        path: their file. The first trial writes it, if it is that of the initial weights.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._epochs: list[int] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Loads the file."""
+        if self._path.exists():
+            self.model.load_weights(self._path)
+        else:
+            self.model.save_weights(self._path)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self._epochs.append(epoch + 1)
+
+    def check(self, epoch: int) -> None:
+        """Raises if the trial has not trained exactly its own epoch.
+
+        Args:
+            epoch: number of that epoch, from 1.
+        """
+        if self._epochs != [epoch]:
+            raise ValueError(
+                "A trial must train exactly one epoch with the given callbacks. A hypermodel with "
+                "its own `fit` must pass `initial_epoch`, `epochs` and `callbacks` on to "
+                f"`model.fit`. Received: epochs {self._epochs} instead of [{epoch}]"
+            )
+
+
+def _check_model(model: Any) -> None:
+    """Raises if the hypermodel's model has no clipping norm that the search can set."""
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, DPOptimizer):
+        raise TypeError(
+            "The hypermodel must return a private model, such as `keras_adaclip.PrivateModel` or "
+            "`keras_adaclip.privatize(model)`, compiled with a "
+            "`keras_adaclip.optimizers.DPOptimizer`. "
+            f"Received: {type(model).__name__} with optimizer={optimizer!r}"
+        )
+    clipping = optimizer.clipping
+    if not isinstance(clipping, FixedClipping) or isinstance(clipping.clip_norm, list):
+        raise ValueError(
+            "The search sets a fixed clipping norm, one number, so the hypermodel's optimizer must "
+            "have one: `DPOptimizer(..., clipping=1.0)` or `FixedClipping(1.0)`. "
+            f"Received: clipping={type(clipping).__name__}({clipping.get_config()})"
+        )
+    if optimizer.built:
+        raise ValueError(
+            "The hypermodel's optimizer was used before, and its clipping norm is set already. "
+            "Create a new `DPOptimizer` in every call of the hypermodel, and compile with it last."
+        )
+
+
+def _metrics_of(results: Any, objective: Any) -> dict[str, float]:
+    """What a hypermodel's `fit` returned, as metrics by name."""
+    if isinstance(results, keras.callbacks.History):
+        results = {name: values[-1] for name, values in results.history.items()}
+    elif not isinstance(results, Mapping):
+        results = {objective.name: results}
+    if not objective.has_value(results):
+        raise ValueError(
+            f"The objective {objective.name!r} is not among the metrics that `fit` returned: "
+            f"{', '.join(map(repr, results))}. Give `search` validation data, and `objective` "
+            "the name of a metric that the model is compiled with."
+        )
+    metrics = {name: float(value) for name, value in results.items()}
+    return {**metrics, objective.name: float(objective.get_value(results))}

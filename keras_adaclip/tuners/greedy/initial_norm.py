@@ -21,7 +21,6 @@ def initial_norm_from(
     runs: int = 5,
     directory: str | os.PathLike[str] | None = None,
     project_name: str = "initial_norm",
-    seed: int | None = None,
     search_options: Mapping[str, Any] | None = None,
     **fit_kwargs: Any,
 ) -> float:
@@ -37,7 +36,6 @@ def initial_norm_from(
         directory: folder for their files, in which interrupted runs resume; None for a temporary
             one.
         project_name: name of each search's folder, before its number.
-        seed: integer from which each run has its own; None leaves seeds alone.
         search_options: other arguments of `GreedyClipTuner`, such as `{"start": 0.1}`.
         **fit_kwargs: arguments for `fit`: validation data, `batch_size`, and `verbose`.
 
@@ -49,14 +47,12 @@ def initial_norm_from(
         RuntimeError: as of `GreedyClipTuner.search`.
     """
     runs = check_integer(runs, "runs", minimum=1)
-    seed = None if seed is None else check_integer(seed, "seed")
     options = dict(search_options or {})
-    for name in ("epochs", "directory", "project_name", "seed", "private"):
+    for name in ("epochs", "directory", "project_name"):
         if name in options:
             raise ValueError(
                 f"Argument `search_options` must not hold {name!r}: the first epoch of public data "
-                "is searched, in folders of its own. On private data, run `GreedyClipTuner(..., "
-                "epochs=1, private=True)` and add up what each run has spent. "
+                "is searched, in folders of its own. "
                 f"Received: search_options={options}"
             )
     norms = []
@@ -69,7 +65,6 @@ def initial_norm_from(
                 epochs=1,
                 directory=directory,
                 project_name=f"{project_name}_{run}",
-                seed=None if seed is None else seed + run,
                 **options,
             )
             tuner.search(*fit_args, **fit_kwargs)

@@ -1,0 +1,159 @@
+"""Searches with scores from a table: their order, interruptions, files and lines."""
+
+import math
+
+import keras_tuner
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.tuners.scripted import ScriptedTuner, algorithm_1, table
+
+EPOCHS, MOST = 3, 6
+
+
+def expected_search(script, max_drop, higher):
+    """Norms tried in each epoch, and the schedule; None where no score was finite."""
+    visited, best = [], []
+    for epoch in range(1, EPOCHS + 1):
+
+        def score_of(number, epoch=epoch):
+            return script(epoch, number)
+
+        tried, norm = algorithm_1(score_of, 0.1, 0.1, max_drop, MOST, higher=higher)
+        visited.append(tried)
+        best.append(norm)
+        if norm is None:
+            return visited, None
+    return visited, best
+
+
+def options(higher, max_drop):
+    return {
+        "start": 0.1,
+        "step": 0.1,
+        "max_drop": max_drop,
+        "epochs": EPOCHS,
+        "max_trials_per_epoch": MOST,
+        "objective": keras_tuner.Objective("val_mae", "max" if higher else "min"),
+    }
+
+
+@settings(max_examples=10, phases=[Phase.generate])
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.0, 0.3, 5.0]))
+def test_a_search_visits_what_algorithm_1_does(tmp_path_factory, seed, higher, max_drop):
+    script = table(seed)
+    visited, best = expected_search(script, max_drop, higher)
+    tuner = ScriptedTuner(script, tmp_path_factory.mktemp("one"), **options(higher, max_drop))
+    if best is None:
+        with pytest.raises(RuntimeError, match="finite val_mae"):
+            tuner.search(verbose=0)
+    else:
+        tuner.search(verbose=0)
+        assert tuner.best_schedule().values == best
+    assert tuner.visited == visited
+
+
+def test_an_epoch_begins_from_the_best_trial_of_the_one_before(tmp_path):
+    script = table(3, ties=False)
+    tuner = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    tuner.search(verbose=0)
+    for epoch in range(2, EPOCHS + 1):
+        scores = [script(epoch - 1, number) for number in range(MOST)]
+        winner = f"{(epoch - 2) * MOST + scores.index(max(scores)):04d}"
+        assert {parent for number, _, parent in tuner.ran if number == epoch} == {winner}
+    assert {parent for number, _, parent in tuner.ran if number == 1} == {""}
+
+
+class Killed(BaseException):
+    """What nobody catches, like the end of a process."""
+
+
+@pytest.mark.parametrize("num_before", [0, 2, MOST, 10])
+def test_a_search_killed_within_a_trial_runs_it_again(tmp_path, num_before):
+    script = table(5, ties=False)
+
+    class Dies(ScriptedTuner):
+        def run_trial(self, trial, *arguments, **keywords):
+            if len(self.ran) == num_before:
+                raise Killed
+            return super().run_trial(trial, *arguments, **keywords)
+
+    first = Dies(script, tmp_path, **options(True, 5.0))
+    with pytest.raises(Killed):
+        first.search(verbose=0)
+    second = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    second.search(verbose=0)
+    visited, best = expected_search(script, 5.0, True)
+    assert [norm for _, norm, _ in [*first.ran, *second.ran]] == [
+        norm for epoch in visited for norm in epoch
+    ]
+    assert second.best_schedule().values == best
+
+
+def test_a_finished_search_is_over_and_more_epochs_can_follow(tmp_path):
+    script = table(5, ties=False)
+    ScriptedTuner(script, tmp_path, **options(True, 5.0)).search(verbose=0)
+    again = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    again.search(verbose=0)
+    assert again.ran == []
+    more = ScriptedTuner(script, tmp_path, **{**options(True, 5.0), "epochs": EPOCHS + 1})
+    more.search(verbose=0)
+    assert {epoch for epoch, *_ in more.ran} == {EPOCHS + 1}
+    assert len(more.best_schedule().values) == EPOCHS + 1
+
+
+def test_other_settings_are_refused_on_resuming(tmp_path):
+    ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0)).search(verbose=0)
+    for name, value in (("start", 0.2), ("max_drop", 0.1), ("spacing", "geometric")):
+        changed = {**options(True, 5.0), "step": 2.0} if name == "spacing" else options(True, 5.0)
+        with pytest.raises(ValueError, match="holds a search with other settings"):
+            ScriptedTuner(table(5, ties=False), tmp_path, **{**changed, name: value})
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker0")
+    with pytest.raises(ValueError, match="A greedy search runs in one process"):
+        ScriptedTuner(table(5), tmp_path, **options(True, 5.0))
+
+
+def test_only_weights_that_may_win_are_kept(tmp_path):
+    kept = []
+
+    class Watches(ScriptedTuner):
+        def on_trial_end(self, trial):
+            super().on_trial_end(trial)
+            found = (tmp_path / "scripted").glob("trial_*/*.weights.h5")
+            kept.append(sorted(path.read_text() for path in found))
+
+    scores = [0.1, 0.3, 0.2, 0.4, 0.3, 0.35]
+    tuner = Watches(lambda epoch, number: scores[number], tmp_path, **options(True, 5.0))
+    tuner.search(verbose=0)
+    assert kept[:MOST] == [["0000"], ["0001"], ["0001"], ["0003"], ["0003"], ["0003"]]
+    assert kept[-1] == ["0003", "0009", "0015"]
+    assert [trial.trial_id for trial in tuner.oracle.get_best_trials(9)] == kept[-1]
+
+
+def test_each_line_of_progress_fits_a_terminal(tmp_path, capsys):
+    tuner = ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0))
+    tuner.search(verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("epoch ") for line in lines) == EPOCHS * MOST
+    assert "This search is NOT private" in lines[0]
+    tuner.results_summary()
+    shown = capsys.readouterr().out
+    assert "This search is NOT private" in shown
+    assert f"{EPOCHS} of {EPOCHS} epochs are finished, after {EPOCHS * MOST} trials" in shown
+
+
+def test_a_quiet_search_prints_nothing(tmp_path, capsys):
+    ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0)).search(verbose=0)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_constant_objective_ends_at_the_cap(tmp_path):
+    tuner = ScriptedTuner(lambda *_: 0.5, tmp_path, **options(False, math.pi))
+    tuner.search(verbose=0)
+    assert tuner.best_schedule().values == [0.1] * EPOCHS
+    assert list(map(len, tuner.visited)) == [MOST] * EPOCHS
