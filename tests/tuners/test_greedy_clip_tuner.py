@@ -231,7 +231,9 @@ def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
         for run in range(3)
     ]
     assert norm == pytest.approx(np.mean([tuner.best_schedule().values[0] for tuner in found]))
-    initial = {(tmp_path / f"initial_norm_{run}/initial.weights.h5").read_bytes() for run in range(3)}
+    initial = {
+        (tmp_path / f"initial_norm_{run}/initial.weights.h5").read_bytes() for run in range(3)
+    }
     assert len(initial) == 3
     with pytest.raises(ValueError, match="must not hold 'epochs'"):
         tuners.initial_norm_from(build, x, y, search_options={"epochs": 2})

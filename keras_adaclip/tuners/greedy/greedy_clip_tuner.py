@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 import keras_tuner
-from keras_tuner.engine.trial import Trial
+from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import check_integer
 from keras_adaclip.clipping import FixedClipping
@@ -207,7 +207,13 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return metrics
 
     def on_trial_end(self, trial: Trial) -> None:
-        """Records the trial, and prints its line."""
+        """Records the trial, and prints its line.
+
+        Raises:
+            RuntimeError: if keras-tuner could not record the trial's metrics.
+        """
+        if trial.status != TrialStatus.COMPLETED:
+            raise RuntimeError(trial.message)
         super().on_trial_end(trial)
         if self._verbose > 0:
             values = trial.hyperparameters.values
@@ -243,7 +249,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
         Raises:
             RuntimeError: if no epoch is finished.
         """
-        norms = [epoch.threshold for epoch in self.oracle.finished_epochs]
+        epochs = self.oracle.finished_epochs
+        norms = [epoch.threshold for epoch in epochs if epoch.threshold is not None]
         if not norms:
             raise RuntimeError("No epoch is finished yet. Call `search` first.")
         return PiecewiseConstant(norms)

@@ -84,10 +84,16 @@ class GreedyOracle(keras_tuner.Oracle):
             parent = epoch.winner
         return {"status": TrialStatus.STOPPED}
 
+    @keras_tuner.synchronized
+    def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
+        """Records the metrics of a trial; those that are not finite become the worst possible."""
+        worst = -self._sign * math.inf
+        known = {name: x if math.isfinite(x) else worst for name, x in metrics.items()}
+        return super().update_trial(trial_id, known, step=step)
+
     def score_trial(self, trial: Trial) -> None:
-        """Takes the objective of the trial's one epoch; the worst one if it is not finite."""
-        score = float(trial.metrics.get_last_value(self.objective.name))
-        trial.score = score if math.isfinite(score) else -self._sign * math.inf
+        """Takes the objective of the trial's one epoch."""
+        trial.score = float(trial.metrics.get_last_value(self.objective.name))
         trial.best_step = 0
 
     @keras_tuner.synchronized
