@@ -52,6 +52,19 @@ def test_compiling_again_carries_the_ledger():
     assert {row.noise_multiplier: row.steps for row in model.privacy_ledger} == {1.0: 3, 2.0: 2}
 
 
+def test_compiling_again_carries_what_layers_that_are_gone_have_spent():
+    layers = [keras.Input((1,)), keras.layers.Dense(1), keras.layers.Dense(1)]
+    model = ka.PrivateSequential(layers)
+    model.compile(optimizer=dp_sgd(), loss="mse")
+    train(model, 3)
+    model.pop()
+    model.pop()
+    model.add(keras.layers.Dense(1))
+    model.compile(optimizer=dp_sgd(), loss="mse")
+    assert steps(model) == 3
+    assert steps(train(model, 2)) == 5
+
+
 def test_compiling_back_with_the_first_optimizer_counts_nothing_twice():
     first, second = dp_sgd(), dp_sgd()
     model = train(line_model(first), 3)
