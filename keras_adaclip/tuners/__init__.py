@@ -1,27 +1,25 @@
-"""Searches for clipping thresholds and for the other choices of private training, on keras-tuner.
+"""Searches for clipping thresholds and other choices of private training, on keras-tuner.
 
-What needs keras-tuner is loaded when it is first asked for: the rest of the package works without.
+Each name is imported when it is first used, since the rest of the package works without
+keras-tuner.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_adaclip.tuners.choices.clipping_hypermodel import ClippingHyperModel
-    from keras_adaclip.tuners.choices.strategy_choices import clipping_choices
-    from keras_adaclip.tuners.greedy.greedy_clip_tuner import GreedyClipTuner
-    from keras_adaclip.tuners.greedy.initial_norm import initial_norm_from
-    from keras_adaclip.tuners.greedy.power_trend import PowerTrend
-    from keras_adaclip.tuners.private.private_search import PrivateSearch
+    from keras_adaclip.tuners.greedy import GreedyClipTuner, PowerTrend, initial_norm_from
+    from keras_adaclip.tuners.hypermodel import ClippingHyperModel, clipping_choices
+    from keras_adaclip.tuners.private import PrivateSearch
 
-# Where each public name stands.
+# The module of each public name.
 _MODULES: dict[str, str] = {
-    "ClippingHyperModel": "choices.clipping_hypermodel",
-    "GreedyClipTuner": "greedy.greedy_clip_tuner",
-    "PowerTrend": "greedy.power_trend",
-    "PrivateSearch": "private.private_search",
-    "clipping_choices": "choices.strategy_choices",
-    "initial_norm_from": "greedy.initial_norm",
+    "ClippingHyperModel": "hypermodel",
+    "GreedyClipTuner": "greedy",
+    "PowerTrend": "greedy",
+    "PrivateSearch": "private",
+    "clipping_choices": "hypermodel",
+    "initial_norm_from": "greedy",
 }
 
 __all__ = [

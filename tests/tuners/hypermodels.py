@@ -1,11 +1,12 @@
-"""Hypermodels of one layer, for searches that take no time."""
+"""Private searches over hypermodels of one layer, which take no time."""
 
 import keras
 import keras_tuner
 import numpy as np
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting import Ledger, LedgerRow, RandomSelection, Sampling
+from keras_adaclip.tuners import PrivateSearch
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 32, 8, 2
 NOISE = 2.0
@@ -76,3 +77,27 @@ class Scored(Regression):
         value = self.score(self.seen[-1])
         model.set_weights([np.full((3, 1), self.seen[-1]), np.zeros(1)])
         return value
+
+
+def search_of(hypermodel, folder, **arguments):
+    arguments = {"objective": "val_loss", "directory": folder, "project_name": "p", **arguments}
+    return PrivateSearch(hypermodel, **arguments)
+
+
+def run(search, **arguments):
+    search.search(*data(), validation_data=data(1), **arguments)
+    return search
+
+
+def draw_numbers(monkeypatch, *numbers):
+    """Makes the secret numbers of the next searches known to the test; the last one stays."""
+    left = list(numbers)
+    monkeypatch.setattr(
+        RandomSelection,
+        "draw",
+        lambda self, source=None: left.pop(0) if len(left) > 1 else left[0],
+    )
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -10,8 +10,8 @@ import pytest
 import keras_adaclip as ka
 from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
 from keras_adaclip.tuners import ClippingHyperModel
-from keras_adaclip.tuners.choices.strategy_choices import STRATEGIES
-from keras_adaclip.tuners.private.privacy_plans import planned_bounds
+from keras_adaclip.tuners.hypermodel.choices import STRATEGIES
+from keras_adaclip.tuners.private.account import planned_bounds
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -25,6 +25,7 @@ def build_model():
 
 def hypermodel(**arguments):
     settings = {
+        "build_model": build_model,
         "num_examples": 32,
         "epochs": 2,
         "delta": DELTA,
@@ -35,7 +36,7 @@ def hypermodel(**arguments):
         "loss": "binary_crossentropy",
         "accountant": "rdp",
     }
-    return ClippingHyperModel(build_model, **{**settings, **arguments})
+    return ClippingHyperModel(**{**settings, **arguments})
 
 
 @functools.cache
@@ -209,6 +210,8 @@ def test_the_shapes_of_the_noise(name, last):
 def test_a_noise_multiplier_in_the_place_of_a_target():
     space = hypermodel(noise_multiplier=1.25)
     hp = keras_tuner.HyperParameters()
+    space.privacy_plan(hp)
+    assert (hp.values, hp.space) == ({}, [])
     for batch_size in (8, 16):
         hp.values["batch_size"] = batch_size
         (row,) = space.privacy_plan(hp)
@@ -238,35 +241,23 @@ def test_with_noise_multiplier_changes_nothing_else():
         assert model.optimizer.inner_optimizer is not optimizer
 
 
-def test_a_plan_asks_nothing_and_changes_nothing():
-    hp = keras_tuner.HyperParameters()
-    hypermodel().privacy_plan(hp)
-    assert (hp.values, hp.space) == ({}, [])
-
-
-def test_the_hyperparameters_of_build_model_are_in_the_space():
+def test_build_model_gets_the_hyperparameters_unless_its_options_are_its_own():
     def build_with(hp):
-        units = hp.Choice("units", [3, 5])
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(hp.Choice("units", [3, 5]))])
+
+    def build_alone(units=1):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
 
-    space = ClippingHyperModel(
-        build_with,
-        num_examples=32,
-        epochs=1,
-        noise_multiplier=1.0,
-        batch_sizes=(8,),
-        strategies=("quantile",),
-        loss="mse",
-        metrics=[keras.metrics.MeanAbsoluteError()],
-    )
+    metric = keras.metrics.MeanAbsoluteError()
+    space = hypermodel(build_model=build_with, metrics=[metric])
     hp = keras_tuner.HyperParameters()
     hp.values["units"] = 5
     first, second = space.build(hp), space.build(hp)
     assert first.output_shape == (None, 5)
     assert isinstance(first, ka.PrivateSequential)
-    assert hp.get("noise_schedule") == "constant"
-    first_metric, second_metric = (model.given_metrics[0] for model in (first, second))
-    assert first_metric is not second_metric
+    assert first.given_metrics[0] is not second.given_metrics[0]
+    space = hypermodel(build_model=build_alone)
+    assert space.build(keras_tuner.HyperParameters()).output_shape == (None, 1)
 
 
 # What would break the promise
@@ -284,13 +275,13 @@ FATAL = keras_tuner.errors.FatalError
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 8}, "`batch_size` is chosen by each trial"),
-        ({"epochs": 3}, "must not exceed the 2 epochs"),
+        ({"batch_size": 8}, "`batch_size` must be left out"),
+        ({"epochs": 3}, "at most 2, for which the noise was calibrated"),
         ({"epochs": 0}, "must be above `initial_epoch`"),
-        ({"steps_per_epoch": 9}, "`steps_per_epoch` must be None"),
-        ({"sampling": "shuffle"}, "`sampling` must be 'poisson'"),
-        ({"initial_epoch": 1}, "must go on with the model of another trial"),
-        ({"validation_split": 0.25}, "24 rows, after validation_split=0.25"),
+        ({"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
+        ({"sampling": "shuffle"}, "`sampling` must be left out"),
+        ({"initial_epoch": 1}, "must continue the model of another trial"),
+        ({"validation_split": 0.25}, "of 24 rows; planned: .* of 32 rows"),
         ({"kernel": 1}, "unexpected keyword argument 'kernel'"),
     ],
 )
@@ -299,22 +290,25 @@ def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
         run(hypermodel(), **arguments)
 
 
-def test_data_other_than_planned_ends_the_search():
-    with pytest.raises(FATAL, match=r"must have 32 rows.*Received: 16 rows"):
-        run(hypermodel(), X[:16], Y[:16])
-    with pytest.raises(FATAL, match=r"must have 32 rows.*Received: 64 rows"):
-        run(hypermodel(), np.tile(X, (2, 1)), np.tile(Y, (2, 1)))
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_another_number_of_rows_ends_the_search_before_a_step(num_rows):
+    x, y = (np.tile(part, (2, 1))[:num_rows] for part in (X, Y))
+    space, hp = hypermodel(), keras_tuner.HyperParameters()
+    model = space.build(hp)
+    with pytest.raises(FATAL, match=f"of {num_rows} rows; planned: .* of 32 rows"):
+        space.fit(hp, model, x, y, verbose=0)
+    assert model.privacy_ledger.steps == 0
+    # The rest of a validation split may be as planned.
+    if num_rows == 64:
+        history = run(hypermodel(), x, y, validation_split=0.5, epochs=1)
+        assert "val_loss" in history.history
+
+
+def test_data_sets_are_refused():
     dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=16)
-    with pytest.raises(FATAL, match=r"must hold arrays.*PoissonDataset"):
-        run(hypermodel(), dataset)
-    with pytest.raises(FATAL, match="must hold arrays"):
-        run(hypermodel(), iter([(X, Y)]))
-
-
-def test_the_rest_of_a_validation_split_may_be_what_was_planned():
-    x, y = np.tile(X, (2, 1)), np.tile(Y, (2, 1))
-    history = run(hypermodel(), x, y, validation_split=0.5, epochs=1)
-    assert "val_loss" in history.history
+    for data in (dataset, iter([(X, Y)])):
+        with pytest.raises(ValueError, match="`batch_size`"):
+            run(hypermodel(), data)
 
 
 def test_an_error_ends_the_search_before_it_trains(tmp_path):
@@ -340,16 +334,9 @@ def test_another_optimizer_ends_the_search():
 
 def test_trials_that_share_weights_end_the_search():
     shared = build_model()
-    space = ClippingHyperModel(
-        lambda: shared,
-        num_examples=32,
-        epochs=2,
-        noise_multiplier=1.0,
-        batch_sizes=(8,),
-        loss="mse",
-    )
+    space = hypermodel(build_model=lambda: shared)
     run(space)
-    with pytest.raises(FATAL, match="has spent other than what was planned"):
+    with pytest.raises(FATAL, match="has spent more than planned"):
         run(space)
 
 
@@ -362,7 +349,7 @@ def test_a_callback_that_lowers_the_noise_ends_the_search_before_a_step(moment, 
     setattr(Lower, moment, Lower.lower)
     space, hp = hypermodel(), keras_tuner.HyperParameters()
     model = space.build(hp)
-    with pytest.raises(FATAL, match="was about to run with other noise"):
+    with pytest.raises(FATAL, match="was about to run with other data, noise or batches"):
         space.fit(hp, model, X, Y, verbose=0, callbacks=[Lower()])
     assert [(row.noise_multiplier, row.steps) for row in model.privacy_ledger] == [(1.0, 4)][
         :epochs
@@ -375,49 +362,38 @@ def test_a_callback_that_trains_in_between_ends_the_search():
             self.model.optimizer.end_run()
             self.model.train_on_batch(X, Y)
 
-    with pytest.raises(FATAL, match="has spent other than what was planned"):
+    with pytest.raises(FATAL, match="has spent more than planned"):
         run(hypermodel(), callbacks=[Train()])
 
 
-@pytest.mark.parametrize(("num_sizes", "at_once"), [(4, True), (5, False)])
-def test_what_is_calibrated_does_not_tell_what_trials_have_drawn(
-    num_sizes, at_once, monkeypatch, capsys
-):
-    """Neither to who has the time nor to who reads what is printed."""
-    from keras_adaclip.tuners.choices import clipping_hypermodel, noise_plans
-    from keras_adaclip.tuners.choices.planned_noise import PlannedNoise
+def test_noise_is_calibrated_once_for_each_combination(monkeypatch, capfd):
+    from keras_adaclip.tuners.hypermodel import clipping_hypermodel
 
-    found = []
+    calibrate, found = clipping_hypermodel.calibrate_noise_multiplier, []
 
-    def calibrated(epsilon, delta, num_examples, batch_size, epochs, noise_schedule, accountant):
-        found.append((batch_size, noise_schedule))
-        return PlannedNoise((1.0,) * epochs, batch_size, num_examples)
+    def calibrated(epsilon, delta, num_examples, batch_size, **arguments):
+        found.append(batch_size)
+        return calibrate(epsilon, delta, num_examples, batch_size, **arguments)
 
-    monkeypatch.setattr(clipping_hypermodel, "calibrated", calibrated)
-    monkeypatch.setattr(noise_plans, "_SECONDS_WITHOUT_A_WORD", -1.0)
-    sizes = (4, 8, 16, 20, 32)[:num_sizes]
-    schedules = ("constant", "growing")
-    space = hypermodel(target_epsilon=TARGET, batch_sizes=sizes, noise_schedules=schedules)
+    monkeypatch.setattr(clipping_hypermodel, "calibrate_noise_multiplier", calibrated)
+    space = hypermodel(target_epsilon=TARGET)
     hp = keras_tuner.HyperParameters()
-    hp.values.update(batch_size=8, noise_schedule="growing")
-    assert space.privacy_plan(hp).current.expected_batch_size == 8
-    space.privacy_plan(hp)
-    every = [(size, schedule) for size in sizes for schedule in schedules]
-    assert found == (every if at_once else [(8, "growing")])
-    printed = capsys.readouterr().err
-    assert printed.count("for all batch sizes and noise schedules") == (1 if at_once else 0)
+    for batch_size in (16, 8, 16):
+        hp.values["batch_size"] = batch_size
+        assert space.privacy_plan(hp).current.expected_batch_size == batch_size
+    assert found == [16, 8]
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_models_that_cannot_serve_end_the_search():
     def without_shape():
         return keras.Sequential([keras.layers.Dense(1)])
 
-    arguments = {"num_examples": 32, "epochs": 1, "noise_multiplier": 1.0, "batch_sizes": (8,)}
     hp = keras_tuner.HyperParameters()
     with pytest.raises(keras_tuner.errors.FatalValueError, match="knows its input shape"):
-        ClippingHyperModel(without_shape, **arguments).build(hp)
-    with pytest.raises(keras_tuner.errors.FatalTypeError, match="cannot be made private"):
-        ClippingHyperModel(lambda: "model", **arguments).build(hp)
+        hypermodel(build_model=without_shape).build(hp)
+    with pytest.raises(keras_tuner.errors.FatalTypeError, match="can be made private"):
+        hypermodel(build_model=lambda: "model").build(hp)
     unreachable = hypermodel(target_epsilon=1e9)
     with pytest.raises(keras_tuner.errors.FatalValueError, match="target_epsilon"):
         unreachable.build(hp)
@@ -428,7 +404,7 @@ def test_models_that_cannot_serve_end_the_search():
     [
         ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, ValueError, "Exactly one of"),
         ({"noise_multiplier": None}, ValueError, "Exactly one of"),
-        ({"target_epsilon": 1.0, "delta": None}, ValueError, "`delta` must be given"),
+        ({"target_epsilon": 1.0, "delta": None}, TypeError, "`delta`"),
         ({"target_epsilon": -1.0}, ValueError, "`target_epsilon` must be positive"),
         ({"noise_multiplier": -1.0}, ValueError, "`noise_multiplier`"),
         ({"batch_sizes": (8, 64)}, ValueError, "`batch_sizes` must lie between 1 and 32"),
@@ -442,6 +418,7 @@ def test_models_that_cannot_serve_end_the_search():
         ({"accountant": "gdp"}, ValueError, "`accountant` must be one of"),
         ({"epochs": 0}, ValueError, "`epochs` must lie"),
         ({"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, ValueError, "`clipnorm`"),
+        ({"build_model": "model"}, TypeError, "`build_model` must be a function"),
     ],
 )
 def test_arguments_are_checked(arguments, error, words):
@@ -449,32 +426,9 @@ def test_arguments_are_checked(arguments, error, words):
         hypermodel(**arguments)
 
 
-def test_build_model_must_be_a_function():
-    with pytest.raises(TypeError, match="`build_model` must be a function"):
-        ClippingHyperModel("model", num_examples=32, epochs=1, noise_multiplier=1.0)
-
-
 def test_a_private_search_needs_a_plan_for_each_batch_size_and_noise_schedule_only():
-    hypermodel = ClippingHyperModel(
-        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
-        num_examples=32,
-        epochs=3,
-        noise_multiplier=2.0,
-        batch_sizes=(8, 16),
-        noise_schedules=("constant", "linear"),
-        loss="mse",
-    )
+    space = hypermodel(noise_schedules=("constant", "linear"), epochs=3)
     hp = keras_tuner.HyperParameters()
-    hypermodel.build(hp)
+    space.build(hp)
     assert len(hp.space) > 3
-    assert len(planned_bounds(hypermodel, hp).plans) == 4
-
-
-def test_a_function_with_options_of_its_own_is_not_given_the_hyperparameters():
-    def build(units=1):
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
-
-    space = ClippingHyperModel(
-        build, num_examples=32, epochs=1, noise_multiplier=1.0, batch_sizes=(8,), loss="mse"
-    )
-    assert space.build(keras_tuner.HyperParameters()).output_shape == (None, 1)
+    assert len(planned_bounds(space, hp).plans) == 4

@@ -1,8 +1,9 @@
-"""Which runs a private search makes, and that nothing leaves but the best."""
+"""The runs of a private search: which ones, independent of each other, and only the best released."""
 
 import json
 import math
 import random
+import warnings
 from pathlib import Path
 
 import h5py
@@ -13,60 +14,37 @@ import pytest
 from scipy import stats
 
 import keras_adaclip as ka
-from keras_adaclip import _progress
-from keras_adaclip._progress import Progress
-from keras_adaclip.accounting import RandomSelection
-from keras_adaclip.tuners import PrivateSearch
-from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.private.search_record import SearchRecord
-from tests.tuners.hypermodels import Regression, Scored, data, planned, private_model
+from keras_adaclip.accounting import RandomSelection, read_ledger
+from keras_adaclip.tuners.private.oracle import PrivateSearchOracle
+from tests.tuners.hypermodels import (
+    BATCH_SIZE,
+    Regression,
+    Scored,
+    data,
+    draw_numbers,
+    files_below,
+    planned,
+    private_model,
+    run,
+    search_of,
+)
 
 DELTA = 1e-3
 # Each chi-squared test, with a fixed seed, fails for that share of seeds though all is well.
 FALSE_ALARM = 1e-4
-# Draws levels 3, 2, 3, 3, 2, 4, ...: all but the last one of these fail.
-SEED_OF_FAILURES = 3
+LOCK, RECORD = "private_search.lock", "private_search.json"
+RELEASED_FILES = ["best/build_config.json", "best/checkpoint.weights.h5", RECORD, LOCK]
 
 
-def search_of(hypermodel, folder, **arguments):
-    arguments = {"objective": "val_loss", "directory": folder, "project_name": "p", **arguments}
-    return PrivateSearch(hypermodel, **arguments)
-
-
-def run(search, **arguments):
-    search.search(*data(), validation_data=data(1), **arguments)
-    return search
-
-
-def draw_number(monkeypatch, number):
-    """Makes the secret number known to the test alone."""
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: number)
-
-
-def files_below(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-RELEASED_FILES = ["best/build_config.json", "best/checkpoint.weights.h5", "private_search.json"]
-
-
-# Which runs there are.
-
-
-def oracle_of(folder, space, seed=None, num_trials=None, score=None):
+def oracle_of(folder, space, seed, num_trials=None, score=None):
     """The values of all trials of an oracle that gets its scores from a function."""
     objective = keras_tuner.Objective("val_loss", "min")
-    oracle = PrivateSearchOracle(
-        objective,
-        RandomSelection(10),
-        seed=seed,
-        num_trials=num_trials,
-        hyperparameters=space,
-    )
+    oracle = PrivateSearchOracle(objective, RandomSelection(10), num_trials, space)
+    oracle.random = random.Random(seed)
     oracle.verbose = 0
     oracle._set_project_dir(folder, "oracle")
     oracle.save = oracle._save_trial = lambda *arguments: None
-    oracle.begin(SearchRecord(folder))
+    oracle.begin()
     values = []
     while (trial := oracle.create_trial("tuner")).status == "RUNNING":
         values.append(trial.hyperparameters.values)
@@ -78,10 +56,8 @@ def oracle_of(folder, space, seed=None, num_trials=None, score=None):
 
 
 def test_numbers_of_trials_follow_the_law(tmp_path):
-    """By a seed each, since those of the operating system could not be drawn again."""
     space = keras_tuner.HyperParameters()
-    space.Choice("level", [1, 2])
-    numbers = [len(oracle_of(tmp_path, space, seed=seed)) for seed in range(250)]
+    numbers = [len(oracle_of(tmp_path, space, seed)) for seed in range(250)]
     edges = stats.geom(0.1).ppf([0.2, 0.4, 0.6, 0.8])
     cells = np.concatenate([[0.0], stats.geom(0.1).cdf(edges), [1.0]])
     counts = np.bincount(np.searchsorted(edges, numbers), minlength=5)
@@ -121,54 +97,62 @@ def test_trials_do_not_depend_on_earlier_scores(tmp_path):
     assert found[0] == found[1]
 
 
-def test_without_a_seed_the_operating_system_draws(tmp_path):
-    space = keras_tuner.HyperParameters()
-    space.Float("rate", 0.0, 1.0)
-    found = []
-    for _ in range(2):
-        random.seed(1)
-        found.append(oracle_of(tmp_path, space, num_trials=3))
-    assert found[0] != found[1]
+def test_runs_do_not_start_from_global_seeds(tmp_path):
+    """Otherwise initial weights would be a function of the number of runs before."""
+    rates, weights = [], []
+
+    class Looks(Regression):
+        def fit(self, hp, model, *arguments, **others):
+            rates.append(hp.get("learning_rate"))
+            weights.append(str(model.get_weights()[0]))
+            return 1.0
+
+    for folder in ("a", "b"):
+        keras.utils.set_random_seed(1)
+        run(search_of(Looks(), tmp_path / folder, num_trials=2))
+    assert len(set(rates)) == len(set(weights)) == 4
 
 
-def test_equal_trials_are_run_again(tmp_path):
-    search = run(search_of(Scored(), tmp_path, num_trials=5))
-    assert len(search.hypermodel.seen) == 5
-    assert set(search.hypermodel.seen) <= {1, 2, 3}
+class Listed(Scored):
+    """Takes the results of its runs from a list; errors are raised."""
+
+    def __init__(self, *results):
+        self.results = iter(results)
+        super().__init__(self.next_score)
+
+    def next_score(self, level):
+        result = next(self.results)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-def failing_score(level):
-    if level == 1:
-        raise ValueError("this level fails")
-    return {2: math.nan, 3: -math.inf, 4: 7.0}[level]
+FAILURES = (ValueError("secret"), math.nan, math.inf, -math.inf)
 
 
-class FailsOften(Scored):
-    values = (1, 2, 3, 4)
-
-
-def test_failed_trials_count_and_lose(tmp_path):
-    # Five in a row fail: keras-tuner would have stopped at the third.
-    search = search_of(FailsOften(failing_score), tmp_path, seed=SEED_OF_FAILURES, num_trials=12)
-    run(search)
-    assert len(search.hypermodel.seen) == 12
-    assert search.hypermodel.seen[:6] == [3, 2, 3, 3, 2, 4]
-    assert search.best_score == 7.0
-    assert search.get_best_hyperparameters()[0].values == {"level": 4}
-
-
-def test_nothing_is_released_where_all_fail(tmp_path, capfd):
-    def score(level):
-        raise ValueError("depends on the data")
-
-    search = search_of(Scored(score), tmp_path, num_trials=5)
-    with pytest.raises(RuntimeError, match="so did all of them"):
+@pytest.mark.parametrize(("direction", "best"), [("min", 0.25), ("max", 0.5)])
+def test_failed_runs_count_and_lose_without_a_word(tmp_path, monkeypatch, capfd, direction, best):
+    # keras-tuner would stop after three failures in a row, and never draw a level again.
+    draw_numbers(monkeypatch, 10)
+    hypermodel = Listed(*FAILURES, 0.5, *FAILURES[:2], 0.25, *FAILURES[2:])
+    search = search_of(hypermodel, tmp_path, objective=keras_tuner.Objective("val_x", direction))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         run(search)
-    assert len(search.hypermodel.seen) == 5
-    with pytest.raises(RuntimeError, match="so did all of them"):
-        search.best_model()
-    assert "depends on the data" not in "".join(capfd.readouterr())
-    assert files_below(tmp_path / "p") == ["private_search.json"]
+    assert caught == []
+    assert "".join(capfd.readouterr()) == ""
+    assert len(hypermodel.seen) == 10
+    assert search.best_score == best
+
+
+def test_nothing_is_released_if_all_runs_fail(tmp_path, capfd):
+    search = search_of(Listed(*FAILURES), tmp_path, num_trials=4)
+    for use in (lambda: run(search), search.best_model, lambda: run(search)):
+        with pytest.raises(RuntimeError, match="all of them did"):
+            use()
+    assert len(search.hypermodel.seen) == 4
+    assert "secret" not in "".join(capfd.readouterr())
+    assert files_below(tmp_path / "p") == [RECORD, LOCK]
 
 
 def test_a_hyperparameter_that_appears_late_is_refused(tmp_path):
@@ -190,30 +174,133 @@ class NotPrivate(Regression):
 
 class BrokenBuild(Regression):
     def build(self, hp):
-        if hp.Boolean("broken", default=True):
-            raise ValueError("no such layer")
-        return private_model()
+        raise ValueError("no such layer")
 
 
-def test_what_is_wrong_with_the_hypermodel_is_told_before_anything_is_drawn(tmp_path):
+def test_problems_of_the_hypermodel_are_told_before_anything_is_drawn(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match="must return a compiled private model"):
         run(search_of(NotPrivate(), tmp_path))
     assert not (tmp_path / "p" / "oracle.json").exists()
     with pytest.raises(ValueError, match="no such layer"):
         search_of(BrokenBuild(), tmp_path)
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker")
+    with pytest.raises(ValueError, match="KERASTUNER_TUNER_ID='worker'"):
+        search_of(Scored(), tmp_path)
+
+
+# Runs are independent.
+
+
+def sampled(x, y, seed):
+    return ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, seed=seed)
+
+
+class SampledInFit(Regression):
+    """Makes its own data set, with or without a seed."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = seed
+
+    def fit(self, hp, model, x, y, **arguments):
+        return model.fit(sampled(x, y, self.seed), epochs=self.epochs, **arguments)
+
+
+class CompiledTwice(Regression):
+    """Trains under a seed first, and hides that optimizer behind another one."""
+
+    def fit(self, hp, model, x, y, **arguments):
+        for seed in (3, None):
+            optimizer = ka.optimizers.DPOptimizer(
+                keras.optimizers.SGD(0.1), noise_multiplier=2.0, seed=seed
+            )
+            model.compile(optimizer, "mean_squared_error")
+            history = model.fit(x, y, batch_size=BATCH_SIZE, epochs=1, **arguments)
+        return history
+
+
+@pytest.mark.parametrize("hypermodel", [SampledInFit(7), CompiledTwice()])
+def test_runs_that_draw_the_same_end_the_search(tmp_path, hypermodel):
+    search = search_of(hypermodel, tmp_path, num_trials=2)
+    for use in (lambda: run(search), search.best_model):
+        with pytest.raises(RuntimeError, match="draw the same noise or the same batches"):
+            use()
+
+
+class Seeded(Regression):
+    def build(self, hp):
+        model = super().build(hp)
+        optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0, seed=1)
+        model.compile(optimizer, "mean_squared_error")
+        return model
+
+
+def test_seeds_are_refused_before_anything_is_drawn(tmp_path):
+    with pytest.raises(ValueError, match="several runs draw the same noise"):
+        run(search_of(Seeded(), tmp_path))
+    with pytest.raises(ValueError, match=r"Received: PoissonDataset\(seed=7\)"):
+        search_of(Regression(), tmp_path).search(sampled(*data(), 7), validation_data=data(1))
+    assert not (tmp_path / "p" / RECORD).exists()
+    search = run(search_of(SampledInFit(None), tmp_path, num_trials=1))
+    assert search.best_model() is not None
+
+
+class Continued(Regression):
+    """A model that goes on from run to run."""
+
+    model = None
+
+    def build(self, hp):
+        self.model = self.model or super().build(hp)
+        return self.model
+
+
+def test_runs_that_continue_each_other_end_the_search(tmp_path, monkeypatch):
+    """Even if all of them together stay within the bound on one."""
+    draw_numbers(monkeypatch, 3)
+    search = search_of(Continued(), tmp_path, base=planned(steps=40))
+    with pytest.raises(RuntimeError, match="continues an earlier run"):
+        run(search)
+    assert search.hypermodel.model.optimizer.iterations == planned().steps
+
+
+class Pretrained(Regression):
+    """Begins each run from a model that was trained, and counted, before the search."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def build(self, hp):
+        model = super().build(hp)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(self.path)
+        return model
+
+
+def test_runs_may_begin_from_what_was_spent_before(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 3)
+    model = private_model()
+    model.fit(*data(), batch_size=BATCH_SIZE, epochs=1, verbose=0)
+    model.save_weights(tmp_path / "before.weights.h5")
+    hypermodel = Pretrained(tmp_path / "before.weights.h5")
+    search = run(search_of(hypermodel, tmp_path, base=planned(steps=12)))
+    assert read_ledger(tmp_path / "p" / "best" / "checkpoint.weights.h5").steps == 12
+    assert search.best_model() is not None
 
 
 # What leaves.
 
 
-def test_the_best_run_alone_is_released(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 6)
-    search = run(search_of(Scored(), tmp_path))
-    best = min(search.hypermodel.seen)
+@pytest.mark.parametrize(("direction", "choose"), [("min", min), ("max", max)])
+def test_the_best_run_alone_is_released(tmp_path, monkeypatch, direction, choose):
+    draw_numbers(monkeypatch, 6)
+    objective = keras_tuner.Objective("val_accuracy", direction)
+    search = run(search_of(Scored(), tmp_path, objective=objective))
+    best = choose(search.hypermodel.seen)
     assert len(search.hypermodel.seen) == 6
     (model,) = search.get_best_models()
     assert (model.get_weights()[0] == best).all()
-    assert (search.best_model().get_weights()[0] == best).all()
     assert search.get_best_hyperparameters()[0].values == {"level": best}
     assert search.best_score == best
     for ask in (search.get_best_models, search.get_best_hyperparameters, search.results_summary):
@@ -221,30 +308,22 @@ def test_the_best_run_alone_is_released(tmp_path, monkeypatch):
             ask(2)
 
 
-def test_the_larger_score_wins_where_it_is_better(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 8)
-    objective = keras_tuner.Objective("val_accuracy", "max")
-    search = run(search_of(Scored(), tmp_path, objective=objective))
-    assert search.best_score == max(search.hypermodel.seen)
-
-
 def test_nothing_is_released_before_the_search_has_ended(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 4)
+    draw_numbers(monkeypatch, 4)
     asked = []
 
     class Curious(Scored):
         def fit(self, *arguments, **others):
-            if self.seen:
-                with pytest.raises(RuntimeError, match="before the search has ended"):
-                    search.best_model()
-                asked.append(True)
+            with pytest.raises(RuntimeError, match="before the search has ended"):
+                search.best_model()
+            asked.append(True)
             return super().fit(*arguments, **others)
 
     search = search_of(Curious(), tmp_path)
     with pytest.raises(RuntimeError, match="before the search has ended"):
         search.get_best_hyperparameters()
     run(search)
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert search.best_model() is not None
 
 
@@ -253,7 +332,7 @@ def test_the_disk_holds_nothing_of_losers_nor_their_number(tmp_path, monkeypatch
     """Byte for byte what another number of runs with the same best one would have left."""
     kept, printed = [], []
     for each in (number, number + 3):
-        draw_number(monkeypatch, each)
+        draw_numbers(monkeypatch, each)
         hypermodel = Scored(lambda level: 0.125 + level)
         hypermodel.values = (1,)
         folder = tmp_path / str(each)
@@ -261,7 +340,7 @@ def test_the_disk_holds_nothing_of_losers_nor_their_number(tmp_path, monkeypatch
         assert len(hypermodel.seen) == each
         printed.append(capfd.readouterr())
         assert files_below(folder / "p") == (RELEASED_FILES if each else RELEASED_FILES[2:])
-        kept.append(json.loads((folder / "p" / "private_search.json").read_text()))
+        kept.append(json.loads((folder / "p" / RECORD).read_text()))
         assert search.oracle.trials == {}
         assert not search.oracle.start_order + search.oracle.end_order
         assert search.oracle.get_state()["num_trials"] is None
@@ -282,48 +361,17 @@ def names_within(model, path):
 def test_names_in_the_released_model_do_not_count_runs(tmp_path, monkeypatch):
     found = []
     for number in (1, 6):
-        draw_number(monkeypatch, number)
+        draw_numbers(monkeypatch, number)
         model = run(search_of(Scored(), tmp_path / str(number))).best_model()
         path = tmp_path / str(number) / "p" / "best" / "checkpoint.weights.h5"
         found.append(names_within(model, path))
     assert found[0] == found[1]
 
 
-def test_runs_do_not_start_from_one_global_seed(tmp_path):
-    """Else the initial weights of a run would be a function of how many came before."""
-    found = []
-    for folder in ("a", "b"):
-
-        class Looks(Scored):
-            def fit(self, hp, model, *arguments, **others):
-                found.append(model.get_weights()[0].tolist())
-                return super().fit(hp, model, *arguments, **others)
-
-        keras.utils.set_random_seed(1)
-        run(search_of(Looks(), tmp_path / folder, num_trials=2))
-    assert len({str(weights) for weights in found}) == 4
-
-
-class Seeded(Regression):
-    def build(self, hp):
-        model = super().build(hp)
-        optimizer = ka.optimizers.DPOptimizer(
-            "sgd", noise_multiplier=2.0, seed=hp.Int("seed", 0, 9)
-        )
-        model.compile(optimizer, "mean_squared_error")
-        return model
-
-
-def test_a_seed_of_the_noise_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="several runs draw the same noise"):
-        run(search_of(Seeded(), tmp_path))
-
-
 def test_scores_of_losers_are_nowhere(tmp_path, monkeypatch, capfd):
     scores = [0.8237461, 0.2910573, 0.7391502]
-    draw_number(monkeypatch, 3)
-    given = iter(scores)
-    search = run(search_of(Scored(lambda level: next(given)), tmp_path))
+    draw_numbers(monkeypatch, 3)
+    search = run(search_of(Listed(*scores), tmp_path))
     search.results_summary(delta=DELTA)
     texts = [path.read_bytes() for path in Path(tmp_path).rglob("*") if path.is_file()]
     texts.append(str(vars(search)).encode() + str(vars(search.oracle)).encode())
@@ -334,7 +382,7 @@ def test_scores_of_losers_are_nowhere(tmp_path, monkeypatch, capfd):
 
 
 def test_checkpoints_of_losers_go_as_soon_as_they_have_lost(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 5)
+    draw_numbers(monkeypatch, 5)
     present = []
 
     class Looks(Scored):
@@ -346,19 +394,44 @@ def test_checkpoints_of_losers_go_as_soon_as_they_have_lost(tmp_path, monkeypatc
     assert present == [0, 1, 1, 1, 1]
 
 
+class Warns(Scored):
+    def fit(self, *arguments, **others):
+        warnings.warn("once a run", stacklevel=2)
+        return super().fit(*arguments, **others)
+
+
+def test_warnings_of_runs_cannot_be_counted(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(search_of(Warns(), tmp_path))
+        assert caught == []
+        run(search_of(Warns(), tmp_path / "seen", private_diagnostics=True))
+    assert sum(str(each.message) == "once a run" for each in caught) == 3
+
+
 def test_private_diagnostics_keep_everything_and_say_so(tmp_path, monkeypatch, capsys):
-    draw_number(monkeypatch, 4)
-    search = run(search_of(Scored(), tmp_path, private_diagnostics=True))
-    assert len(search.get_best_models(4)) == 4
+    draw_numbers(monkeypatch, 4)
+    hypermodel = Listed(1.0, math.nan, 2.0, 3.0)
+    search = search_of(hypermodel, tmp_path, private_diagnostics=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(search)
+    assert not [each for each in caught if "NaN" in str(each.message)]
+    assert np.isnan([trial.score for trial in search.oracle.trials.values()]).sum() == 1
+    assert len(search.get_best_models(3)) == 3
     assert len(list(Path(tmp_path).rglob("trial_*/*.weights.h5"))) == 4
     assert "Trial 4 Complete" in capsys.readouterr().out
-    assert (
-        "The losing runs, which private_diagnostics=True" in search.privacy_report(DELTA).to_text()
-    )
+    report = search.privacy_report(DELTA).to_text()
+    assert "The losing runs, which private_diagnostics=True" in report
+    search.results_summary(delta=DELTA)
+    for text in (str(search.privacy_spent(DELTA)), report, capsys.readouterr().out):
+        assert "nothing else released" not in text
+        assert "has the epsilon of all runs together" in " ".join(text.split())
 
 
 def test_no_run_at_all(tmp_path, monkeypatch, capsys):
-    draw_number(monkeypatch, 0)
+    draw_numbers(monkeypatch, 0)
     search = run(search_of(Scored(), tmp_path, distribution="poisson"))
     assert search.hypermodel.seen == []
     assert search.best_model() is None
@@ -371,7 +444,7 @@ def test_no_run_at_all(tmp_path, monkeypatch, capsys):
 
 
 def test_the_summary(tmp_path, monkeypatch, capsys):
-    draw_number(monkeypatch, 9)
+    draw_numbers(monkeypatch, 9)
     search = run(search_of(Scored(), tmp_path))
     search.results_summary(delta=DELTA)
     spent, text = search.privacy_spent(DELTA), capsys.readouterr().out
@@ -380,27 +453,3 @@ def test_the_summary(tmp_path, monkeypatch, capsys):
     assert f"epsilon of one run = {spent.epsilon_of_one_run:.3f}"[:-1] in text
     assert f"level: {min(search.hypermodel.seen)}" in text
     assert "9" not in text.replace(f"{spent.epsilon}", "").split("val_loss")[1]
-
-
-# What a terminal shows while it lasts.
-
-
-@pytest.mark.parametrize("num_trials", [None, 3])
-def test_the_terminal_tells_the_number_of_runs_only_where_it_is_known(
-    tmp_path, monkeypatch, num_trials
-):
-    lines = []
-
-    class Watched(Scored):
-        def fit(self, *args, **arguments):
-            # What a `fit` finds out along the way would tell that another run has begun.
-            with Progress("inside of a run"):
-                lines.append(_progress._open[0].line().rpartition(";")[0])
-            return super().fit(*args, **arguments)
-
-    draw_number(monkeypatch, 3)
-    run(search_of(Watched(), tmp_path, num_trials=num_trials))
-    if num_trials is None:
-        assert lines == ["Searching (number of runs and time left stay secret)"] * 3
-    else:
-        assert lines == [f"Searching: {done} of 3 runs" for done in range(3)]

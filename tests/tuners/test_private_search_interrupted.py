@@ -2,25 +2,25 @@
 
 import contextlib
 import json
-import os
-import socket
+import signal
 import subprocess
 import sys
 
 import keras_tuner
 import pytest
 
-from keras_adaclip.accounting import RandomSelection
-from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
-from keras_adaclip.tuners.private.search_record import SearchRecord
-from tests.tuners.hypermodels import Regression, Scored, data, planned
-from tests.tuners.test_private_search import (
-    RELEASED_FILES,
-    draw_number,
+from keras_adaclip.tuners.private.oracle import PrivateSearchOracle
+from keras_adaclip.tuners.private.record import SearchRecord
+from tests.tuners.hypermodels import (
+    Regression,
+    Scored,
+    draw_numbers,
     files_below,
+    planned,
     run,
     search_of,
 )
+from tests.tuners.test_private_search import RELEASED_FILES
 
 DELTA = 1e-3
 
@@ -41,8 +41,7 @@ class Killed(Scored):
 
 @pytest.mark.parametrize("in_same_process", [False, True])
 def test_an_interrupted_search_goes_on_with_the_same_number(tmp_path, monkeypatch, in_same_process):
-    numbers = iter([7, 100])
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: next(numbers))
+    draw_numbers(monkeypatch, 7, 100)
     first = search_of(Killed(at=4), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(first)
@@ -61,7 +60,7 @@ def test_an_interrupted_search_goes_on_with_the_same_number(tmp_path, monkeypatc
 
 def test_a_run_that_had_ended_when_the_process_was_killed_is_not_run_twice(tmp_path, monkeypatch):
     """keras-tuner writes a trial's end down before it takes the trial off the running ones."""
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     first = search_of(Scored(), tmp_path)
     saves = []
 
@@ -79,7 +78,7 @@ def test_a_run_that_had_ended_when_the_process_was_killed_is_not_run_twice(tmp_p
 
 
 def test_a_search_that_has_ended_is_read_again(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     first = run(search_of(Scored(), tmp_path))
     second = search_of(Scored(), tmp_path)
     assert second.best_score == first.best_score
@@ -88,7 +87,7 @@ def test_a_search_that_has_ended_is_read_again(tmp_path, monkeypatch):
 
 
 def test_a_search_killed_while_it_cleans_up_is_cleaned_when_read(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     monkeypatch.setattr(SearchRecord, "remove_trials", lambda self: None)
     run(search_of(Scored(), tmp_path))
     monkeypatch.undo()
@@ -104,30 +103,20 @@ def test_a_search_killed_while_it_cleans_up_is_cleaned_when_read(tmp_path, monke
         ({"distribution": "logarithmic"}, "distribution"),
         ({"base": planned(3.0)}, "base"),
         ({"num_trials": 3}, "num_trials"),
-        ({"seed": 3}, "num_trials"),
         ({"validation_is_public": True}, "validation_is_public"),
         ({"private_diagnostics": True}, "private_diagnostics"),
     ],
 )
 def test_another_search_cannot_go_on_with_it(tmp_path, monkeypatch, arguments, name):
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         run(search_of(Killed(at=2), tmp_path))
     with pytest.raises(ValueError, match=f"has another `{name}`"):
         search_of(Scored(), tmp_path, **arguments)
 
 
-def test_a_search_of_another_tuners_name_goes_on_with_the_same_number(tmp_path, monkeypatch):
-    numbers = iter([7, 100])
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: next(numbers))
-    with pytest.raises(KeyboardInterrupt):
-        run(search_of(Killed(at=4), tmp_path, tuner_id="mine"))
-    second = run(search_of(Scored(), tmp_path, tuner_id="mine"))
-    assert len(second.hypermodel.seen) == 4
-
-
 def test_a_search_whose_number_is_lost_does_not_go_on(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         run(search_of(Killed(at=2), tmp_path))
     path = tmp_path / "p" / "oracle.json"
@@ -139,7 +128,7 @@ def test_a_search_whose_number_is_lost_does_not_go_on(tmp_path, monkeypatch):
 
 
 def test_an_object_that_another_one_went_before_takes_over_its_trials(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 5)
+    draw_numbers(monkeypatch, 5)
     late = search_of(Scored(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(search_of(Killed(at=4), tmp_path))
@@ -147,41 +136,25 @@ def test_an_object_that_another_one_went_before_takes_over_its_trials(tmp_path, 
     assert len(late.hypermodel.seen) == 2
 
 
-class TwoScores(Scored):
-    """Its first run is a good one, and its worker dies before the trial has ended."""
+def test_a_run_that_was_reported_and_interrupted_reports_its_second_score(tmp_path, monkeypatch):
+    """The oracle has a score of the first run, whose weights are gone."""
+    draw_numbers(monkeypatch, 1)
+    scores = iter([0.1, 5.0])
+    search = search_of(Scored(lambda level: next(scores)), tmp_path)
 
-    values = (1,)
+    def die(trial):
+        raise KeyboardInterrupt
 
-    def __init__(self):
-        scores = iter([0.1, 5.0])
-        super().__init__(lambda level: next(scores))
-
-
-def test_a_worker_that_comes_back_reports_its_second_run(tmp_path, monkeypatch):
-    """The oracle lives on, as a chief does, and has a score of a run whose weights are gone."""
-    draw_number(monkeypatch, 1)
-    search = search_of(TwoScores(), tmp_path)
-    end_trial = search.oracle.end_trial
-    reload = search.oracle.reload
     with monkeypatch.context() as patch:
-
-        def die(trial):
-            raise KeyboardInterrupt
-
         patch.setattr(search.oracle, "end_trial", die)
         with pytest.raises(KeyboardInterrupt):
             run(search)
-    assert search.oracle.end_trial == end_trial
-    assert search.oracle.reload == reload
-    assert search.oracle.ongoing_trials
-    search._search_quietly(*data(), validation_data=data(1))
-    search._end()
-    assert search.best_score == 5.0
+    assert run(search).best_score == 5.0
 
 
 def test_the_state_is_written_whole(tmp_path, monkeypatch):
     """A process that dies while it writes leaves what was there."""
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         run(search_of(Killed(at=2), tmp_path))
     search = search_of(Scored(), tmp_path)
@@ -207,7 +180,7 @@ def test_the_state_is_written_whole(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ends", ["released", "interrupted", "refused"])
 def test_what_has_begun_is_not_overwritten(tmp_path, monkeypatch, ends):
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
     hypermodel = {
         "released": Scored(),
         "interrupted": Killed(at=2),
@@ -216,14 +189,14 @@ def test_what_has_begun_is_not_overwritten(tmp_path, monkeypatch, ends):
     with contextlib.suppress(KeyboardInterrupt, RuntimeError):
         run(search_of(hypermodel, tmp_path))
     before = files_below(tmp_path)
-    with pytest.raises(ValueError, match="`overwrite` must be False here"):
+    with pytest.raises(ValueError, match="`overwrite` must be False"):
         search_of(Scored(), tmp_path, overwrite=True)
     assert files_below(tmp_path) == before
     search_of(Scored(), tmp_path / "other", overwrite=True)
 
 
 def test_two_objects_of_one_folder_do_not_tell_of_each_other(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 1)
+    draw_numbers(monkeypatch, 1)
     small = search_of(Scored(), tmp_path, base=planned(50.0))
     big = run(search_of(Scored(), tmp_path, base=planned(1.0)))
     assert big.best_model() is not None
@@ -240,12 +213,12 @@ def test_two_objects_of_one_folder_do_not_tell_of_each_other(tmp_path, monkeypat
 
 
 def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 2)
+    draw_numbers(monkeypatch, 2)
     refused = []
 
     class Nested(Scored):
         def fit(self, *arguments, **others):
-            with pytest.raises(RuntimeError, match="Another search is under way"):
+            with pytest.raises(RuntimeError, match="Another search is running"):
                 run(search_of(Scored(), tmp_path))
             refused.append(True)
             return super().fit(*arguments, **others)
@@ -255,38 +228,30 @@ def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
     assert files_below(tmp_path / "p") == RELEASED_FILES
 
 
-def dead_process():
-    """The number of a process that is no more."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+_HOLDER = """
+import sys, time
+from keras_adaclip.tuners.private.record import search_lock
+with search_lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
 
 
-@pytest.mark.parametrize("owner", ["dead", "same number", "alive", "elsewhere"])
-def test_the_lock_of_a_dead_process_is_taken_over(tmp_path, monkeypatch, owner):
-    draw_number(monkeypatch, 2)
+def test_another_process_keeps_the_lock_until_it_dies(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 2)
     search = search_of(Scored(), tmp_path)
-    process = {
-        "dead": dead_process,
-        "same number": os.getpid,
-        "alive": os.getppid,
-        "elsewhere": dead_process,
-    }[owner]()
-    host = "another" if owner == "elsewhere" else socket.gethostname()
-    lock = tmp_path / "p" / "private_search.lock"
-    lock.write_text(json.dumps({"process": process, "host": host}))
-    if owner in ("dead", "same number"):
-        assert run(search).best_model() is not None
-        assert not lock.exists()
-        return
-    with pytest.raises(RuntimeError, match=f"under way.*{process}"):
-        run(search)
-    assert lock.exists()
-    assert search.hypermodel.seen == []
+    command = [sys.executable, "-c", _HOLDER, search.project_dir]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RuntimeError, match="Another search is running"):
+            run(search)
+        assert search.hypermodel.seen == []
+        holder.send_signal(signal.SIGKILL)
+    assert run(search).best_model() is not None
 
 
 def test_what_is_released_is_fixed_once(tmp_path, monkeypatch):
-    draw_number(monkeypatch, 2)
+    draw_numbers(monkeypatch, 2)
     search = run(search_of(Scored(), tmp_path))
     before = search._record.result()
     with pytest.raises(RuntimeError, match="has ended already"):
@@ -296,7 +261,7 @@ def test_what_is_released_is_fixed_once(tmp_path, monkeypatch):
 
 def test_a_fatal_error_ends_the_search_for_good(tmp_path, monkeypatch):
     """A run that is tried again until it does not fail is no run of the law."""
-    draw_number(monkeypatch, 3)
+    draw_numbers(monkeypatch, 3)
 
     class Fatal(Scored):
         def fit(self, *arguments, **others):
@@ -307,5 +272,5 @@ def test_a_fatal_error_ends_the_search_for_good(tmp_path, monkeypatch):
     with pytest.raises(keras_tuner.errors.FatalError):
         run(search)
     assert len(search.hypermodel.seen) == 1
-    with pytest.raises(RuntimeError, match="has raised a `FatalError`"):
+    with pytest.raises(RuntimeError, match="raised a `FatalError`"):
         run(search_of(Scored(), tmp_path))

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import keras
-import keras_tuner
-import numpy as np
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
@@ -19,8 +17,17 @@ import keras_adaclip as ka
 from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import PrivacySpent, RandomSelection, read_ledger
 from keras_adaclip.accounting.epsilon import rounded_up
-from keras_adaclip.tuners import PrivateSearch
-from tests.tuners.hypermodels import BATCH_SIZE, NOISE, NUM_EXAMPLES, Regression, data, planned
+from tests.tuners.hypermodels import (
+    BATCH_SIZE,
+    NOISE,
+    NUM_EXAMPLES,
+    Regression,
+    data,
+    draw_numbers,
+    planned,
+    run,
+    search_of,
+)
 from tests.tuners.hypermodels import private_model as built_model
 
 DELTA = 1e-3
@@ -31,20 +38,12 @@ STEPS = planned().steps
 def search(tmp_path_factory):
     """A search that has ended after two runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RandomSelection, "draw", lambda self, source=None: 2)
+        draw_numbers(patch, 2)
         return searched(tmp_path_factory.mktemp("search"), mean_trials=10)
 
 
 def searched(folder, hypermodel=None, **arguments):
-    search = PrivateSearch(
-        Regression() if hypermodel is None else hypermodel,
-        "val_loss",
-        directory=folder,
-        project_name="p",
-        **arguments,
-    )
-    search.search(*data(), validation_data=data(1))
-    return search
+    return run(search_of(hypermodel or Regression(), folder, **arguments))
 
 
 def cost_with(num_steps, mean_trials=10):
@@ -118,7 +117,7 @@ def loaded_and_compiled(model, folder):
     return compiled_again(loaded_without_compiling(model, folder), folder)
 
 
-WAYS = [
+ROUTES = [
     saved_and_loaded,
     loaded_without_compiling,
     weights_loaded,
@@ -128,20 +127,20 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_cost_goes_with_the_model(search, tmp_path, way):
-    model = way(search.best_model(), tmp_path)
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_cost_goes_with_the_model(search, tmp_path, route):
+    model = route(search.best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
 
 
-@pytest.mark.parametrize("way", [saved_and_loaded, weights_loaded, loaded_and_compiled])
+@pytest.mark.parametrize("route", [saved_and_loaded, weights_loaded, loaded_and_compiled])
 @pytest.mark.parametrize("is_fitted_before", [False, True])
-def test_further_training_comes_on_top(search, tmp_path, way, is_fitted_before):
+def test_further_training_comes_on_top(search, tmp_path, route, is_fitted_before):
     model, num_steps = search.best_model(), 4
     if is_fitted_before:
         model.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
         num_steps += 4
-    model = way(model, tmp_path)
+    model = route(model, tmp_path)
     model.fit(*data(), batch_size=BATCH_SIZE, verbose=0)
     model = saved_and_loaded(model, tmp_path)
     spent = model.privacy_spent(DELTA)
@@ -191,7 +190,7 @@ def test_a_known_number_of_runs_is_carried(tmp_path):
 
 @pytest.mark.parametrize("distribution", ["logarithmic", "poisson"])
 def test_other_laws_are_carried(tmp_path, monkeypatch, distribution):
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 1)
+    draw_numbers(monkeypatch, 1)
     search = searched(tmp_path, distribution=distribution)
     model = saved_and_loaded(search.best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
@@ -208,7 +207,7 @@ class TwoNoises(Regression):
 
 
 def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeypatch):
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 3)
+    draw_numbers(monkeypatch, 3)
     search = searched(tmp_path, TwoNoises())
     model = saved_and_loaded(search.best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
@@ -218,13 +217,13 @@ def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeyp
 
 
 def test_without_noise_the_model_has_no_guarantee(tmp_path, monkeypatch):
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 1)
+    draw_numbers(monkeypatch, 1)
     model = saved_and_loaded(searched(tmp_path, Regression(0.0)).best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == float("inf")
 
 
 def test_losing_runs_carry_the_cost_of_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 3)
+    draw_numbers(monkeypatch, 3)
     search = searched(tmp_path, private_diagnostics=True)
     expected = search.privacy_spent(DELTA).epsilon
     for file in tmp_path.rglob("*.weights.h5"):
@@ -239,7 +238,7 @@ def test_losing_runs_carry_the_cost_of_all(tmp_path, monkeypatch):
 
 
 def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(RandomSelection, "draw", lambda self, source=None: 2)
+    draw_numbers(monkeypatch, 2)
     kept = []
 
     class Keeps(Regression):
@@ -271,11 +270,3 @@ def test_a_search_among_released_models_counts_both(search, tmp_path, monkeypatc
     # `build` loads the first search's cost, and the file that comes on top holds it as well.
     assert released.privacy_spent(DELTA).epsilon >= second.privacy_spent(DELTA).epsilon
     assert second.privacy_spent(DELTA).epsilon > cost_with(STEPS)
-
-
-def test_the_tuner_hands_out_nothing_else(search):
-    (hp,) = search.get_best_hyperparameters()
-    assert isinstance(hp, keras_tuner.HyperParameters)
-    with pytest.raises(ValueError, match="the best run alone is released"):
-        search.get_best_models(2)
-    assert np.isfinite(search.best_score)

@@ -1,13 +1,13 @@
-"""Clipping strategies as hyperparameters: which one, and what only that one has.
+"""Clipping strategies as hyperparameters: the strategy, and what only that strategy has.
 
 clipping                  the strategy
-clip_norm                 its norm, or the one it begins with; all but "adaclip"
+clip_norm                 its norm, or its initial norm; all but "adaclip"
 target_quantile           "quantile"
 clip_norm_learning_rate   "quantile"
-decay_rate                "exponential", what the norm is divided by over the whole run
+decay_rate                "exponential", the divisor of the norm over the whole run
 decay_power               "power"
 mean_norm_factor          "mean_norm"
-max_variance              "adaclip", whose floor is a hundredth of it, as in Lin et al. 2022
+max_variance              "adaclip", with a hundredth of it as the minimum, as in Lin et al. 2022
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,9 +39,8 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 DEFAULT_STRATEGIES = ("fixed", "quantile", "power", "automatic")
-_NEED_TOTAL_STEPS = ("linear", "exponential")
 
-# Least and greatest value, and how the values between are drawn.
+# Smallest and largest value, and the sampling between them.
 _RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
     {
         "clip_norm": (0.05, 5.0, "log"),
@@ -53,7 +52,7 @@ _RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "max_variance": (1e-4, 1.0, "log"),
     }
 )
-_VARIANCES = 100.0
+_VARIANCE_RATIO = 100.0
 
 
 def clipping_choices(
@@ -64,19 +63,18 @@ def clipping_choices(
     total_steps: int | None = None,
     statistics_noise_stddev: float | None = None,
 ) -> ClippingStrategy:
-    """Lets keras-tuner choose a clipping strategy and what belongs to it.
+    """Lets keras-tuner choose a clipping strategy and its parameters.
 
-    Call it where a hypermodel builds its optimizer. The hyperparameters are named `clipping` (the
-    strategy), `clip_norm`, `target_quantile`, `clip_norm_learning_rate`, `decay_rate`,
-    `decay_power`, `mean_norm_factor` and `max_variance`; only those that the chosen strategy has
-    are active in a trial.
+    Call it in a hypermodel, for its optimizer. The hyperparameters are `clipping` (the strategy),
+    `clip_norm`, `target_quantile`, `clip_norm_learning_rate`, `decay_rate`, `decay_power`,
+    `mean_norm_factor` and `max_variance`; only those of the chosen strategy are active in a trial.
 
     Args:
         hp: the `keras_tuner.HyperParameters` of the trial.
         strategies: names of the strategies to choose from: `"fixed"`, `"quantile"`, `"linear"`,
             `"exponential"`, `"power"`, `"automatic"`, `"mean_norm"`, `"adaclip"`.
-        ranges: by hyperparameter, the least and the greatest value, where they are to differ from
-            the usual ones (`clip_norm`: 0.05 to 5). Two equal values fix it.
+        ranges: smallest and largest value by name of the hyperparameter, if they differ from the
+            defaults (`clip_norm`: 0.05 to 5). Two equal values fix it.
         total_steps: int from 1, the steps of a run, which `"linear"` and `"exponential"` need.
         statistics_noise_stddev: positive float, the standard deviation of the noise on the
             statistics of `"quantile"` and `"mean_norm"`, in units; None means the expected number
@@ -86,8 +84,8 @@ def clipping_choices(
         The strategy, for `DPOptimizer(clipping=...)`.
 
     Raises:
-        TypeError: where an argument is of the wrong type.
-        ValueError: where a name is not known, a range is none, or `total_steps` is needed.
+        TypeError: if an argument is of the wrong type.
+        ValueError: if a name is unknown, a range is empty, or `total_steps` is missing.
 
     Example:
 
@@ -98,23 +96,31 @@ def clipping_choices(
     >>> sorted(hp.values)
     ['clip_norm', 'clip_norm_learning_rate', 'clipping', 'target_quantile']
     """
-    names = checked_strategies(strategies)
-    bounds = checked_ranges(ranges)
-    needy = [name for name in names if name in _NEED_TOTAL_STEPS]
-    if needy and total_steps is None:
-        raise ValueError(
-            f"Argument `total_steps` must be given for the strategy {needy[0]!r}: the steps of a "
-            "run. Received: total_steps=None"
-        )
+    names = _checked_strategies(strategies)
+    bounds = _checked_ranges(ranges)
     if total_steps is not None:
         total_steps = check_integer(total_steps, "total_steps", minimum=1)
+    elif "linear" in names or "exponential" in names:
+        raise ValueError(
+            "Argument `total_steps` must be given for the strategies 'linear' and 'exponential': "
+            "the steps of a run. Received: total_steps=None"
+        )
     strategy = hp.Choice("clipping", list(names))
-    values = {name: _number(hp, name, bounds[name], names) for name in bounds}
+    values = {}
+    for name, (low, high, sampling) in bounds.items():
+        owners = [each for each in names if name in STRATEGIES[each]]
+        if owners:
+            with hp.conditional_scope("clipping", owners):
+                is_fixed = low == high
+                values[name] = (
+                    hp.Fixed(name, low)
+                    if is_fixed
+                    else hp.Float(name, low, high, sampling=sampling)
+                )
     return _built(strategy, values, total_steps, statistics_noise_stddev)
 
 
-def checked_strategies(strategies: Iterable[str]) -> tuple[str, ...]:
-    """The names, each of which must be known and stand there once."""
+def _checked_strategies(strategies: Iterable[str]) -> tuple[str, ...]:
     if isinstance(strategies, str) or not isinstance(strategies, Iterable):
         raise TypeError(
             "Argument `strategies` must be a sequence of names. "
@@ -129,50 +135,39 @@ def checked_strategies(strategies: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def checked_ranges(
+def _checked_ranges(
     ranges: Mapping[str, tuple[float, float]] | None,
 ) -> dict[str, tuple[float, float, str]]:
-    """All ranges and how each is drawn from, the given ones in the place of the usual ones."""
+    """All ranges with their sampling: the given ones, and the defaults of the others."""
     bounds = dict(_RANGES)
     for name, pair in (ranges or {}).items():
         if name not in _RANGES:
             raise ValueError(
                 f"Argument `ranges` must name some of {', '.join(map(repr, _RANGES))}. "
-                f"Received: ranges={dict(ranges or {})!r}"
+                f"Received: ranges={ranges!r}"
             )
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
             raise TypeError(
-                "Argument `ranges` must hold pairs of the least and the greatest value. "
+                "Argument `ranges` must hold pairs of a smallest and a largest value. "
                 f"Received: ranges[{name!r}]={pair!r}"
             )
         low, high = (check_real(end, f"ranges[{name!r}]") for end in pair)
         if not 0.0 < low <= high:
             raise ValueError(
-                "Argument `ranges` must hold positive numbers, the least one first. "
+                "Argument `ranges` must hold positive numbers, the smallest one first. "
                 f"Received: ranges[{name!r}]={pair!r}"
             )
         bounds[name] = (low, high, _RANGES[name][2])
     return bounds
 
 
-def _number(
-    hp: Any, name: str, bounds: tuple[float, float, str], strategies: tuple[str, ...]
-) -> Any:
-    """The value of a hyperparameter; None where the chosen strategy has none of that name."""
-    having = [strategy for strategy in strategies if name in STRATEGIES[strategy]]
-    if not having:
-        return None
-    low, high, drawn = bounds
-    with hp.conditional_scope("clipping", having):
-        if low == high:
-            return hp.Fixed(name, low)
-        return hp.Float(name, low, high, sampling=drawn)
-
-
 def _built(
     strategy: str, values: Mapping[str, Any], total_steps: Any, stddev: float | None
 ) -> ClippingStrategy:
-    """The strategy of a name, from the values of the hyperparameters that it has."""
+    """The strategy of a name, from the values of its hyperparameters."""
+    if strategy == "adaclip":
+        max_variance = values["max_variance"]
+        return AdaClip(min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance)
     clip_norm = values["clip_norm"]
     if strategy == "fixed":
         return FixedClipping(clip_norm)
@@ -191,7 +186,4 @@ def _built(
         return ScheduledClipping(PowerDecay(clip_norm, values["decay_power"]))
     if strategy == "automatic":
         return AutomaticClipping(clip_norm)
-    if strategy == "mean_norm":
-        return MeanNormClipping(clip_norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
-    max_variance = values["max_variance"]
-    return AdaClip(min_variance=max_variance / _VARIANCES, max_variance=max_variance)
+    return MeanNormClipping(clip_norm, values["mean_norm_factor"], mean_noise_stddev=stddev)

@@ -1,1 +1,0 @@
-"""The choices of private training as hyperparameters of any keras-tuner search."""

@@ -1,0 +1,379 @@
+"""A search space of private training, every trial of which spends the same epsilon."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
+import keras
+import keras_tuner
+
+from keras_adaclip.accounting import (
+    Ledger,
+    calibrate_noise_multiplier,
+    check_accountant,
+    check_delta,
+    check_integer,
+    check_real,
+    check_target_epsilon,
+)
+from keras_adaclip.models import privatize
+from keras_adaclip.optimizers import DPOptimizer
+from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
+from keras_adaclip.tuners.hypermodel.choices import DEFAULT_STRATEGIES, clipping_choices
+from keras_adaclip.tuners.hypermodel.noise_plan import (
+    NOISE_SCHEDULES,
+    NoisePlan,
+    PlanGuard,
+    noise_shape,
+)
+
+# Arguments of `fit` that the hypermodel sets.
+_PLANNED: Mapping[str, Any] = MappingProxyType(
+    {"batch_size": None, "steps_per_epoch": None, "sampling": "poisson"}
+)
+
+
+class ClippingHyperModel(keras_tuner.HyperModel):
+    """Searches clipping, noise, batch size and learning rate at one epsilon for every trial.
+
+    For `keras_tuner.RandomSearch`, `BayesianOptimization`, `Hyperband`, `GridSearch` and other
+    tuners of Keras models. The noise is calibrated for each combination of batch size and noise
+    schedule, once. The hyperparameters are `batch_size`, `learning_rate`, `noise_schedule` and
+    those of `clipping_choices`; `build_model` can ask for more.
+
+    `search` takes arrays and other arguments of `fit`. Arguments that the trial decides
+    (`batch_size`), or that differ from the calibration (`epochs` beyond the planned ones,
+    `steps_per_epoch`, `sampling`, another number of rows), end the search with an error before it
+    trains.
+
+    Args:
+        build_model: function of the hyperparameters (an argument without default, or named `hp`),
+            or of nothing, that returns a new Keras model: a private one, or a Functional or
+            Sequential one, which is made private. It must know its input shape.
+        num_examples: int, the number of rows of training data, taken to be public.
+        epochs: int from 1, the longest run of one model.
+        target_epsilon: positive float, epsilon of a whole trial; give this and `delta`, or
+            `noise_multiplier`.
+        delta: float in (0, 1), well below `1 / num_examples`.
+        noise_multiplier: float >= 0, the noise of every trial's first epoch, if trials need not
+            have the same epsilon.
+        batch_sizes: ints, the expected batch sizes to choose from.
+        learning_rates: positive floats, the learning rates to choose from.
+        strategies: the clipping strategies to choose from, as in `clipping_choices`.
+        ranges: as in `clipping_choices`.
+        noise_schedules: the shapes of the noise to choose from: `"constant"`, `"linear"` (falls to
+            a half, as in Yu et al. 2018), `"exponential"` (likewise), `"growing"` (doubles, as in
+            Du et al. 2021). They change once an epoch, twenty times at most.
+        optimizer: a Keras optimizer, its name or config; each trial has one like it, with the
+            learning rate of the trial.
+        loss: as in `compile`.
+        metrics: as in `compile`.
+        accountant: `"pld"` (tight) or `"rdp"`, for the calibration.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if an argument is out of range, or not exactly one of `target_epsilon` and
+            `noise_multiplier` is given.
+
+    Guarantees:
+        The ledger of a trial's model never exceeds `privacy_plan`, whose epsilon is at most
+        `target_epsilon` at `delta`. If `Hyperband` trains a model in several trials, that holds for
+        all of them together. A checkpoint that is chosen among the epochs carries the whole run on
+        its ledger, since the choice looked at all of it.
+
+        That is the epsilon of one trial, as if it were the only one, and so is the epsilon of a
+        model that `get_best_models` gives; its `privacy_report` says that the search is not
+        counted. A search looks at many trials, and on private data it costs more: every trial
+        counts, and so does each of `executions_per_trial` (composition). For a guarantee of the
+        released model use `PrivateSearch`, or search on public data. The validation data that
+        trials are compared by is taken to be public.
+
+    Example:
+
+    >>> import keras, keras_tuner
+    >>> def build_model():
+    ...     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> hypermodel = ClippingHyperModel(
+    ...     build_model,
+    ...     num_examples=1000,
+    ...     epochs=5,
+    ...     target_epsilon=2.0,
+    ...     delta=1e-4,
+    ...     batch_sizes=(50, 100),
+    ...     strategies=("quantile", "power"),
+    ...     loss="mse",
+    ... )
+    >>> hp = keras_tuner.HyperParameters()
+    >>> model = hypermodel.build(hp)
+    >>> hp.values["batch_size"], hypermodel.privacy_plan(hp).steps
+    (50, 100)
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[..., Any],
+        *,
+        num_examples: int,
+        epochs: int,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        batch_sizes: Iterable[int] = (256, 512, 1024),
+        learning_rates: Iterable[float] = (0.1, 0.3, 1.0),
+        strategies: Iterable[str] = DEFAULT_STRATEGIES,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
+        noise_schedules: Iterable[str] = ("constant",),
+        optimizer: Any = "sgd",
+        loss: Any = None,
+        metrics: Any = None,
+        accountant: str = "pld",
+    ) -> None:
+        if not callable(build_model):
+            raise TypeError(
+                "Argument `build_model` must be a function that returns a Keras model. "
+                f"Received: build_model={build_model!r}"
+            )
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                "Exactly one of the arguments `target_epsilon` and `noise_multiplier` must be "
+                f"given. Received: target_epsilon={target_epsilon}, "
+                f"noise_multiplier={noise_multiplier}"
+            )
+        if target_epsilon is not None:
+            check_target_epsilon(target_epsilon)
+            check_delta(delta)
+        else:
+            noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        self.build_model = build_model
+        self.num_examples = check_integer(num_examples, "num_examples", minimum=1)
+        self.epochs = check_integer(epochs, "epochs", minimum=1)
+        self.target_epsilon = target_epsilon
+        self.delta = delta
+        self.noise_multiplier = noise_multiplier
+        self.batch_sizes = _checked_choices("batch_sizes", batch_sizes)
+        for size in self.batch_sizes:
+            check_integer(size, "batch_sizes", minimum=1, maximum=self.num_examples)
+        self.learning_rates = _checked_choices("learning_rates", learning_rates)
+        if min(check_real(rate, "learning_rates") for rate in self.learning_rates) <= 0.0:
+            raise ValueError(
+                "Argument `learning_rates` must hold positive numbers. "
+                f"Received: learning_rates={self.learning_rates}"
+            )
+        self.noise_schedules = _checked_choices("noise_schedules", noise_schedules)
+        if not set(self.noise_schedules) <= set(NOISE_SCHEDULES):
+            raise ValueError(
+                "Argument `noise_schedules` must hold some of "
+                f"{', '.join(map(repr, NOISE_SCHEDULES))}. "
+                f"Received: noise_schedules={self.noise_schedules}"
+            )
+        self.strategies = _checked_choices("strategies", strategies)
+        self.ranges = ranges
+        # Checks both.
+        clipping_choices(
+            keras_tuner.HyperParameters(), self.strategies, ranges=ranges, total_steps=1
+        )
+        self.optimizer = checked_inner_optimizer(optimizer)
+        self.loss = loss
+        self.metrics = metrics
+        self.accountant = check_accountant(accountant)
+        self._num_runs = 0
+        self._plans: dict[tuple[int, str], NoisePlan] = {}
+        super().__init__()
+
+    def build(self, hp: Any) -> Any:
+        """A compiled private model for the hyperparameters, which are asked for here.
+
+        Args:
+            hp: the `keras_tuner.HyperParameters` of the trial.
+
+        Raises:
+            FatalTypeError: if `build_model` returns a model that cannot be made private.
+            FatalValueError: if the model does not know its input shape, or no noise reaches the
+                target.
+        """
+        model = self._private_model(hp)
+        batch_size, learning_rate, noise_schedule = self._choices(hp)
+        plan = self._plan(batch_size, noise_schedule)
+        noisiest = max(plan.noise_multipliers)
+        clipping = clipping_choices(
+            hp,
+            self.strategies,
+            ranges=self.ranges,
+            total_steps=self.epochs * plan.steps_per_epoch,
+            # Paid statistics need noise of their own above half of the noise multiplier. With the
+            # whole of it they add 15% to the noise on the sum.
+            statistics_noise_stddev=None if batch_size / 20.0 >= noisiest else noisiest,
+        )
+        config = {**self.optimizer.get_config(), "learning_rate": learning_rate}
+        model.compile(
+            optimizer=DPOptimizer(
+                type(self.optimizer).from_config(config),
+                clipping=clipping,
+                noise_multiplier=plan.for_optimizer(),
+            ),
+            loss=self.loss,
+            metrics=keras.tree.map_structure(_new_metric, self.metrics),
+        )
+        model.tuning = (
+            f"not counted: the model is one trial of a search, of which {self._num_runs} have "
+            "begun in this process. Its epsilon is that of one trial; the choice among them costs "
+            "more, on private data up to as much as all of them together"
+        )
+        # Otherwise the checkpoint of an earlier trial could not be loaded.
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def fit(self, hp: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model of a trial as planned.
+
+        Args:
+            hp: the hyperparameters that it was built with.
+            model: the model that `build` returned.
+            *args: positional arguments of `search`.
+            **kwargs: named arguments of `search`, and the tuner's callbacks.
+
+        Returns:
+            Keras's `History`.
+
+        Raises:
+            FatalTypeError: if `fit` does not have such an argument.
+            FatalValueError: if the run would not be the planned one.
+        """
+        batch_size, _, noise_schedule = self._choices(hp.copy())
+        plan = self._plan(batch_size, noise_schedule)
+        arguments = self._fit_arguments(model, args, kwargs)
+        plan.begin(model, arguments["initial_epoch"])
+        arguments["callbacks"] = [*(arguments.get("callbacks") or []), PlanGuard(plan)]
+        self._num_runs += 1
+        # All epochs decide which of them has the best checkpoint.
+        model.pledged_ledger = plan.ledger(arguments["epochs"])
+        try:
+            return model.fit(**arguments, batch_size=batch_size, sampling="poisson")
+        finally:
+            model.pledged_ledger = None
+
+    def privacy_plan(self, hp: Any) -> Ledger:
+        """The ledger of a trial with these hyperparameters that runs all epochs.
+
+        Args:
+            hp: the `keras_tuner.HyperParameters`; `batch_size` and `noise_schedule` have their
+                defaults if they are missing.
+
+        Returns:
+            The ledger; no model is built.
+        """
+        # Other values are not read: a search asks for the plan of every value that is.
+        batch_size = hp.values.get("batch_size", self.batch_sizes[0])
+        noise_schedule = hp.values.get("noise_schedule", self.noise_schedules[0])
+        return self._plan(int(batch_size), str(noise_schedule)).ledger()
+
+    def with_noise_multiplier(self, noise_multiplier: float) -> Self:
+        """The same search space, with this noise multiplier in the first epoch of every trial.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over the clipping norm.
+        """
+        arguments = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        arguments.update(target_epsilon=None, noise_multiplier=noise_multiplier)
+        return type(self)(**arguments)
+
+    def _private_model(self, hp: Any) -> Any:
+        """The model of `build_model`, made private if it is not."""
+        parameters = inspect.signature(self.build_model).parameters.values()
+        takes_hyperparameters = any(p.default is p.empty or p.name == "hp" for p in parameters)
+        model = self.build_model(hp) if takes_hyperparameters else self.build_model()
+        if not hasattr(model, "privacy_ledger"):
+            try:
+                model = privatize(model)
+            except TypeError as error:
+                raise keras_tuner.errors.FatalTypeError(
+                    "Argument `build_model` must return a model that can be made private. "
+                    f"Received: {error}"
+                ) from error
+        if not model.built:
+            raise keras_tuner.errors.FatalValueError(
+                "Argument `build_model` must return a model that knows its input shape: begin it "
+                f"with `keras.Input`, or call its `build`. Received: the model {model.name!r}"
+            )
+        return model
+
+    def _choices(self, hp: Any) -> tuple[int, float, str]:
+        """Batch size, learning rate and noise schedule of a trial."""
+        return (
+            int(hp.Choice("batch_size", list(self.batch_sizes))),
+            float(hp.Choice("learning_rate", list(self.learning_rates))),
+            str(hp.Choice("noise_schedule", list(self.noise_schedules))),
+        )
+
+    def _plan(self, batch_size: int, noise_schedule: str) -> NoisePlan:
+        """The noise of a trial, which is calibrated once and kept."""
+        key = (batch_size, noise_schedule)
+        if key not in self._plans:
+            shape = noise_shape(noise_schedule, self.epochs)
+            if self.target_epsilon is None or self.delta is None:
+                noise = [(self.noise_multiplier or 0.0) * value for value in shape.values]
+            else:
+                try:
+                    noise = calibrate_noise_multiplier(
+                        self.target_epsilon,
+                        self.delta,
+                        self.num_examples,
+                        batch_size,
+                        epochs=self.epochs,
+                        accountant=self.accountant,
+                        noise_schedule=shape,
+                    ).values
+                except ValueError as error:
+                    raise keras_tuner.errors.FatalValueError(str(error)) from error
+            self._plans[key] = NoisePlan(tuple(noise), batch_size, self.num_examples)
+        return self._plans[key]
+
+    def _fit_arguments(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments of `fit` by name, unless one contradicts the plan.
+
+        keras-tuner goes on after most errors of a trial; a `FatalError` ends the search.
+        """
+        try:
+            arguments = dict(inspect.signature(model.fit).bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise keras_tuner.errors.FatalTypeError(f"`search` passes to `fit`: {error}") from error
+        for name, planned in _PLANNED.items():
+            value = arguments.pop(name, planned)
+            if value != planned:
+                raise keras_tuner.errors.FatalValueError(
+                    f"Argument `{name}` must be left out: the noise was calibrated with that of "
+                    "the hypermodel. Give batch sizes to `ClippingHyperModel(batch_sizes=...)`. "
+                    f"Received: {name}={value!r}"
+                )
+        epochs = arguments.setdefault("epochs", self.epochs)
+        initial_epoch = arguments.setdefault("initial_epoch", 0)
+        if not 0 <= initial_epoch < epochs <= self.epochs:
+            raise keras_tuner.errors.FatalValueError(
+                f"Argument `epochs` must be above `initial_epoch`, and at most {self.epochs}, for "
+                "which the noise was calibrated. Give the longest run to "
+                "`ClippingHyperModel(epochs=...)`; for `Hyperband` it is `max_epochs`. "
+                f"Received: epochs={epochs}, initial_epoch={initial_epoch}"
+            )
+        return arguments
+
+
+def _checked_choices(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values, of which there must be one or more, each once."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"Argument `{name}` must be a sequence. Received: {name}={values!r}")
+    choices = tuple(values)
+    if not choices or len(set(choices)) < len(choices):
+        raise ValueError(
+            f"Argument `{name}` must hold one value or more, each once. Received: {name}={choices}"
+        )
+    return choices
+
+
+def _new_metric(metric: Any) -> Any:
+    """A metric like the given one, for another model; names and functions stay the same."""
+    if isinstance(metric, keras.metrics.Metric):
+        return type(metric).from_config(metric.get_config())
+    return metric
