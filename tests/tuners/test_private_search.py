@@ -1,4 +1,4 @@
-"""The runs of a private search: which ones, independent of each other, and only the best released."""
+"""The runs of a private search: which ones, that they are independent, and what is released."""
 
 import json
 import math

@@ -1,5 +1,6 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
+import copy
 import json
 import math
 
@@ -94,9 +95,13 @@ class ReadsANumberWithoutStep(Regression):
         return planned(1.0 + hp.get("learning_rate"))
 
 
-class ReadsEverything(Regression):
+class ReadsAnotherWay(Regression):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
     def privacy_plan(self, hp):
-        return planned(len(dict(hp.values) or {}) + 1.0)
+        return planned(1.0 + self.read(hp))
 
 
 class ReadsTooMany(Regression):
@@ -122,7 +127,19 @@ class PlansNothing(Regression):
     ("hypermodel", "error", "message"),
     [
         (ReadsANumberWithoutStep(), ValueError, "'learning_rate', a number without a step"),
-        (ReadsEverything(), ValueError, "'learning_rate', a number without a step"),
+        *(
+            (ReadsAnotherWay(read), ValueError, "'learning_rate', a number without a step")
+            for read in (
+                lambda hp: sum(hp.values.values()),
+                lambda hp: len(hp.values),
+                lambda hp: dict(hp.values)["learning_rate"],
+                lambda hp: {**hp.values}["learning_rate"],
+                lambda hp: copy.copy(hp.values)["learning_rate"],
+                lambda hp: copy.deepcopy(hp).get("learning_rate"),
+                lambda hp: hp.copy().get("learning_rate"),
+                lambda hp: "learning_rate" in hp,
+            )
+        ),
         (ReadsTooMany(), ValueError, "more than 10,000 combinations"),
         (ReadsWhatIsNotThere(), ValueError, "'noise', which the search space does not have"),
         (PlansNothing(), TypeError, "must return a `keras_adaclip.accounting.Ledger`"),

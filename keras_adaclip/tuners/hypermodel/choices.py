@@ -96,7 +96,7 @@ def clipping_choices(
     >>> sorted(hp.values)
     ['clip_norm', 'clip_norm_learning_rate', 'clipping', 'target_quantile']
     """
-    names = _checked_strategies(strategies)
+    names = checked_choices("strategies", strategies, STRATEGIES)
     bounds = _checked_ranges(ranges)
     if total_steps is not None:
         total_steps = check_integer(total_steps, "total_steps", minimum=1)
@@ -120,19 +120,31 @@ def clipping_choices(
     return _built(strategy, values, total_steps, statistics_noise_stddev)
 
 
-def _checked_strategies(strategies: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(strategies, str) or not isinstance(strategies, Iterable):
-        raise TypeError(
-            "Argument `strategies` must be a sequence of names. "
-            f"Received: strategies={strategies!r}"
-        )
-    names = tuple(strategies)
-    if not names or len(set(names)) < len(names) or not set(names) <= set(STRATEGIES):
+def checked_choices(
+    name: str, values: Iterable[Any], allowed: Iterable[str] = ()
+) -> tuple[Any, ...]:
+    """The values to choose from, of which there must be one or more, each once.
+
+    Args:
+        name: the argument.
+        values: its value.
+        allowed: names that the values must be among; empty means any values.
+
+    Raises:
+        TypeError: if the values are not a sequence.
+        ValueError: if there is none, one is there twice, or one is not allowed.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"Argument `{name}` must be a sequence. Received: {name}={values!r}")
+    choices = tuple(values)
+    is_allowed = not allowed or set(choices) <= set(allowed)
+    if not choices or len(set(choices)) < len(choices) or not is_allowed:
+        names = f" of {', '.join(map(repr, allowed))}" if allowed else " values"
         raise ValueError(
-            "Argument `strategies` must hold one or more of "
-            f"{', '.join(map(repr, STRATEGIES))}, each once. Received: strategies={names!r}"
+            f"Argument `{name}` must hold one or more{names}, each once. "
+            f"Received: {name}={choices!r}"
         )
-    return names
+    return choices
 
 
 def _checked_ranges(

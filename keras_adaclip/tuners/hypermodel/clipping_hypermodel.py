@@ -20,7 +20,12 @@ from keras_adaclip.accounting import (
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
-from keras_adaclip.tuners.hypermodel.choices import DEFAULT_STRATEGIES, clipping_choices
+from keras_adaclip.tuners.hypermodel.choices import (
+    DEFAULT_STRATEGIES,
+    STRATEGIES,
+    checked_choices,
+    clipping_choices,
+)
 from keras_adaclip.tuners.hypermodel.noise_plan import (
     NOISE_SCHEDULES,
     NoisePlan,
@@ -151,25 +156,19 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         self.target_epsilon = target_epsilon
         self.delta = delta
         self.noise_multiplier = noise_multiplier
-        self.batch_sizes = _checked_choices("batch_sizes", batch_sizes)
+        self.batch_sizes = checked_choices("batch_sizes", batch_sizes)
         for size in self.batch_sizes:
             check_integer(size, "batch_sizes", minimum=1, maximum=self.num_examples)
-        self.learning_rates = _checked_choices("learning_rates", learning_rates)
+        self.learning_rates = checked_choices("learning_rates", learning_rates)
         if min(check_real(rate, "learning_rates") for rate in self.learning_rates) <= 0.0:
             raise ValueError(
                 "Argument `learning_rates` must hold positive numbers. "
                 f"Received: learning_rates={self.learning_rates}"
             )
-        self.noise_schedules = _checked_choices("noise_schedules", noise_schedules)
-        if not set(self.noise_schedules) <= set(NOISE_SCHEDULES):
-            raise ValueError(
-                "Argument `noise_schedules` must hold some of "
-                f"{', '.join(map(repr, NOISE_SCHEDULES))}. "
-                f"Received: noise_schedules={self.noise_schedules}"
-            )
-        self.strategies = _checked_choices("strategies", strategies)
+        self.noise_schedules = checked_choices("noise_schedules", noise_schedules, NOISE_SCHEDULES)
+        self.strategies = checked_choices("strategies", strategies, STRATEGIES)
         self.ranges = ranges
-        # Checks both.
+        # Checks the ranges.
         clipping_choices(
             keras_tuner.HyperParameters(), self.strategies, ranges=ranges, total_steps=1
         )
@@ -310,24 +309,29 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         """The noise of a trial, which is calibrated once and kept."""
         key = (batch_size, noise_schedule)
         if key not in self._plans:
-            shape = noise_shape(noise_schedule, self.epochs)
-            if self.target_epsilon is None or self.delta is None:
-                noise = [(self.noise_multiplier or 0.0) * value for value in shape.values]
-            else:
-                try:
-                    noise = calibrate_noise_multiplier(
-                        self.target_epsilon,
-                        self.delta,
-                        self.num_examples,
-                        batch_size,
-                        epochs=self.epochs,
-                        accountant=self.accountant,
-                        noise_schedule=shape,
-                    ).values
-                except ValueError as error:
-                    raise keras_tuner.errors.FatalValueError(str(error)) from error
-            self._plans[key] = NoisePlan(tuple(noise), batch_size, self.num_examples)
+            noise = tuple(self._noise(batch_size, noise_schedule))
+            self._plans[key] = NoisePlan(noise, batch_size, self.num_examples)
         return self._plans[key]
+
+    def _noise(self, batch_size: int, noise_schedule: str) -> list[float]:
+        """The noise multiplier of each epoch."""
+        shape = noise_shape(noise_schedule, self.epochs)
+        if self.target_epsilon is None or self.delta is None:
+            return [(self.noise_multiplier or 0.0) * value for value in shape.values]
+        try:
+            found = calibrate_noise_multiplier(
+                self.target_epsilon,
+                self.delta,
+                self.num_examples,
+                batch_size,
+                epochs=self.epochs,
+                accountant=self.accountant,
+                # A constant is found more exactly by itself.
+                noise_schedule=None if noise_schedule == "constant" else shape,
+            )
+        except ValueError as error:
+            raise keras_tuner.errors.FatalValueError(str(error)) from error
+        return [found] * self.epochs if isinstance(found, float) else found.values
 
     def _fit_arguments(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -358,18 +362,6 @@ class ClippingHyperModel(keras_tuner.HyperModel):
                 f"Received: epochs={epochs}, initial_epoch={initial_epoch}"
             )
         return arguments
-
-
-def _checked_choices(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    """The values, of which there must be one or more, each once."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"Argument `{name}` must be a sequence. Received: {name}={values!r}")
-    choices = tuple(values)
-    if not choices or len(set(choices)) < len(choices):
-        raise ValueError(
-            f"Argument `{name}` must hold one value or more, each once. Received: {name}={choices}"
-        )
-    return choices
 
 
 def _new_metric(metric: Any) -> Any:

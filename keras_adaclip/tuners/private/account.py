@@ -206,6 +206,10 @@ class _ReadValues(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies do not remember, so that a copy reads everything.
+        return dict, (dict(self),)
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchSpent(PrivacySpent):

@@ -257,7 +257,7 @@ class PrivateSearch(SearchResults):
         return ledger
 
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """One run, of which keras-tuner gets the objective alone; NaN if the run failed.
+        """One run, of which keras-tuner gets the objective alone; infinity if the run failed.
 
         Raises:
             Exception: any error of the run, with private diagnostics only.
@@ -299,7 +299,8 @@ class PrivateSearch(SearchResults):
                     "it in `declare_hyperparameters` or `hyperparameters`, and begin another "
                     "search."
                 )
-        return {self._objective.name: value}
+        # keras-tuner warns of NaN.
+        return {self._objective.name: value if math.isfinite(value) else math.inf}
 
     def _save_run(self, model: Any, results: Any, monitor: RunMonitor, folder: Path) -> float:
         """Saves the best weights of a run, and returns their score."""
