@@ -183,25 +183,17 @@ def test_no_strategy_fails_for_what_its_statistics_cost(strategy, noise_multipli
     assert not usual or noise_multiplier == 0.05
 
 
-def test_many_epochs_make_twenty_mechanisms_at_most():
-    space = hypermodel(noise_schedules=("linear",), noise_multiplier=2.0, epochs=50)
-    plan = space.privacy_plan(keras_tuner.HyperParameters())
-    assert len(plan) == 17
-    assert plan.steps == 50 * 4
-    noises = [row.noise_multiplier for row in plan]
-    assert noises[0] == 2.0
-    assert noises == sorted(noises, reverse=True)
-    assert 1.0 < noises[-1] < 1.1
-
-
 @pytest.mark.parametrize(
     ("name", "last"), [("constant", 1.0), ("linear", 0.5), ("exponential", 0.5), ("growing", 2.0)]
 )
-def test_the_shapes_of_the_noise(name, last):
-    space = hypermodel(noise_schedules=(name,), noise_multiplier=3.0, epochs=20)
-    rows = space.privacy_plan(keras_tuner.HyperParameters()).rows
-    assert rows[0].noise_multiplier == 3.0
-    assert rows[-1].noise_multiplier == pytest.approx(3.0 * last, rel=0.05)
+def test_the_shapes_of_the_noise_have_twenty_stages_at_most(name, last):
+    space = hypermodel(noise_schedules=(name,), noise_multiplier=2.0, epochs=50)
+    plan = space.privacy_plan(keras_tuner.HyperParameters())
+    noises = [row.noise_multiplier for row in plan]
+    assert plan.steps == 50 * 4
+    assert len(plan) == (1 if name == "constant" else 17)
+    assert noises == sorted(noises, reverse=last < 1.0)
+    assert (noises[0], noises[-1]) == (2.0, pytest.approx(2.0 * last, rel=0.1))
 
 
 # A fixed noise multiplier

@@ -79,21 +79,16 @@ def test_a_run_that_had_ended_when_the_process_was_killed_is_not_run_twice(tmp_p
 
 def test_a_search_that_has_ended_is_read_again(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 3)
-    first = run(search_of(Scored(), tmp_path))
+    with monkeypatch.context() as patch:
+        # Killed while it cleans up.
+        patch.setattr(SearchRecord, "remove_trials", lambda self: None)
+        first = run(search_of(Scored(), tmp_path))
+    assert (tmp_path / "p" / "oracle.json").exists()
     second = search_of(Scored(), tmp_path)
+    assert files_below(tmp_path / "p") == RELEASED_FILES
     assert second.best_score == first.best_score
     run(second)
     assert second.hypermodel.seen == []
-
-
-def test_a_search_killed_while_it_cleans_up_is_cleaned_when_read(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    monkeypatch.setattr(SearchRecord, "remove_trials", lambda self: None)
-    run(search_of(Scored(), tmp_path))
-    monkeypatch.undo()
-    assert (tmp_path / "p" / "oracle.json").exists()
-    search_of(Scored(), tmp_path)
-    assert files_below(tmp_path / "p") == RELEASED_FILES
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,9 @@ def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeyp
 
 def test_without_noise_the_model_has_no_guarantee(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 1)
-    model = saved_and_loaded(searched(tmp_path, Regression(0.0)).best_model(), tmp_path)
+    search = searched(tmp_path, Regression(0.0))
+    assert search.privacy_spent(DELTA).epsilon == float("inf")
+    model = saved_and_loaded(search.best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == float("inf")
 
 

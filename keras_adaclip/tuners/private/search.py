@@ -260,7 +260,8 @@ class PrivateSearch(SearchResults):
         """One run, of which keras-tuner gets the objective alone; infinity if the run failed.
 
         Raises:
-            Exception: any error of the run, with private diagnostics only.
+            FatalError: if the run raises one, which ends the search.
+            ValueError: if the run continues an earlier one, with private diagnostics only.
         """
         hp = trial.hyperparameters
         num_declared = len(hp.space)
