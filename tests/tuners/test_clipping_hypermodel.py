@@ -200,7 +200,9 @@ def test_the_shapes_of_the_noise_have_twenty_stages_at_most(name, last):
 
 
 def test_a_noise_multiplier_in_the_place_of_a_target():
-    space = hypermodel(noise_multiplier=1.25)
+    space = hypermodel(
+        noise_multiplier=1.25, batch_sizes=np.array([8, 16]), learning_rates=(1, 0.1)
+    )
     hp = keras_tuner.HyperParameters()
     space.privacy_plan(hp)
     assert (hp.values, hp.space) == ({}, [])
@@ -208,6 +210,7 @@ def test_a_noise_multiplier_in_the_place_of_a_target():
         hp.values["batch_size"] = batch_size
         (row,) = space.privacy_plan(hp)
         assert (row.noise_multiplier, row.expected_batch_size) == (1.25, batch_size)
+        assert float(space.build(hp.copy()).optimizer.learning_rate) == 1.0
         assert row.steps == 2 * 32 // batch_size
         planned = compute_epsilon(1.25, 32, batch_size, epochs=2, delta=DELTA, accountant="rdp")
         assert ledger_epsilon([row], DELTA, "rdp") == pytest.approx(planned)

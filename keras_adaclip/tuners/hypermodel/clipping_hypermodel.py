@@ -156,11 +156,16 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         self.target_epsilon = target_epsilon
         self.delta = delta
         self.noise_multiplier = noise_multiplier
-        self.batch_sizes = checked_choices("batch_sizes", batch_sizes)
-        for size in self.batch_sizes:
+        # keras-tuner takes values of one plain type.
+        self.batch_sizes = tuple(
             check_integer(size, "batch_sizes", minimum=1, maximum=self.num_examples)
-        self.learning_rates = checked_choices("learning_rates", learning_rates)
-        if min(check_real(rate, "learning_rates") for rate in self.learning_rates) <= 0.0:
+            for size in checked_choices("batch_sizes", batch_sizes)
+        )
+        self.learning_rates = tuple(
+            check_real(rate, "learning_rates")
+            for rate in checked_choices("learning_rates", learning_rates)
+        )
+        if min(self.learning_rates) <= 0.0:
             raise ValueError(
                 "Argument `learning_rates` must hold positive numbers. "
                 f"Received: learning_rates={self.learning_rates}"
