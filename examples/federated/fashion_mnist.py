@@ -26,7 +26,10 @@ import numpy as np
 
 import keras_adaclip as ka
 from fashion_mnist_report import write_report
-from keras_adaclip.datasets import load_fashion_mnist
+
+# `data` is in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import load_fashion_mnist
 
 _OUTPUT = Path(__file__).parents[2] / "benchmarks" / "utility" / "federated"
 # What `--smoke` makes must not stand among the results.

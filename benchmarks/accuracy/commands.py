@@ -1,4 +1,4 @@
-"""What the commands of `compare_clipping.py` do."""
+"""What the commands of `compare.py` do."""
 
 import math
 from dataclasses import replace
