@@ -111,8 +111,8 @@ class Task:
     networks: tuple[str, ...] = ()
 
 
-# Networks B1 and B3 of Lin et al. 2022. Each method was tuned for B1 on Fashion-MNIST by the search of
-# `docs/accuracy.md` (plain SGD, the last weights); quantile clipping is as in the demo.
+# Networks B1 and B3 of Lin et al. 2022. Each method was tuned for B1 on Fashion-MNIST by the search
+# of `docs/accuracy.md` (plain SGD, the last weights); quantile clipping is as in the demo.
 TUNED_FOR_TABLE_B1 = {
     "quantile": Training(0.2, 12, momentum=0.9, settings={"target_quantile": 0.7}),
     "fixed": Training(4.0, 40, settings={"clip_norm": 0.6}),
