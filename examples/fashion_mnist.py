@@ -1,14 +1,14 @@
-"""Private image classification on Fashion-MNIST, the clipping norm looking after itself.
+"""Private image classification on Fashion-MNIST with a clipping norm that adapts itself.
 
 A classifier of clothes that gives away little about any one of the 60,000 images that it was
-trained on: epsilon 3 at delta 1e-5. It is DP-SGD (Abadi et al. 2016): each step draws images at
-random, clips the gradient of each one to a norm, and adds noise to their sum.
+trained on: epsilon 3 at delta 1e-5. The method is DP-SGD (Abadi et al. 2016): each step draws
+images at random, clips the gradient of each one to a norm, and adds noise to their sum.
 
     python examples/fashion_mnist.py
 
 **Expected**: about 85.5% test accuracy after a minute of training on two cores (86.0%, 85.5% and
-85.8% with seeds 1 to 3; the noise is not seeded, so runs differ). At the end stand the privacy
-statement and `fashion_mnist.png`: accuracy, epsilon and clipping norm by epoch.
+85.8% with seeds 1 to 3; the noise is not seeded, so runs differ). The script ends with the privacy
+statement and draws `fashion_mnist.png`: accuracy, epsilon and clipping norm by epoch.
 
 **Data**: Keras downloads it; without a network, see `docs/examples.md`. `--smoke` runs two short
 epochs on the first 512 images.
@@ -27,7 +27,7 @@ from private_classification import TUNED_FOR_TABLE_B1, Task, main
 Budget, batch size, learning rate, number of epochs and what the clipping method needs. Trying
 until it looks good on private data would have to be paid for; Fashion-MNIST is public.
 
-The default is quantile clipping with momentum, which is there in 12 epochs. For the other methods
+The default is quantile clipping with momentum, which takes 12 epochs. For the other methods
 `TUNED_FOR_TABLE_B1` has what the search of `docs/accuracy.md` found for each of them. At epsilon
 2.7 that reached, with five seeds each: power decay 86.9%, fixed norm 86.7%, linear decay 86.8%,
 exponential decay 86.7%, AUTO-S (`automatic`) 86.2%, AdaClip 87.2%, and 86.9% for norms found on

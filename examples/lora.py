@@ -1,9 +1,9 @@
 """Private fine-tuning with LoRA: a public transformer learns from private reviews at epsilon 3.
 
-The backbone knows language already, from public texts. Its weights stay as they are; beside some of
-them stand two narrow matrices whose product is added (LoRA), and these and the last layer are what
-is trained, by DP-Adam. Noise goes to few weights, so that little of it is enough; and frozen layers
-cost neither norms nor memory for gradients.
+The backbone has learned language from public texts. Its weights are frozen. LoRA adds the product
+of two narrow matrices to some of them; DP-Adam trains these matrices and the last layer. Few
+weights get noise, so the noise does little harm, and frozen layers cost neither norms nor memory
+for gradients.
 
     python examples/lora.py --smoke
     python examples/lora.py --backbone distil_bert_base_en_uncased        # with keras-hub installed

@@ -1,5 +1,5 @@
-"""The clipping methods of the literature, compared on one data set: Lin et al. 2022, rebuilt.
+"""The clipping methods of the literature compared on one data set, as in Lin et al. 2022.
 
-Each of the questions has one table: `data_sets.DATA_SETS`, `networks.NETWORKS`,
-`methods.METHODS` and `experiments.EXPERIMENTS`. A new one is one entry there.
+A new data set, network, method or experiment is one entry in `data_sets.DATA_SETS`,
+`networks.NETWORKS`, `methods.METHODS` or `experiments.EXPERIMENTS`.
 """

@@ -53,10 +53,10 @@ def images(name: str, scored_on: str, limit: int | None = None) -> LabelledData:
         name: a key of `DATA_SETS`.
         scored_on: `"test"` trains on all training images; `"validation"` trains on all but the
             last `num_held_out`, and is scored on these.
-        limit: at most so many training images; None takes all of them.
+        limit: largest number of training images; None takes all of them.
 
     Raises:
-        ValueError: where the data are not those that are meant but a replacement.
+        ValueError: if the data set is not available and another was loaded instead.
     """
     data = _loaded(name)
     if limit is None and len(data.x_train) != DATA_SETS[name].num_train:

@@ -19,11 +19,11 @@ class Experiment:
 
     Args:
         title: what it is, in words.
-        plan: from a context, a method, a budget and a seed, to the runs; there are none where
+        plan: from a context, a method, a budget and a seed, to the runs; none if
             they cannot be known yet.
         epsilons: from a data set's budgets to those of the experiment.
         network: a key of `NETWORKS`.
-        reference: name of the paper's table, None where it has none.
+        reference: name of the paper's table, or None.
         methods: keys of `METHODS`; None means all.
         has: whether it has runs of a method at a budget.
     """
@@ -37,7 +37,7 @@ class Experiment:
     has: Callable[[str, float], bool] = lambda method, epsilon: True
 
     def methods_in(self, context: Context) -> tuple[str, ...]:
-        """The methods that both have, but those that lack a search on public data."""
+        """The methods of both, without those that still need a search on public data."""
         return tuple(
             method
             for method in context.methods

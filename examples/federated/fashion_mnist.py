@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data import load_fashion_mnist
 
 _OUTPUT = Path(__file__).parents[2] / "benchmarks" / "utility" / "federated"
-# What `--smoke` makes must not stand among the results.
+# A smoke run must not write among the results.
 _SMOKE_OUTPUT = Path(__file__).parents[1] / "output" / "federated_smoke"
 
 # ---- what is compared -------------------------------------------------------------------------
