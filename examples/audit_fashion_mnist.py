@@ -17,14 +17,14 @@ import argparse
 from pathlib import Path
 
 import keras
-from fashion_mnist import build_model
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import ImageData, load_fashion_mnist
+from data import LabelledData, load_fashion_mnist
+from fashion_mnist import build_model
 
 
 def audited(
-    data: ImageData, noise_multiplier: float, options: argparse.Namespace
+    data: LabelledData, noise_multiplier: float, options: argparse.Namespace
 ) -> ka.audit.OneRunAudit:
     """One training run on canaries alone, and what it gives away."""
 

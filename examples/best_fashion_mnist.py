@@ -27,10 +27,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import scattering
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import load_fashion_mnist
+import scattering
+from data import load_fashion_mnist
 
 _PARTS = ("train", "test")
 

@@ -10,25 +10,15 @@ network on images made up on the spot. Lin et al. report, in table 2 at epsilon 
 accuracies of 62.9% with a fixed norm, 63.4% with quantile clipping, 68.2% with a power decay and
 68.1% with transferred norms; 76.8% without privacy.
 
-**Data**: Keras's copy, TensorFlow Datasets or a folder of your own; see `docs/examples.md`.
+**Data**: Keras downloads it; without a network, see `docs/examples.md`.
 """
-
-import time
 
 import keras
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import ImageData, load_cifar10, make_up_images
-from private_classification import (
-    Task,
-    Training,
-    callbacks,
-    loaded,
-    parse_options,
-    private_optimizer,
-    report,
-)
+from data import LabelledData, load_cifar10, make_up_images
+from private_classification import Task, Training, main
 
 """
 ## What to choose
@@ -65,12 +55,12 @@ TASK = Task(
 ## The data
 
 50,000 training and 10,000 test images of 32x32 coloured pixels, divided by 255. The usual next
-step, subtracting the mean of the training images, would give that mean away beside the model: what
-is done to the data before `fit` is not covered by epsilon.
+step, subtracting the mean of the training images, would give that mean away with the model: what is
+done to the data before `fit` is not covered by epsilon.
 """
 
 
-def load(is_smoke: bool) -> ImageData:
+def load(is_smoke: bool) -> LabelledData:
     """The photographs, or made-up images of their shape."""
     return make_up_images("CIFAR-10", (32, 32, 3)) if is_smoke else load_cifar10()
 
@@ -115,43 +105,11 @@ def build_model(network: str, width: float = 1.0) -> keras.Model:
     )
 
 
-"""
-## Compile, fit, report
-
-The privacy is in the optimizer: `private_optimizer` finds the noise with which all epochs together
-cost just epsilon, and wraps SGD in a `ka.optimizers.DPOptimizer` with that noise and the clipping
-of the command line.
-"""
-
-
-def main() -> None:
-    """Loads, trains and reports."""
-    options = parse_options(__doc__, TASK)
-    data = loaded(load, options)
-
-    started = time.perf_counter()
-    model = build_model(options.network, width=1 / 16 if options.smoke else 1.0)
-    model.compile(
-        optimizer=private_optimizer(
-            keras.optimizers.SGD(options.learning_rate, momentum=options.momentum),
-            options,
-            num_examples=len(data.x_train),
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    test_data = (data.x_test, data.y_test)
-    history = model.fit(
-        data.x_train,
-        data.y_train,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=test_data,
-        callbacks=callbacks(options),
-        verbose=options.verbose,
-    )
-    report(model, history, test_data, options, time.perf_counter() - started)
-
-
+# `main` finds the noise with which all epochs together cost epsilon, compiles, fits and reports.
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        TASK,
+        load,
+        lambda options: build_model(options.network, width=1 / 16 if options.smoke else 1.0),
+    )

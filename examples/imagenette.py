@@ -11,27 +11,18 @@ of AlexNet of 39.3% with a fixed norm, 45.7% with quantile clipping, 55.6% with 
 55.8% with transferred norms; 70.7% without privacy. Their ResNet-18 has, in table 3, 34.9%, 37.6%,
 46.0% and 46.2%. Take a GPU: AlexNet has 36 million weights here, and an epoch 148 steps of 64.
 
-**Data**: TensorFlow Datasets or a folder of your own; see `docs/examples.md`.
+**Data**: downloaded into Keras's folder; without a network, see `docs/examples.md`.
 """
 
 import math
-import time
 from typing import Any
 
 import keras
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import ImageData, load_imagenette, make_up_images
-from private_classification import (
-    Task,
-    Training,
-    callbacks,
-    loaded,
-    parse_options,
-    private_optimizer,
-    report,
-)
+from data import LabelledData, load_imagenette, make_up_images
+from private_classification import Task, Training, main
 
 """
 ## What to choose
@@ -68,14 +59,14 @@ TASK = Task(
 ## The data
 
 9,469 training and 3,925 test photographs, ten classes of ImageNet. The paper does not say at which
-size it took them. Here the shorter side has 160 pixels, as in the smallest archive, and the square
-in the middle is kept. The images stay bytes, and the networks divide them by 255.
+size it took them. Here the square in the middle of each image is resized to 160 by 160 pixels. The
+images stay bytes, and the networks divide them by 255.
 """
 
 IMAGE_SIZE = 160
 
 
-def load(is_smoke: bool) -> ImageData:
+def load(is_smoke: bool) -> LabelledData:
     """The photographs, or made-up images of their shape."""
     if is_smoke:
         shape = (IMAGE_SIZE, IMAGE_SIZE, 3)
@@ -155,43 +146,11 @@ def build_model(network: str, width: float = 1.0) -> keras.Model:
     return ka.PrivateModel(inputs, layers.Dense(10)(x), name=network)
 
 
-"""
-## Compile, fit, report
-
-The privacy is in the optimizer: `private_optimizer` finds the noise with which all epochs together
-cost just epsilon, and wraps SGD in a `ka.optimizers.DPOptimizer` with that noise and the clipping
-of the command line.
-"""
-
-
-def main() -> None:
-    """Loads, trains and reports."""
-    options = parse_options(__doc__, TASK)
-    data = loaded(load, options)
-
-    started = time.perf_counter()
-    model = build_model(options.network, width=1 / 16 if options.smoke else 1.0)
-    model.compile(
-        optimizer=private_optimizer(
-            keras.optimizers.SGD(options.learning_rate, momentum=options.momentum),
-            options,
-            num_examples=len(data.x_train),
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    test_data = (data.x_test, data.y_test)
-    history = model.fit(
-        data.x_train,
-        data.y_train,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=test_data,
-        callbacks=callbacks(options),
-        verbose=options.verbose,
-    )
-    report(model, history, test_data, options, time.perf_counter() - started)
-
-
+# `main` finds the noise with which all epochs together cost epsilon, compiles, fits and reports.
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        TASK,
+        load,
+        lambda options: build_model(options.network, width=1 / 16 if options.smoke else 1.0),
+    )

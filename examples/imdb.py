@@ -9,10 +9,9 @@ their sum, and gives the mean to Adam.
 **Expected**: this script was not run on the real IMDB here, only with `--smoke`, a narrow network
 on texts made up on the spot. Half of the reviews are friendly, so guessing gives 50%.
 
-**Data**: Keras's copy, TensorFlow Datasets or a folder of your own; see `docs/examples.md`.
+**Data**: Keras downloads it; without a network, see `docs/examples.md`.
 """
 
-import time
 from typing import Any
 
 import keras
@@ -20,17 +19,8 @@ import numpy as np
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import TextData, load_imdb, make_up_texts
-from private_classification import (
-    CLIPPINGS,
-    Task,
-    Training,
-    callbacks,
-    loaded,
-    parse_options,
-    private_optimizer,
-    report,
-)
+from data import LabelledData, load_imdb, make_up_texts
+from private_classification import Task, main, same_for_all
 
 """
 ## What to choose
@@ -40,16 +30,12 @@ norm hardly changes the size of its steps, and one learning rate serves all meth
 one unit of privacy; a writer of several is protected less.
 """
 
-LEARNING_RATE, EPOCHS = 2e-3, 20
 TASK = Task(
     title="IMDB",
     epsilon=3.0,
     delta=1e-5,
     batch_size=1024,
-    trainings={
-        name: Training(LEARNING_RATE, EPOCHS, momentum=None)
-        for name in ("quantile", *(name for name in CLIPPINGS if name != "quantile"))
-    },
+    trainings=same_for_all(learning_rate=2e-3, epochs=20),
 )
 
 """
@@ -57,15 +43,15 @@ TASK = Task(
 
 25,000 training and 25,000 test reviews, each as the ids of its last 256 words. The vocabulary needs
 care. One that is made of the private texts themselves, say their 5,000 commonest words, gives away
-that somebody used a rare one, and no epsilon covers it. `load_imdb` says in `source` what its ids
-are: hashes of the words, which are safe, or Keras's ranks by frequency, which were published long
-ago with this data set, and would not do for texts of your own.
+that somebody used a rare one, and no epsilon covers it. Keras numbers the words of these reviews by
+their frequency. That was published long ago with this data set; for texts of your own take a public
+vocabulary, or hashes of the words.
 """
 
 NUM_TOKENS, LENGTH = 5_000, 256
 
 
-def load(is_smoke: bool) -> TextData:
+def load(is_smoke: bool) -> LabelledData:
     """The reviews, or made-up texts of their shape."""
     return make_up_texts("IMDB", NUM_TOKENS, LENGTH) if is_smoke else load_imdb(NUM_TOKENS, LENGTH)
 
@@ -113,41 +99,5 @@ def build_model(width: int = 32) -> keras.Model:
     return ka.PrivateModel(inputs, layers.Dense(2)(x), name="small_transformer")
 
 
-"""
-## Compile, fit, report
-
-The privacy is in the optimizer: `private_optimizer` finds the noise with which all epochs together
-cost just epsilon, and wraps Adam in a `ka.optimizers.DPOptimizer` with that noise and the clipping
-of the command line: by default the median of the gradient norms, estimated privately.
-"""
-
-
-def main() -> None:
-    """Loads, trains and reports."""
-    options = parse_options(__doc__, TASK)
-    data = loaded(load, options)
-
-    started = time.perf_counter()
-    model = build_model(width=8 if options.smoke else 32)
-    model.compile(
-        optimizer=private_optimizer(
-            keras.optimizers.Adam(options.learning_rate), options, num_examples=len(data.x_train)
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    test_data = (data.x_test, data.y_test)
-    history = model.fit(
-        data.x_train,
-        data.y_train,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=test_data,
-        callbacks=callbacks(options),
-        verbose=options.verbose,
-    )
-    report(model, history, test_data, options, time.perf_counter() - started)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, TASK, load, lambda options: build_model(width=8 if options.smoke else 32))

@@ -1,9 +1,9 @@
 """Private fine-tuning with LoRA: a public transformer learns from private reviews at epsilon 3.
 
-The backbone knows language already, from public texts. Its weights stay as they are; beside some of
-them stand two narrow matrices whose product is added (LoRA), and these and the last layer are what
-is trained, by DP-Adam. Noise goes to few weights, so that little of it is enough; and frozen layers
-cost neither norms nor memory for gradients.
+The backbone has learned language from public texts. Its weights are frozen. LoRA adds the product
+of two narrow matrices to some of them; DP-Adam trains these matrices and the last layer. Few
+weights get noise, so the noise does little harm, and frozen layers cost neither norms nor memory
+for gradients.
 
     python examples/lora.py --smoke
     python examples/lora.py --backbone distil_bert_base_en_uncased        # with keras-hub installed
@@ -15,27 +15,16 @@ with `--smoke`: a tiny transformer, trained before on made-up public texts.
 """
 
 import argparse
+import math
 import sys
-import time
-from typing import Any
 
 import keras
-import numpy as np
-from imdb import LENGTH, NUM_TOKENS, SinePositions, load
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import make_up_texts
-from private_classification import (
-    CLIPPINGS,
-    Task,
-    Training,
-    callbacks,
-    loaded,
-    parse_options,
-    private_optimizer,
-    report,
-)
+from data import make_up_texts
+from imdb import LENGTH, NUM_TOKENS, SinePositions, load
+from private_classification import Task, main, same_for_all
 
 """
 ## What to choose
@@ -45,16 +34,13 @@ differentially private learners") and Yu et al. 2022 ("Differentially private fi
 language models") found ranks of 4 to 16 enough. Nothing here was tuned.
 """
 
-RANK, LEARNING_RATE, EPOCHS = 4, 1e-3, 10
+RANK = 4
 TASK = Task(
     title="LoRA",
     epsilon=3.0,
     delta=1e-5,
     batch_size=1024,
-    trainings={
-        name: Training(LEARNING_RATE, EPOCHS, momentum=None)
-        for name in ("quantile", *(name for name in CLIPPINGS if name != "quantile"))
-    },
+    trainings=same_for_all(learning_rate=1e-3, epochs=10),
 )
 
 """
@@ -119,62 +105,24 @@ def build_model(preset: str | None, rank: int) -> keras.Model:
     backbone = backbone_of(preset)
     if add_lora(backbone, rank) == 0:
         sys.exit(f"Found no attention in {backbone.name!r} to adapt.")
+    tokens = keras.Input((LENGTH,), dtype="int32")
     if isinstance(backbone.input, dict):
-        tokens = keras.Input((LENGTH,), dtype="int32")
         is_text = keras.ops.cast(keras.ops.not_equal(tokens, 0), "int32")
         x = backbone({"token_ids": tokens, "padding_mask": is_text})
     else:
-        tokens = keras.Input((LENGTH,), dtype="int32")
         x = backbone(tokens)
     x = layers.GlobalAveragePooling1D()(x)
-    return ka.PrivateModel(tokens, layers.Dense(2, name="classes")(x), name="lora")
+    model = ka.PrivateModel(tokens, layers.Dense(2, name="classes")(x), name="lora")
+    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    print(f"{trained:,} of {model.count_params():,} numbers are trained")
+    # Frozen layers take no part: only those with trained weights are listed.
+    model.private_summary()
+    return model
 
 
-"""
-## Compile, fit, report
-
-`private_summary` shows that frozen layers take no part: it lists those with trained weights alone.
-"""
-
-
-def main() -> None:
-    """Loads, trains and reports."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--backbone", metavar="PRESET", help="of keras-hub")
     parser.add_argument("--rank", type=int, default=RANK)
     own, rest = parser.parse_known_args()
-    options = parse_options(__doc__, TASK, rest)
-    data = loaded(load, options)
-
-    started = time.perf_counter()
-    model = build_model(own.backbone, own.rank)
-    model.compile(
-        optimizer=private_optimizer(
-            keras.optimizers.Adam(options.learning_rate), options, num_examples=len(data.x_train)
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    print(
-        f"{_count(model.trainable_variables):,} of {_count(model.variables):,} numbers are trained"
-    )
-    model.private_summary(batch_size=options.batch_size)
-    test_data = (data.x_test, data.y_test)
-    history = model.fit(
-        data.x_train,
-        data.y_train,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=test_data,
-        callbacks=callbacks(options),
-        verbose=options.verbose,
-    )
-    report(model, history, test_data, options, time.perf_counter() - started)
-
-
-def _count(variables: Any) -> int:
-    return sum(int(np.prod(variable.shape)) for variable in variables)
-
-
-if __name__ == "__main__":
-    main()
+    main(__doc__, TASK, load, lambda _: build_model(own.backbone, own.rank), rest)

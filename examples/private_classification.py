@@ -1,11 +1,11 @@
-"""What the examples of private classification share: the command line, clipping, noise, report.
+"""What the examples of private classification share: command line, optimizer, training and report.
 
-The scripts show what a user writes: data, network, `compile`, `fit`. Here is what is the same in
-all of them. The clipping methods are those of the comparison (`comparison/methods.py`).
+A script has the data, the network and the choices of one task. `main` does the rest.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +14,52 @@ from typing import Any
 import keras
 
 import keras_adaclip as ka
-from comparison.methods import METHODS
+from data import LabelledData
 
-CLIPPINGS = (
-    "fixed",
-    "quantile",
-    "linear",
-    "exponential",
-    "power",
-    "transfer",
-    "automatic",
-    "adaclip",
-)
+Settings = dict[str, Any]
 _SMOKE_EPOCHS, _SMOKE_BATCH_SIZE = 2, 64
+
+
+def _scheduled(schedule: Any) -> ka.clipping.ClippingStrategy:
+    return ka.clipping.ScheduledClipping(schedule)
+
+
+# From the settings of a method and the number of steps of the whole run to the clipping strategy.
+CLIPPINGS: dict[str, Callable[[Settings, int], ka.clipping.ClippingStrategy]] = {
+    "fixed": lambda settings, _: ka.clipping.FixedClipping(**settings),
+    "quantile": lambda settings, _: ka.clipping.QuantileClipping(**settings),
+    "linear": lambda settings, steps: _scheduled(
+        ka.schedules.LinearDecay(**settings, total_steps=steps)
+    ),
+    "exponential": lambda settings, steps: _scheduled(
+        ka.schedules.ExponentialDecay(**settings, total_steps=steps)
+    ),
+    "power": lambda settings, _: _scheduled(ka.schedules.PowerDecay(**settings)),
+    "transfer": lambda settings, _: _scheduled(
+        ka.schedules.PiecewiseConstant([settings["scale"] * v for v in settings["values"]])
+    ),
+    "automatic": lambda settings, _: ka.clipping.AutomaticClipping(**settings),
+    "adaclip": lambda settings, _: ka.clipping.AdaClip(**settings),
+}
+# The settings of each method, unless the task or the command line changes them. The exponential
+# decay ends where the linear one does, at half of the first norm.
+SETTINGS: dict[str, Settings] = {
+    "fixed": {"clip_norm": 1.0},
+    "quantile": {"target_quantile": 0.5, "initial_clip_norm": 0.1, "learning_rate": 0.2},
+    "linear": {"initial_value": 1.0},
+    "exponential": {"initial_value": 1.0, "decay_rate": 2.0},
+    "power": {"initial_value": 1.0, "power": 0.5},
+    "transfer": {"values": (), "scale": 1.0},
+    "automatic": {"clip_norm": 1.0, "stabilizer": 0.01},
+    "adaclip": {"beta1": 0.9, "beta2": 0.99, "min_variance": 1e-5, "max_variance": 1e-3},
+}
+# The settings that an option of the command line changes.
+_OPTIONS = {
+    "clip_norm": ("clip_norm", "initial_clip_norm", "initial_value"),
+    "quantile": ("target_quantile",),
+    "power": ("power",),
+    "schedule": ("values",),
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +67,10 @@ class Training:
     """How to train with one clipping method.
 
     Args:
-        learning_rate: of the inner optimizer.
+        learning_rate: learning rate of the inner optimizer.
         epochs: number of epochs.
-        momentum: of SGD; None where the optimizer has none.
-        settings: of the clipping method, by the names of `comparison/methods.py`; what is not
-            there is as in `SETTINGS`.
+        momentum: momentum of SGD; None trains with Adam.
+        settings: settings of the clipping method that differ from `SETTINGS`.
     """
 
     learning_rate: float
@@ -47,15 +79,26 @@ class Training:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Task:
-    """A data set, and what its script does where the command line says nothing.
+def same_for_all(learning_rate: float, epochs: int) -> dict[str, Training]:
+    """Adam with the same learning rate for every clipping method; quantile clipping is the default.
 
     Args:
-        title: the data set.
-        epsilon: the privacy budget.
-        delta: its delta.
-        batch_size: expected examples a step.
+        learning_rate: learning rate of Adam.
+        epochs: number of epochs.
+    """
+    names = sorted(CLIPPINGS, key=lambda name: name != "quantile")
+    return {name: Training(learning_rate, epochs, momentum=None) for name in names}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set and the defaults of its script.
+
+    Args:
+        title: name of the data set.
+        epsilon: privacy budget.
+        delta: delta of the budget.
+        batch_size: expected number of examples a step.
         trainings: how to train with each of `CLIPPINGS`, the default first.
         networks: names of the networks to choose from, the default first.
     """
@@ -68,28 +111,8 @@ class Task:
     networks: tuple[str, ...] = ()
 
 
-# Where neither the task nor the command line says more. The rate of the exponential decay and the
-# quantile's learning rate are explained in `comparison/methods.py`.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "fixed": {"clip_norm": 1.0},
-    "quantile": {"target_quantile": 0.5, "initial_clip_norm": 0.1, "learning_rate": 0.2},
-    "linear": {"initial_value": 1.0},
-    "exponential": {"initial_value": 1.0, "decay_rate": 2.0},
-    "power": {"initial_value": 1.0, "power": 0.5},
-    "transfer": {"values": (), "scale": 1.0},
-    "automatic": {"clip_norm": 1.0, "stabilizer": 0.01},
-    "adaclip": {"beta1": 0.9, "beta2": 0.99, "min_variance": 1e-5, "max_variance": 1e-3},
-}
-# Which of these an option of the command line sets.
-_OPTIONS = {
-    "clip_norm": ("clip_norm", "initial_clip_norm", "initial_value"),
-    "quantile": ("target_quantile",),
-    "power": ("power",),
-    "schedule": ("values",),
-}
-
-# Networks B1 and B3 of Lin et al. 2022, as the search of `docs/accuracy.md` tuned each method for
-# table B1 on Fashion-MNIST (plain SGD, the last weights); quantile clipping as in the demo.
+# Networks B1 and B3 of Lin et al. 2022. Each method was tuned for B1 on Fashion-MNIST by the search
+# of `docs/accuracy.md` (plain SGD, the last weights); quantile clipping is as in the demo.
 TUNED_FOR_TABLE_B1 = {
     "quantile": Training(0.2, 12, momentum=0.9, settings={"target_quantile": 0.7}),
     "fixed": Training(4.0, 40, settings={"clip_norm": 0.6}),
@@ -102,18 +125,111 @@ TUNED_FOR_TABLE_B1 = {
 }
 
 
-def parse_options(
-    description: str, task: Task, arguments: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """The command line; what it leaves open is as the task says. Seeds Keras where asked to.
+def main(
+    description: str,
+    task: Task,
+    load: Callable[[bool], LabelledData],
+    build_model: Callable[[argparse.Namespace], keras.Model],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Loads, trains and reports, as the command line says.
 
     Args:
         description: docstring of the script.
         task: the task.
-        arguments: what to parse; None takes the command line.
+        load: function of `smoke`, whether a little data is enough, that returns the data.
+        build_model: function of the options (`parse_options`) that returns a private model.
+        arguments: arguments to parse; None takes the command line.
+    """
+    options = parse_options(description, task, arguments)
+    data = _loaded(load, options)
+
+    started = time.perf_counter()
+    model = build_model(options)
+    model.compile(
+        optimizer=private_optimizer(options, num_examples=len(data.y_train)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(
+        data.x_train,
+        data.y_train,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        validation_data=(data.x_test, data.y_test),
+        callbacks=[
+            # Adds epsilon to the logs, and stops before the step that would pass the budget.
+            ka.callbacks.PrivacyCallback(delta=options.delta, target_epsilon=options.epsilon),
+            # Adds the clipping norm.
+            ka.callbacks.ClippingMonitor(),
+        ],
+        verbose=options.verbose,
+    )
+    seconds = time.perf_counter() - started
+
+    result = model.evaluate(data.x_test, data.y_test, verbose=0, return_dict=True)
+    print(f"\nTest accuracy {result['accuracy']:.2%} after {seconds:.0f} s of training.")
+    print(model.privacy_spent(options.delta))
+    ka.plots.history(history, options.output, title=f"Private training on {task.title}")
+    print(f"Figure: {options.output}")
+
+
+def _loaded(load: Callable[[bool], LabelledData], options: argparse.Namespace) -> LabelledData:
+    """The data, with a line about them; ends the program with a message if there are none."""
+    try:
+        data = load(options.smoke)
+    except FileNotFoundError as error:
+        sys.exit(f"{error}\n`--smoke` runs without it, on data made up on the spot.")
+    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
+    return data
+
+
+def private_optimizer(options: argparse.Namespace, num_examples: int) -> ka.optimizers.DPOptimizer:
+    """The optimizer, with the noise at which the whole run costs epsilon.
+
+    Args:
+        options: options of `parse_options`; a batch size of more than a quarter of the examples is
+            made smaller.
+        num_examples: number of training examples.
+    """
+    options.batch_size = min(options.batch_size, num_examples // 4)
+    noise_multiplier = ka.accounting.calibrate_noise_multiplier(
+        options.epsilon,
+        options.delta,
+        num_examples,
+        options.batch_size,
+        epochs=options.epochs,
+    )
+    print(
+        f"Noise multiplier {noise_multiplier:.3f} for epsilon {options.epsilon:g} at delta "
+        f"{options.delta:.4g}: {options.epochs} epochs, expected batch {options.batch_size}"
+    )
+    if options.momentum is None:
+        inner = keras.optimizers.Adam(options.learning_rate)
+    else:
+        inner = keras.optimizers.SGD(options.learning_rate, momentum=options.momentum)
+    num_steps = options.epochs * -(-num_examples // options.batch_size)
+    return ka.optimizers.DPOptimizer(
+        inner,
+        clipping=CLIPPINGS[options.clipping](options.settings, num_steps),
+        noise_multiplier=noise_multiplier,
+    )
+
+
+def parse_options(
+    description: str, task: Task, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The options of the command line, and the task's defaults for the others.
+
+    Sets Keras's seed if the command line has one.
+
+    Args:
+        description: docstring of the script.
+        task: the task.
+        arguments: arguments to parse; None takes the command line.
 
     Returns:
-        The options, each with a value; `settings` has those of the clipping method.
+        The options, each with a value; `settings` holds those of the clipping method.
     """
     first, usual = next(iter(task.trainings.items()))
     parser = argparse.ArgumentParser(
@@ -146,7 +262,6 @@ def parse_options(
     add("--verbose", default="auto", help="as in Keras's `fit` (%(default)s)")
     add("--smoke", action="store_true", help="a few steps on a little data")
     options = parser.parse_args(arguments)
-    options.title = task.title
     options.verbose = int(options.verbose) if options.verbose.isdigit() else options.verbose
     try:
         options.settings = _clipping_settings(options, task.trainings[options.clipping])
@@ -159,7 +274,7 @@ def parse_options(
 
 
 def _clipping_settings(options: argparse.Namespace, training: Training) -> dict[str, Any]:
-    """The settings of the clipping method; an option that it does not know is refused."""
+    """The settings of the clipping method; an option that it does not have is refused."""
     settings = {**SETTINGS[options.clipping], **training.settings}
     for option, names in _OPTIONS.items():
         value = getattr(options, option)
@@ -192,83 +307,3 @@ def _fill_in(options: argparse.Namespace, task: Task) -> None:
     for name, value in values.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
-
-
-def loaded(load: Callable[[bool], Any], options: argparse.Namespace) -> Any:
-    """The data, and a line about them; ends the program with a message where there are none.
-
-    Args:
-        load: from whether it is a smoke run to the data.
-        options: of `parse_options`.
-    """
-    try:
-        data = load(options.smoke)
-    except FileNotFoundError as error:
-        sys.exit(f"{error}\n`--smoke` runs without it, on data made up on the spot.")
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
-    return data
-
-
-def private_optimizer(
-    optimizer: keras.optimizers.Optimizer, options: argparse.Namespace, num_examples: int
-) -> ka.optimizers.DPOptimizer:
-    """Clips as the command line says, with the noise at which the whole run costs epsilon.
-
-    Args:
-        optimizer: what the noised mean of the clipped gradients is given to.
-        options: of `parse_options`; its batch size is made smaller where there are few examples.
-        num_examples: number of training examples.
-    """
-    options.batch_size = min(options.batch_size, num_examples // 4)
-    noise_multiplier = ka.accounting.calibrate_noise_multiplier(
-        options.epsilon,
-        options.delta,
-        num_examples,
-        options.batch_size,
-        epochs=options.epochs,
-    )
-    print(
-        f"Noise multiplier {noise_multiplier:.3f} for epsilon {options.epsilon:g} at delta "
-        f"{options.delta:.4g}: {options.epochs} epochs, expected batch {options.batch_size}"
-    )
-    num_steps = options.epochs * -(-num_examples // options.batch_size)
-    return ka.optimizers.DPOptimizer(
-        optimizer,
-        clipping=METHODS[options.clipping].build(options.settings, num_steps),
-        noise_multiplier=noise_multiplier,
-    )
-
-
-def callbacks(options: argparse.Namespace) -> list[keras.callbacks.Callback]:
-    """Epsilon and clipping norm beside the loss, and a stop before the budget is passed.
-
-    Args:
-        options: of `parse_options`.
-    """
-    return [
-        ka.callbacks.PrivacyCallback(delta=options.delta, target_epsilon=options.epsilon),
-        ka.callbacks.ClippingMonitor(),
-    ]
-
-
-def report(
-    model: keras.Model,
-    history: keras.callbacks.History,
-    test_data: tuple[Any, Any],
-    options: argparse.Namespace,
-    seconds: float,
-) -> None:
-    """Prints test accuracy and what was spent, and draws the run.
-
-    Args:
-        model: the trained model.
-        history: of `fit`.
-        test_data: inputs and labels.
-        options: of `parse_options`.
-        seconds: how long training took.
-    """
-    accuracy = model.evaluate(*test_data, verbose=0, return_dict=True)["accuracy"]
-    print(f"\nTest accuracy {accuracy:.2%} after {seconds:.0f} s of training.")
-    print(model.privacy_spent(options.delta))
-    ka.plots.history(history, options.output, title=f"Private training on {options.title}")
-    print(f"Figure: {options.output}")

@@ -83,7 +83,7 @@ def parse_options(description: str, task: Task) -> argparse.Namespace:
             f"--{whose}-learning-rate", type=float, default=rate, help="(%(default)s)"
         )
     parser.add_argument("--seed", type=int, help="of the initial weights; noise is never seeded")
-    parser.add_argument("--data", type=Path, help="folder (KERAS_ADACLIP_DATA, else Keras's own)")
+    parser.add_argument("--data", type=Path, help="folder of the files (Keras's own)")
     parser.add_argument(
         "--smoke", action="store_true", help="two rounds of a narrow model on made-up data"
     )

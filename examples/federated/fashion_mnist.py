@@ -26,10 +26,13 @@ import numpy as np
 
 import keras_adaclip as ka
 from fashion_mnist_report import write_report
-from keras_adaclip.datasets import load_fashion_mnist
+
+# `data` is in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import load_fashion_mnist
 
 _OUTPUT = Path(__file__).parents[2] / "benchmarks" / "utility" / "federated"
-# What `--smoke` makes must not stand among the results.
+# A smoke run must not write among the results.
 _SMOKE_OUTPUT = Path(__file__).parents[1] / "output" / "federated_smoke"
 
 # ---- what is compared -------------------------------------------------------------------------

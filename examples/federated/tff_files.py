@@ -6,15 +6,18 @@ where they are missing. An HDF5 file holds `examples/<client id>/<feature>`, one
 """
 
 import os
-import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import keras
 import numpy as np
+
+# `data` is in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data.download import cache_folder, require_answer, time_limit
 
 _PUBLISHED_AT = "https://storage.googleapis.com/tff-datasets-public"
 
@@ -62,28 +65,21 @@ TAG_COUNTS = Archive(
 )
 
 
-def default_folder() -> Path:
-    """`KERAS_ADACLIP_DATA`, else where Keras keeps the data that it downloads."""
-    if folder := os.environ.get("KERAS_ADACLIP_DATA"):
-        return Path(folder)
-    return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
-
-
 def find_files(archives: Mapping[str, Archive], folder: Path | None = None) -> list[Path]:
     """The files of a data set.
 
     Args:
         archives: for the name of each file the archive that it comes from.
-        folder: where the files are, or are to be; None takes `default_folder()`.
+        folder: where the files are, or are to be; None takes Keras's own.
 
     Returns:
         Their paths, in the order of `archives`.
 
     Raises:
-        FileNotFoundError: where a file is neither there nor could be downloaded; the message says
+        FileNotFoundError: if a file is neither there nor could be downloaded; the message says
             which file is missing and where it is published.
     """
-    folder = default_folder() if folder is None else folder
+    folder = cache_folder() if folder is None else folder
     return [_find(name, archive, folder) for name, archive in archives.items()]
 
 
@@ -101,8 +97,8 @@ def _find(name: str, archive: Archive, folder: Path) -> Path:
         raise FileNotFoundError(
             f"There is no file {name} in {folder}, and it could not be downloaded ({reason}). "
             f"TensorFlow Federated publishes it within {archive.url}: unpack that archive into "
-            "a folder, and name the folder by `--data FOLDER` or the environment variable "
-            "KERAS_ADACLIP_DATA. `--smoke` runs without it, on made-up data."
+            "a folder, and name the folder by `--data FOLDER`. `--smoke` runs without it, on "
+            "made-up data."
         )
     return found
 
@@ -117,7 +113,8 @@ def _download(archive: Archive, folder: Path) -> None:
     if not os.access(folder, os.W_OK):
         # Keras would put it somewhere else.
         raise PermissionError(f"{folder} cannot be written to")
-    with _time_limit(seconds=20.0):
+    require_answer(archive.url)
+    with time_limit():
         keras.utils.get_file(
             archive.name,
             archive.url,
@@ -127,17 +124,6 @@ def _download(archive: Archive, folder: Path) -> None:
             cache_dir=folder,
             cache_subdir="",
         )
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Bounds how long a connection may stay silent, so that no network means no long wait."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def write_clients(path: Path, clients: Mapping[str, Mapping[str, np.ndarray]]) -> None:

@@ -1,6 +1,7 @@
-"""What the two searches share: network, data, command line, the search itself and its price."""
+"""What the two searches share: the command line, the search itself and its price."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,30 +10,17 @@ import keras
 import keras_tuner
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import ImageData, load_fashion_mnist
 from keras_adaclip.tuners import ClippingHyperModel
+
+# `data` and `fashion_mnist` are in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import LabelledData, load_fashion_mnist
+from fashion_mnist import build_model
 
 _TUNERS = {
     "random": keras_tuner.RandomSearch,
     "bayesian": keras_tuner.BayesianOptimization,
 }
-
-
-def build_model(activation: str = "tanh") -> keras.Model:
-    """The network of Lin et al. 2022, table B1; its last layer has one unit a class."""
-    return keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            keras.layers.Conv2D(16, 3, strides=2, padding="same", activation=activation),
-            keras.layers.MaxPooling2D(2, strides=1),
-            keras.layers.Conv2D(32, 3, padding="same", activation=activation),
-            keras.layers.MaxPooling2D(2, strides=1),
-            keras.layers.Flatten(),
-            keras.layers.Dense(32, activation=activation),
-            keras.layers.Dense(10),
-        ],
-        name="fashion_cnn",
-    )
 
 
 def parse_options(description: str) -> argparse.Namespace:
@@ -77,7 +65,10 @@ def search(
         strategy: as of `clipping_choices`.
         ranges: as of `clipping_choices`.
     """
-    data = _load(options.smoke)
+    data = load_fashion_mnist()
+    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
+    if options.smoke:
+        data = data.first(768, 256)
     holdout = len(data.x_train) // 6
     x, y = data.x_train[:-holdout], data.y_train[:-holdout]
     hypermodel = ClippingHyperModel(
@@ -118,19 +109,8 @@ def search(
     _report(tuner, hypermodel, data, options)
 
 
-def _load(is_smoke: bool) -> ImageData:
-    data = load_fashion_mnist()
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
-    if not is_smoke:
-        return data
-    train, test = slice(768), slice(256)
-    return ImageData(
-        data.x_train[train], data.y_train[train], data.x_test[test], data.y_test[test], data.source
-    )
-
-
 def _report(
-    tuner: Any, hypermodel: ClippingHyperModel, data: ImageData, options: argparse.Namespace
+    tuner: Any, hypermodel: ClippingHyperModel, data: LabelledData, options: argparse.Namespace
 ) -> None:
     """The trials, the best one on the test data, and what all of it costs."""
     tuner.results_summary(num_trials=5)

@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ import keras
 import numpy as np
 
 import keras_adaclip as ka
-from common import build_model
-from keras_adaclip.datasets import ImageData, load_fashion_mnist
+
+# `data` and `fashion_mnist` are in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import LabelledData, load_fashion_mnist
+from fashion_mnist import build_model
 
 DELTA = 1e-5
 
@@ -56,8 +60,8 @@ def parse_options() -> argparse.Namespace:
 
 
 def compiled(options: argparse.Namespace, noise_multiplier: float, clipping: Any) -> keras.Model:
-    """The network of table B1, private."""
-    model = ka.privatize(build_model(options.activation))
+    """The network of table B1, compiled for private training."""
+    model = build_model(activation=options.activation)
     model.compile(
         optimizer=ka.optimizers.DPOptimizer(
             keras.optimizers.SGD(options.learning_rate),
@@ -71,7 +75,7 @@ def compiled(options: argparse.Namespace, noise_multiplier: float, clipping: Any
 
 
 def found_schedule(
-    options: argparse.Namespace, public: ImageData, noise_multiplier: float, num_steps: int
+    options: argparse.Namespace, public: LabelledData, noise_multiplier: float, num_steps: int
 ) -> ka.schedules.PiecewiseConstant:
     """Searches, or reads what an earlier search has found.
 
@@ -111,7 +115,7 @@ def found_schedule(
 
 
 def accuracies(
-    options: argparse.Namespace, data: ImageData, noise_multiplier: float, clipping: Any
+    options: argparse.Namespace, data: LabelledData, noise_multiplier: float, clipping: Any
 ) -> list[float]:
     """Test accuracies of private runs, one for each seed, with a clipping norm or schedule."""
     found = []
@@ -143,7 +147,7 @@ def report(name: str, found: Sequence[float]) -> dict[str, Any]:
     return {"clipping": name, "accuracies": list(found)}
 
 
-def load_public(path: Path | None, private: ImageData) -> ImageData:
+def load_public(path: Path | None, private: LabelledData) -> LabelledData:
     """The public images; the private ones, where there are none, as if they were public."""
     if path is None:
         return private
@@ -151,22 +155,15 @@ def load_public(path: Path | None, private: ImageData) -> ImageData:
         x = arrays["x"].astype(np.float32)[..., None] / 255.0
         y = arrays["y"].astype(np.int32)
     num_train = 4 * len(x) // 5
-    return ImageData(x[:num_train], y[:num_train], x[num_train:], y[num_train:], path.name)
-
-
-def shortened(data: ImageData) -> ImageData:
-    """Few of the images, for a run that only shows that it runs."""
-    train, test = slice(768), slice(256)
-    return ImageData(
-        data.x_train[train], data.y_train[train], data.x_test[test], data.y_test[test], data.source
-    )
+    return LabelledData(x[:num_train], y[:num_train], x[num_train:], y[num_train:], path.name)
 
 
 def main() -> None:
     """Searches, and trains with what was found."""
     options = parse_options()
     private = load_fashion_mnist()
-    private = shortened(private) if options.smoke else private
+    if options.smoke:
+        private = private.first(768, 256)
     public = load_public(options.public, private)
     print(f"Public: {public.source}. Private: {private.source}.")
     noise_multiplier = ka.accounting.calibrate_noise_multiplier(

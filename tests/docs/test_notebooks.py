@@ -1,13 +1,16 @@
 """The notebooks run from top to bottom on a little data, and show what their text speaks of."""
 
 import base64
+import gzip
 import importlib.util
 import json
 import os
+import struct
 import sys
 
 import pytest
 
+from tests.docs import smoke
 from tests.docs.pages import DOCS
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
@@ -43,10 +46,23 @@ def figures(cells):
     return [output.data["image/png"] for output in outputs if "image/png" in output.data]
 
 
+def write_fashion_mnist(folder):
+    """Made-up images in the files that `keras.datasets.fashion_mnist` reads."""
+    folder.mkdir(parents=True)
+    for name, size, seed in (("train", 600, 0), ("t10k", 100, 1)):
+        x, y = smoke.images(size, seed)
+        for kind, values in (("images-idx3", x), ("labels-idx1", y)):
+            sizes = struct.pack(f">{values.ndim}I", *values.shape)
+            content = b"\0\0\x08" + bytes([values.ndim]) + sizes + values.tobytes()
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+
+
 @pytest.fixture
 def _surroundings(tmp_path, monkeypatch):
     """Small sizes, and no folder of the user's that is read or written."""
     monkeypatch.setenv("KERAS_ADACLIP_SMOKE", "1")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    write_fashion_mnist(tmp_path / "keras" / "datasets" / "fashion-mnist")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     # The kernel is another process: it finds the package where this one does.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent), *sys.path]))

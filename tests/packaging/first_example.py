@@ -20,7 +20,7 @@ import keras_adaclip as ka
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXTRAS = ("keras_tuner", "matplotlib", "sklearn", "tensorflow_datasets", "tensorflow_privacy")
+EXTRAS = ("keras_tuner", "matplotlib", "sklearn", "tensorflow_privacy")
 
 
 def made_up_images():

@@ -23,7 +23,6 @@ LAYERS = (
     "callbacks",
     "plots",
     "audit",
-    "datasets",
     "integrations",
     "optimizers",
     "gradients",

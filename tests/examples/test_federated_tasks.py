@@ -13,33 +13,24 @@ import keras
 import numpy as np
 import pytest
 
+import common
 import keras_adaclip as ka
+import made_up
+import text
+import tff_files
 
 FOLDER = Path(ka.__file__).parents[1] / "examples" / "federated"
-if not FOLDER.exists():
-    pytest.skip("the examples are not part of this installation", allow_module_level=True)
-
-# The scripts import what they share from their own folder.
-sys.path.insert(0, str(FOLDER))
-try:
-    import common
-    import made_up
-    import text
-    import tff_files
-
-    SCRIPTS = {
-        name: importlib.import_module(name)
-        for name in (
-            "cifar100",
-            "emnist_autoencoder",
-            "emnist_character",
-            "shakespeare",
-            "stackoverflow_next_word",
-            "stackoverflow_tags",
-        )
-    }
-finally:
-    sys.path.remove(str(FOLDER))
+SCRIPTS = {
+    name: importlib.import_module(name)
+    for name in (
+        "cifar100",
+        "emnist_autoencoder",
+        "emnist_character",
+        "shakespeare",
+        "stackoverflow_next_word",
+        "stackoverflow_tags",
+    )
+}
 
 # PyTorch compiles nothing, so a few rounds take the least time there.
 once = pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is enough")
@@ -47,7 +38,6 @@ once = pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is en
 
 def run_script(name, monkeypatch, capsys, *options):
     """What a script prints."""
-    monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(FOLDER / f"{name}.py", run_name="__main__")
     return capsys.readouterr().out
@@ -274,7 +264,7 @@ def published(tmp_path):
     return tff_files.Archive(archive.name, sha256, archive.parent.as_uri())
 
 
-def test_files_are_found_or_downloaded(published, tmp_path, monkeypatch):
+def test_files_are_found_or_downloaded(published, tmp_path):
     names = {"fed_emnist_train.h5": published, "fed_emnist_test.h5": published}
     folder = tmp_path / "data"
     paths = tff_files.find_files(names, folder)
@@ -283,8 +273,7 @@ def test_files_are_found_or_downloaded(published, tmp_path, monkeypatch):
     assert len(clients) == 12
     # They are there now: nothing is downloaded again.
     nowhere = tff_files.Archive(published.name, published.sha256, "file:///nowhere")
-    monkeypatch.setenv("KERAS_ADACLIP_DATA", str(folder))
-    assert tff_files.find_files(dict.fromkeys(names, nowhere)) == paths
+    assert tff_files.find_files(dict.fromkeys(names, nowhere), folder) == paths
 
 
 def test_a_missing_file_is_named(published, tmp_path):

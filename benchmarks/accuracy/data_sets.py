@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.datasets import ImageData, load_fashion_mnist
+from examples.data import LabelledData, load_fashion_mnist
 
 _PAPER = Path(__file__).with_name("lin2022.json")
 
@@ -27,7 +27,7 @@ class DataSet:
         num_held_out: number of training images held out for choosing hyperparameters.
     """
 
-    load: Callable[[], ImageData]
+    load: Callable[[], LabelledData]
     delta: float
     num_train: int
     epsilons: tuple[float, ...]
@@ -46,17 +46,17 @@ DATA_SETS = {
 
 
 @cache
-def images(name: str, scored_on: str, limit: int | None = None) -> ImageData:
+def images(name: str, scored_on: str, limit: int | None = None) -> LabelledData:
     """The images to train on, and as test images those that a run is scored on.
 
     Args:
         name: a key of `DATA_SETS`.
         scored_on: `"test"` trains on all training images; `"validation"` trains on all but the
             last `num_held_out`, and is scored on these.
-        limit: at most so many training images; None takes all of them.
+        limit: largest number of training images; None takes all of them.
 
     Raises:
-        ValueError: where the data are not those that are meant but a replacement.
+        ValueError: if the data set is not available and another was loaded instead.
     """
     data = _loaded(name)
     if limit is None and len(data.x_train) != DATA_SETS[name].num_train:
@@ -64,15 +64,11 @@ def images(name: str, scored_on: str, limit: int | None = None) -> ImageData:
     num_held_out = DATA_SETS[name].num_held_out
     if limit is not None:
         num_held_out = limit // 4
-        data = ImageData(
-            *(part[:limit] for part in (data.x_train, data.y_train)),
-            *(part[: limit // 2] for part in (data.x_test, data.y_test)),
-            data.source,
-        )
+        data = data.first(limit, limit // 2)
     if scored_on == "test":
         return data
     split = len(data.x_train) - num_held_out
-    return ImageData(
+    return LabelledData(
         data.x_train[:split],
         data.y_train[:split],
         data.x_train[split:],
@@ -82,11 +78,11 @@ def images(name: str, scored_on: str, limit: int | None = None) -> ImageData:
 
 
 @cache
-def _loaded(name: str) -> ImageData:
+def _loaded(name: str) -> LabelledData:
     return DATA_SETS[name].load()
 
 
-def public_images(path: Path, num_train: int, split: float = 0.8) -> ImageData:
+def public_images(path: Path, num_train: int, split: float = 0.8) -> LabelledData:
     """Public digits for finding thresholds that are then used on private data.
 
     Args:
@@ -105,7 +101,7 @@ def public_images(path: Path, num_train: int, split: float = 0.8) -> ImageData:
         f"{path.name}: {num_distinct:,} public images repeated to {num_train:,}, "
         f"{len(x) - num_distinct:,} others to score on"
     )
-    return ImageData(x[rows], y[rows], x[num_distinct:], y[num_distinct:], source)
+    return LabelledData(x[rows], y[rows], x[num_distinct:], y[num_distinct:], source)
 
 
 @cache

@@ -1,17 +1,17 @@
 """The clipping methods of the literature compared on Fashion-MNIST, as in Lin et al. 2022.
 
-    python examples/compare_clipping.py greedy --public-data digits.npz
-    python examples/compare_clipping.py greedy --public-data digits.npz --network b3
-    python examples/compare_clipping.py run
-    python examples/compare_clipping.py tables
-    python examples/compare_clipping.py figures
+    python benchmarks/accuracy/compare.py greedy --public-data digits.npz
+    python benchmarks/accuracy/compare.py greedy --public-data digits.npz --network b3
+    python benchmarks/accuracy/compare.py run
+    python benchmarks/accuracy/compare.py tables
+    python benchmarks/accuracy/compare.py figures
 
 `greedy` finds the thresholds to transfer, on public images (`x` of shape (n, 28, 28), labels `y`).
 `run` makes the runs that are missing; interrupt it at any time, and start it again to go on.
 Several processes may run at once. All of it goes to one folder: `runs.csv` with one row a run,
 `tables.md` and the figures. On two cores the whole takes most of a day.
 
-    python examples/compare_clipping.py --smoke    # into examples/output
+    python benchmarks/accuracy/compare.py --smoke    # into build/accuracy_smoke
 
 does all of it once on a little data, in half a minute.
 """
@@ -24,9 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-_OUTPUT = Path(__file__).parents[1] / "benchmarks" / "utility"
-# What `--smoke` makes must not stand among the results.
-_SMOKE_OUTPUT = Path(__file__).parent / "output" / "compare_clipping_smoke"
+_ROOT = Path(__file__).resolve().parents[2]
+_OUTPUT = _ROOT / "benchmarks" / "utility"
+# A smoke run must not write among the results.
+_SMOKE_OUTPUT = _ROOT / "build" / "accuracy_smoke"
 
 
 def parse_options() -> argparse.Namespace:
@@ -70,7 +71,8 @@ def main() -> None:
     if options.threads is not None:
         limit_threads(options.threads)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from comparison import commands
+    sys.path.insert(0, str(_ROOT))
+    from benchmarks.accuracy import commands
 
     if options.smoke:
         commands.smoke(options.output)

@@ -1,4 +1,4 @@
-"""What the commands of `compare_clipping.py` do."""
+"""What the commands of `compare.py` do."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ def stages(experiments: list[str] | None, network: str | None) -> tuple[Stage, .
     """The stages of the experiments that are asked for.
 
     Raises:
-        ValueError: where an experiment is unknown.
+        ValueError: if an experiment is unknown.
     """
     unknown = set(experiments or ()) - set(EXPERIMENTS)
     if unknown:

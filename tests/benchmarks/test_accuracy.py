@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import runpy
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
@@ -14,13 +17,13 @@ import pytest
 
 import keras_adaclip as ka
 
-if not (Path(ka.__file__).parents[1] / "examples" / "comparison").exists():
-    pytest.skip("the examples are not part of this installation", allow_module_level=True)
+if not (Path(ka.__file__).parents[1] / "benchmarks" / "accuracy").exists():
+    pytest.skip("the benchmarks are not part of this installation", allow_module_level=True)
 if keras.backend.backend() != "tensorflow":
     pytest.skip("once is enough", allow_module_level=True)
 pytest.importorskip("matplotlib")
 
-from examples.comparison import (
+from benchmarks.accuracy import (
     commands,
     data_sets,
     driver,
@@ -31,14 +34,16 @@ from examples.comparison import (
     tables,
     tuning,
 )
-from examples.comparison.checks import CHECKS
-from examples.comparison.context import GRID, GRID_SEED, Context, paper_run, paper_settings
-from examples.comparison.experiments import EXPERIMENTS
-from examples.comparison.methods import METHODS, PAPER_METHODS, Transferred
-from examples.comparison.networks import ACTIVATIONS, NETWORKS, build
-from examples.comparison.results import COLUMNS, Result, ResultsFile
-from examples.comparison.runs import RESULTS, Scale, as_text
+from benchmarks.accuracy.context import GRID, GRID_SEED, Context, paper_run, paper_settings
+from benchmarks.accuracy.experiments import CHECKS, EXPERIMENTS
+from benchmarks.accuracy.methods import METHODS, PAPER_METHODS, Transferred
+from benchmarks.accuracy.networks import ACTIVATIONS, NETWORKS, build
+from benchmarks.accuracy.results import COLUMNS, Result, ResultsFile
+from benchmarks.accuracy.runs import RESULTS, Scale, as_text
+from examples.data import LabelledData
 
+ROOT = Path(ka.__file__).parents[1]
+SCRIPT = ROOT / "benchmarks" / "accuracy" / "compare.py"
 FOUND = {network: Transferred((1.0, 0.7, 0.5), 1.1) for network in NETWORKS}
 CONTEXT = Context(transferred=FOUND)
 MEASURED = {
@@ -466,7 +471,7 @@ def test_searches_are_averaged_epoch_by_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(greedy, "_one_search", one_search)
     write_search(tmp_path, 0, [(1, 4.0), (1, 100.0), (2, 0.5)])
     settings = greedy.Search(num_searches=3)
-    public = ka.datasets.ImageData(*(np.zeros((8, 1)) for _ in range(4)), source="eight")
+    public = LabelledData(*(np.zeros((8, 1)) for _ in range(4)), source="eight")
     path = greedy.schedule_path(tmp_path, "b1")
     greedy.search(settings, public, tmp_path, Scale(batch_size=4), "fashion_mnist")
     assert made == [1, 2]
@@ -484,9 +489,25 @@ def test_time_left_counts_what_is_not_chosen_yet():
     assert math.isinf(commands.run.__defaults__[-1])
 
 
-@pytest.mark.parametrize(("arguments", "folder"), [([], "benchmarks"), (["--smoke"], "examples")])
-def test_what_smoke_makes_does_not_go_among_the_results(arguments, folder, monkeypatch):
-    path = Path(ka.__file__).parents[1] / "examples" / "compare_clipping.py"
-    monkeypatch.setattr("sys.argv", [str(path), *arguments])
-    options = runpy.run_path(str(path))["parse_options"]()
-    assert options.output.relative_to(path.parents[1]).parts[0] == folder
+@pytest.mark.parametrize(("arguments", "folder"), [([], "benchmarks"), (["--smoke"], "build")])
+def test_a_smoke_run_does_not_write_among_the_results(arguments, folder, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
+    options = runpy.run_path(str(SCRIPT))["parse_options"]()
+    assert options.output.relative_to(ROOT).parts[0] == folder
+
+
+def test_a_smoke_run(tmp_path):
+    run = subprocess.run(
+        [sys.executable, SCRIPT, "--smoke", "--output", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "4 of 4 runs are there, 0 failed" in run.stdout
+    assert "| transfer (Lin) |" in (tmp_path / "tables.md").read_text()
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 1 + 4
+    for name in ("thresholds_paper", "accuracy_paper", "thresholds_tuned", "accuracy_tuned"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from .checks import CHECKS, Check
 from .context import Context, paper_run
 from .methods import METHODS, PAPER_METHODS
 from .runs import Run, as_text
@@ -19,11 +19,11 @@ class Experiment:
 
     Args:
         title: what it is, in words.
-        plan: from a context, a method, a budget and a seed, to the runs; there are none where
+        plan: from a context, a method, a budget and a seed, to the runs; none if
             they cannot be known yet.
         epsilons: from a data set's budgets to those of the experiment.
         network: a key of `NETWORKS`.
-        reference: name of the paper's table, None where it has none.
+        reference: name of the paper's table, or None.
         methods: keys of `METHODS`; None means all.
         has: whether it has runs of a method at a budget.
     """
@@ -37,13 +37,51 @@ class Experiment:
     has: Callable[[str, float], bool] = lambda method, epsilon: True
 
     def methods_in(self, context: Context) -> tuple[str, ...]:
-        """The methods that both have, but those that lack a search on public data."""
+        """The methods of both, without those that still need a search on public data."""
         return tuple(
             method
             for method in context.methods
             if (self.methods is None or method in self.methods)
             and (self.network in context.transferred or not METHODS[method].needs_search)
         )
+
+
+@dataclass(frozen=True)
+class Check:
+    """What may explain an entry below the paper's: the entry, and the one change that tests it.
+
+    Args:
+        experiment: key of the entry's experiment in `EXPERIMENTS`.
+        method: a key of `METHODS`.
+        epsilon: the budget.
+        about: the change, in words.
+        changes: other values of fields of the run.
+        settings: other values of the method's hyperparameters.
+    """
+
+    experiment: str
+    method: str
+    epsilon: float
+    about: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
+
+
+CHECKS = (
+    Check("paper", "fixed", 2.7, "learning rate 8 instead of 1", {"learning_rate": 8.0}),
+    Check("paper", "fixed", 2.7, "60 epochs instead of 20", {"epochs": 60}),
+    Check("paper", "power", 2.7, "learning rate 8 instead of 1", {"learning_rate": 8.0}),
+    Check("paper", "quantile", 2.7, "tanh instead of ReLU", {"activation": "tanh"}),
+    Check("tuned", "tempered", 1.5, "norm 0.7 instead of 1.4", settings={"clip_norm": 0.7}),
+    Check(
+        "tuned",
+        "adaclip",
+        4.5,
+        "variances between 1e-5 and 1e-3, not ten times larger",
+        settings={"min_variance": 1e-5, "max_variance": 1e-3},
+    ),
+    Check("small", "fixed", 1.0, "learning rate 4 instead of 1", {"learning_rate": 4.0}),
+)
 
 
 def power_runs(context: Context, method: str, epsilon: float, seed: int) -> list[Run]:

@@ -4,11 +4,10 @@ import json
 import statistics
 from collections.abc import Callable
 
-from .checks import CHECKS
 from .context import GRID_SEED, Context
 from .data_sets import DATA_SETS, paper
 from .driver import STAGES, Planned, Stage, planned
-from .experiments import EXPERIMENTS, POWERS, check_run
+from .experiments import CHECKS, EXPERIMENTS, POWERS, check_run
 from .methods import METHODS
 from .runs import AVERAGED_STEPS, Run
 from .tuning import Choice, choice, grid_runs

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 import keras_adaclip as ka
-from keras_adaclip.datasets import ImageData
+from examples.data import LabelledData
 
 from . import networks
 from .context import PAPER_EPOCHS, PAPER_LEARNING_RATE
@@ -78,7 +78,7 @@ def schedule_path(folder: Path, network: str) -> Path:
 
 def search(
     settings: Search,
-    public: ImageData,
+    public: LabelledData,
     folder: Path,
     scale: Scale,
     data_set: str,
@@ -161,7 +161,7 @@ def _norms_by_epoch(path: Path) -> list[float]:
 
 
 def _one_search(
-    settings: Search, public: ImageData, scale: Scale, noise_multiplier: float, number: int
+    settings: Search, public: LabelledData, scale: Scale, noise_multiplier: float, number: int
 ) -> list[dict[str, Any]]:
     """A whole search; the first also begins anew with other seeds, for the initial norm."""
     started = time.perf_counter()
@@ -219,7 +219,7 @@ class _Tries(keras.callbacks.Callback):
 
 def _try_norms(
     settings: Search,
-    public: ImageData,
+    public: LabelledData,
     scale: Scale,
     noise_multiplier: float,
     seed: int,

@@ -1,0 +1,307 @@
+"""The loaders of the examples, on small files of the published formats, and made-up data."""
+
+import gzip
+import shutil
+import socket
+import struct
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import data
+from data import adult, download, images
+
+RNG = np.random.default_rng(0)
+IDX_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Keras's folder of data sets, empty."""
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    # Keras reads the variable when it is imported.
+    monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(tmp_path / "keras"))
+    folder = tmp_path / "keras" / "datasets"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def no_answer(address, seconds=None):
+    raise TimeoutError("no answer")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setattr(download, "require_answer", no_answer)
+
+
+def pixels(*shape):
+    return RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def write_fashion_mnist(folder):
+    """Five images to train on and three to test on, and their arrays."""
+    arrays = pixels(5, 28, 28), np.arange(5), pixels(3, 28, 28), np.arange(3)
+    folder.mkdir()
+    for name, array in zip(IDX_FILES, arrays, strict=True):
+        sizes = struct.pack(f">{array.ndim}I", *array.shape)
+        content = b"\0\0\x08" + bytes([array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+        (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    return arrays
+
+
+def assert_images(found, arrays):
+    x_train, y_train, x_test, y_test = arrays
+    np.testing.assert_allclose(found.x_train[..., 0], x_train / 255.0, rtol=1e-6)
+    np.testing.assert_allclose(found.x_test[..., 0], x_test / 255.0, rtol=1e-6)
+    np.testing.assert_array_equal(found.y_train, y_train)
+    np.testing.assert_array_equal(found.y_test, y_test)
+    assert (found.x_train.dtype, found.y_train.dtype) == (np.float32, np.int32)
+    assert found.x_train.shape == (*x_train.shape, 1)
+
+
+# ---- Fashion-MNIST, which the demo needs anywhere ---------------------------------------------
+
+
+@pytest.mark.usefixtures("no_network")
+def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
+    keras_arrays = write_fashion_mnist(cache / "fashion-mnist")
+    debian_arrays = write_fashion_mnist(tmp_path / "debian")
+    found = data.load_fashion_mnist(tmp_path / "debian")
+    assert_images(found, keras_arrays)
+    assert found.source == "Fashion-MNIST, 5 + 3 images (Keras's copy)"
+    shutil.rmtree(cache / "fashion-mnist")
+    found = data.load_fashion_mnist(tmp_path / "debian")
+    assert_images(found, debian_arrays)
+    assert str(tmp_path / "debian") in found.source
+    pytest.importorskip("sklearn")
+    found = data.load_fashion_mnist(tmp_path / "nowhere")
+    assert found.source.startswith("scikit-learn's digits, 1,500 + 297 images (Fashion-MNIST could")
+    assert found.x_train.shape == (1500, 28, 28, 1)
+    assert (found.x_train.min(), found.x_train.max()) == (0.0, 1.0)
+
+
+@pytest.mark.usefixtures("cache", "no_network")
+def test_fashion_mnist_without_any_source(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"(?s)no answer.*pip install keras-adaclip\[datasets\]"):
+        data.load_fashion_mnist(tmp_path / "nowhere")
+
+
+def test_a_broken_file_is_not_passed_over(cache, tmp_path):
+    write_fashion_mnist(cache / "fashion-mnist")
+    (cache / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"broken")
+    with pytest.raises(gzip.BadGzipFile):
+        data.load_fashion_mnist(tmp_path / "nowhere")
+
+
+# ---- the other loaders ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cache", "no_network")
+@pytest.mark.parametrize(
+    ("load", "file"),
+    [
+        (data.load_mnist, "mnist.npz"),
+        (data.load_cifar10, "cifar-10-batches-py-target_archive"),
+        (data.load_imdb, "imdb.npz"),
+        (data.load_adult, "adult/adult.data"),
+    ],
+)
+def test_without_a_network_the_error_names_the_file(load, file):
+    with pytest.raises(FileNotFoundError, match=rf"no answer.*https://.*keras/datasets/{file}"):
+        load()
+
+
+@pytest.mark.parametrize("image_data_format", ["channels_last", "channels_first"])
+def test_cifar10(image_data_format, cache, monkeypatch):
+    (cache / "cifar-10-batches-py-target_archive").touch()
+    x, y = pixels(2, 32, 32, 3), np.array([[1], [2]])
+    shown = x if image_data_format == "channels_last" else x.transpose(0, 3, 1, 2)
+    monkeypatch.setattr(keras.config, "image_data_format", lambda: image_data_format)
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: ((shown, y), (shown, y)))
+    found = data.load_cifar10()
+    np.testing.assert_allclose(found.x_test, x / 255.0, rtol=1e-6)
+    assert found.y_test.tolist() == [1, 2]
+
+
+def test_imagenette(monkeypatch, tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    for split in ("train", "validation"):
+        for label in range(3):
+            place = tmp_path / split / f"n0{label}"
+            place.mkdir(parents=True)
+            # A dark frame left and right of a square in the middle, 20 by 10 pixels.
+            image = np.zeros((10, 20, 3), np.uint8)
+            image[:, 5:15] = 20 * label + 50
+            keras.utils.save_img(place / "image.png", image, "channels_last", scale=False)
+    folder = tfds.ImageFolder(str(tmp_path))
+    monkeypatch.setattr(folder, "is_prepared", lambda: True)
+    monkeypatch.setattr(tfds, "builder", lambda name: folder)
+    found = data.load_imagenette(image_size=8)
+    assert found.x_train.shape == found.x_test.shape == (3, 8, 8, 3)
+    assert found.x_train.dtype == np.uint8
+    order = np.argsort(found.y_train)
+    assert found.y_train[order].tolist() == [0, 1, 2]
+    middles = found.x_train[order, 2:6, 2:6].mean((1, 2, 3))
+    np.testing.assert_allclose(middles, [50, 70, 90], atol=3)
+    assert found.x_train.min() > 30
+
+
+def test_imagenette_without_a_network(monkeypatch, tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    folder = tfds.ImageFolder(str(tmp_path))
+    monkeypatch.setattr(folder, "is_prepared", lambda: False)
+    monkeypatch.setattr(tfds, "builder", lambda name: folder)
+    monkeypatch.setattr(images, "require_answer", no_answer)
+    with pytest.raises(FileNotFoundError, match="copy a prepared data set to"):
+        data.load_imagenette()
+
+
+def test_imdb(cache, monkeypatch):
+    (cache / "imdb.npz").touch()
+    asked = []
+
+    def load_data(**arguments):
+        asked.append(arguments)
+        return ([[1, 4, 8], [1, 9, 8, 7, 3, 4]], np.array([1, 0])), ([[1, 5]], np.array([1]))
+
+    monkeypatch.setattr(keras.datasets.imdb, "load_data", load_data)
+    found = data.load_imdb(num_tokens=10, length=5)
+    assert asked == [{"num_words": 10}]
+    assert found.x_train.tolist() == [[1, 4, 8, 0, 0], [9, 8, 7, 3, 4]]
+    assert found.x_test.tolist() == [[1, 5, 0, 0, 0]]
+    assert found.x_train.dtype == found.y_train.dtype == np.int32
+    assert "frequency in the reviews themselves" in found.source
+
+
+# ---- Adult ------------------------------------------------------------------------------------
+
+
+BACHELOR = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
+    "Male, 2174, 0, 40, United-States, <=50K"
+)
+WIDOW = (
+    "90, ?, 77053, HS-grad, 9, Widowed, ?, Not-in-family, White, Female, 0, 4356, 18, "
+    "United-States, >50K"
+)
+RICH = (
+    "25, Private, 226802, 11th, 7, Married-civ-spouse, Machine-op-inspct, Husband, Black, Male, "
+    "99999, 0, 99, Holand-Netherlands, >50K."
+)
+
+
+@pytest.fixture
+def write_adult(cache, monkeypatch):
+    monkeypatch.setattr(adult, "_MD5", {"adult.data": None, "adult.test": None})
+    (cache / "adult").mkdir()
+
+    def write(*train, test=(RICH,)):
+        (cache / "adult" / "adult.data").write_text("\n".join(train) + "\n\n")
+        lines = ("|1x3 Cross validator", *test)
+        (cache / "adult" / "adult.test").write_text("\n".join(lines) + "\n\n")
+
+    return write
+
+
+def test_adult(write_adult):
+    write_adult(BACHELOR, WIDOW)
+    found = data.load_adult()
+    assert (found.y_train.tolist(), found.y_test.tolist()) == ([0, 1], [1])
+    log = np.log(100_000)
+    expected = [
+        [-0.05, 1.125, np.log(2175) / log, 0.0, 0.0],
+        [2.5, 0.125, 0.0, np.log(4357) / log, -1.1],
+    ]
+    np.testing.assert_allclose(found.x_train["numbers"], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.x_test["numbers"], [[-0.75, -0.375, 1.0, 0.0, 2.95]], rtol=1e-6
+    )
+    values = [
+        [known[code] for known, code in zip(data.ADULT_CATEGORIES.values(), row, strict=True)]
+        for row in found.x_train["categories"]
+    ]
+    assert values == [
+        [*BACHELOR.split(", ")[1:2], *BACHELOR.split(", ")[5:10], "United-States"],
+        ["?", "Widowed", "?", "Not-in-family", "White", "Female", "United-States"],
+    ]
+    # The last of its list.
+    countries = data.ADULT_CATEGORIES["native-country"]
+    assert found.x_test["categories"][0, -1] == len(countries) - 1 == 41
+    # Nothing is computed from the other rows.
+    write_adult(BACHELOR)
+    for name, values in data.load_adult().x_train.items():
+        np.testing.assert_array_equal(values, found.x_train[name][:1])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        BACHELOR.replace("State-gov", "Pirate"),
+        BACHELOR.replace("39,", "thirty-nine,"),
+        BACHELOR + ", 1",
+    ],
+)
+def test_rows_of_another_format(row, write_adult):
+    write_adult(WIDOW, row)
+    with pytest.raises(ValueError, match=r"adult\.data has a row of another format, number 2"):
+        data.load_adult()
+
+
+# ---- downloads --------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(OSError, match=r"no answer within|timed out"):
+            download.require_answer(f"http://127.0.0.1:{port}/", seconds=0.2)
+    with pytest.raises(OSError, match="refused"):
+        download.require_answer(f"http://127.0.0.1:{port}/", seconds=5.0)
+
+
+def test_an_answer_is_enough(tmp_path):
+    (tmp_path / "file").touch()
+    download.require_answer((tmp_path / "file").as_uri(), seconds=5.0)
+
+
+# ---- made-up data -----------------------------------------------------------------------------
+
+
+def nearest_mean_accuracy(x_train, y_train, x_test, y_test):
+    """Accuracy of the classifier that takes the class with the nearest mean."""
+    x_train, x_test = (x.reshape(len(x), -1).astype(float) for x in (x_train, x_test))
+    means = np.stack([x_train[y_train == label].mean(axis=0) for label in np.unique(y_train)])
+    distances = ((x_test[:, None] - means) ** 2).sum(axis=-1)
+    return np.mean(distances.argmin(axis=1) == y_test)
+
+
+def counted(texts):
+    return np.stack([np.bincount(row, minlength=200) for row in texts])
+
+
+def test_made_up_classes_can_be_told_apart():
+    made = data.make_up_images("X", (28, 28, 1), num_train=200, num_test=100)
+    assert (made.x_train.shape, made.x_train.dtype) == ((200, 28, 28, 1), np.float32)
+    assert made.source == "made up on the spot, in the shape of X"
+    parts = (made.x_train, made.y_train, made.x_test, made.y_test)
+    assert nearest_mean_accuracy(*parts) > 0.95
+    assert data.make_up_images("X", (20, 20, 3), 4, 2, as_bytes=True).x_train.max() > 100
+    first = made.first(6, 3)
+    assert [len(part) for part in (first.x_train, first.y_train, first.x_test)] == [6, 6, 3]
+
+    made = data.make_up_texts("X", num_tokens=200, length=64)
+    assert (made.x_train[:, 0] == 1).all()
+    assert (made.x_train[:, :32] > 0).all()
+    assert 150 < made.x_train.max() < 200
+    parts = (counted(made.x_train), made.y_train, counted(made.x_test), made.y_test)
+    assert nearest_mean_accuracy(*parts) > 0.9
+
+    made = data.make_up_table("X")
+    sizes = [len(values) for values in data.ADULT_CATEGORIES.values()]
+    assert (made.x_train["categories"].max(axis=0) < sizes).all()
+    parts = (made.x_train["numbers"], made.y_train, made.x_test["numbers"], made.y_test)
+    assert nearest_mean_accuracy(*parts) > 0.8
