@@ -39,7 +39,6 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting.events import CountedEvents, SelectedRunsEvent
 from keras_adaclip.accounting.selection_cost import ORDERS
 
@@ -205,12 +204,10 @@ def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribu
         composed = _kept_plds[events[:start], interval]
     else:
         composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    with Progress("composing", total=len(events) - start) as progress:
-        for index, (event, count) in enumerate(events[start:], start=start):
-            composed = composed.compose(_repeated_pld(event, count, interval))
-            if index >= len(events) - 2:
-                _kept_plds[events[: index + 1], interval] = composed
-            progress.advance()
+    for index, (event, count) in enumerate(events[start:], start=start):
+        composed = composed.compose(_repeated_pld(event, count, interval))
+        if index >= len(events) - 2:
+            _kept_plds[events[: index + 1], interval] = composed
     while len(_kept_plds) > _MOST_KEPT:
         del _kept_plds[next(iter(_kept_plds))]
     return composed

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting._validation import INT32_MAX
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
@@ -106,20 +105,14 @@ def largest_within(epsilon: Callable[[int], float], target: float, most: int, gu
     low, high = _Point(0, epsilon(0)), None
     probe = min(max(guess, 1), most)
     run = 0  # how often in a row the same end has moved, negative for the lower one
-    with Progress("finding how much the budget allows") as progress:
-        while (most + 1 if high is None else high.releases) - low.releases > 1:
-            point = _Point(probe, epsilon(probe))
-            if point.epsilon <= target:
-                low, run = point, min(run, 0) - 1
-            else:
-                high, run = point, max(run, 0) + 1
-            progress.say(f"{low.releases:,} at least, {_most(high)} at most")
-            probe = _next_probe(low, high, target, most, run)
+    while (most + 1 if high is None else high.releases) - low.releases > 1:
+        point = _Point(probe, epsilon(probe))
+        if point.epsilon <= target:
+            low, run = point, min(run, 0) - 1
+        else:
+            high, run = point, max(run, 0) + 1
+        probe = _next_probe(low, high, target, most, run)
     return low.releases
-
-
-def _most(high: _Point | None) -> str:
-    return "unknown" if high is None else f"{high.releases - 1:,}"
 
 
 def _next_probe(low: _Point, high: _Point | None, target: float, most: int, run: int) -> int:

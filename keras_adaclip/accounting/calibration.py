@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
 from keras_adaclip.accounting.epsilon import effective_accountant, planned_events
@@ -254,23 +253,21 @@ def _least_noise(
     aim = target * (1 - tolerance / 2)
     known: list[_Point] = []
     noise = float(np.float32(guess))
-    with Progress("calibrating the noise") as progress:
-        for attempt in range(200):
-            value = epsilon(noise)
-            if (1 - tolerance) * target <= value <= target:
-                return noise
-            progress.say(f"epsilon {value:.4g}, wanted {target:g}")
-            low, high = (noise, high) if value > target else (low, noise)
-            if 0 < value < math.inf:
-                known.append(_Point(math.log(noise), math.log(value / aim)))
-            following = _extrapolated(known)
-            is_bracketed = low > ends[0] and high < ends[1]
-            # Every sixth time the bracket is halved, for epsilon may jump.
-            if not low < following < high or (attempt % 6 == 5 and is_bracketed):
-                following = math.sqrt(low * high)
-            noise = float(np.float32(following))
-            if not low < noise < high:
-                break
+    for attempt in range(200):
+        value = epsilon(noise)
+        if (1 - tolerance) * target <= value <= target:
+            return noise
+        low, high = (noise, high) if value > target else (low, noise)
+        if 0 < value < math.inf:
+            known.append(_Point(math.log(noise), math.log(value / aim)))
+        following = _extrapolated(known)
+        is_bracketed = low > ends[0] and high < ends[1]
+        # Every sixth time the bracket is halved, for epsilon may jump.
+        if not low < following < high or (attempt % 6 == 5 and is_bracketed):
+            following = math.sqrt(low * high)
+        noise = float(np.float32(following))
+        if not low < noise < high:
+            break
     return float(np.float32(high))
 
 

@@ -11,7 +11,6 @@ So each of the six follows from the other five.
 import math
 from typing import Any
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
 from keras_adaclip.accounting.budget import largest_within
@@ -50,8 +49,7 @@ class Solver:
     def solve(self, name: str) -> None:
         """Puts the missing quantity among `quantities`."""
         if name != "target_epsilon":
-            with Progress(f"solving for {name}"):
-                self.quantities[name] = getattr(self, f"_{name}")()
+            self.quantities[name] = getattr(self, f"_{name}")()
 
     def epsilon(self, **changed: Any) -> float:
         """Epsilon, with some quantities changed."""

@@ -13,8 +13,6 @@ import pytest
 from scipy import stats
 
 import keras_adaclip as ka
-from keras_adaclip import _progress
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import RandomSelection
 from keras_adaclip.tuners import PrivateSearch
 from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
@@ -380,27 +378,3 @@ def test_the_summary(tmp_path, monkeypatch, capsys):
     assert f"epsilon of one run = {spent.epsilon_of_one_run:.3f}"[:-1] in text
     assert f"level: {min(search.hypermodel.seen)}" in text
     assert "9" not in text.replace(f"{spent.epsilon}", "").split("val_loss")[1]
-
-
-# What a terminal shows while it lasts.
-
-
-@pytest.mark.parametrize("num_trials", [None, 3])
-def test_the_terminal_tells_the_number_of_runs_only_where_it_is_known(
-    tmp_path, monkeypatch, num_trials
-):
-    lines = []
-
-    class Watched(Scored):
-        def fit(self, *args, **arguments):
-            # What a `fit` finds out along the way would tell that another run has begun.
-            with Progress("inside of a run"):
-                lines.append(_progress._open[0].line().rpartition(";")[0])
-            return super().fit(*args, **arguments)
-
-    draw_number(monkeypatch, 3)
-    run(search_of(Watched(), tmp_path, num_trials=num_trials))
-    if num_trials is None:
-        assert lines == ["Searching (number of runs and time left stay secret)"] * 3
-    else:
-        assert lines == [f"Searching: {done} of 3 runs" for done in range(3)]

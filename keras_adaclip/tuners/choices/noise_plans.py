@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 import keras_tuner
 
-from keras_adaclip._progress import Progress, silent
 from keras_adaclip.tuners.choices.planned_noise import PlannedNoise
 
 _MOST_AT_ONCE = 8
@@ -51,17 +50,10 @@ class NoisePlans:
         if wanted in self._found:
             return self._found[wanted]
         if wanted not in self._combinations or len(self._combinations) > _MOST_AT_ONCE:
-            with silent():
-                self._found[wanted] = self._at_the_target(*wanted)
+            self._found[wanted] = self._at_the_target(*wanted)
             return self._found[wanted]
         began = time.perf_counter()
-        num_plans = len(self._combinations)
-        with Progress("noise of all trials", total=num_plans, unit="plans") as progress:
-            found = {}
-            for each in self._combinations:
-                found[each] = self._at_the_target(*each)
-                progress.advance()
-        self._found |= found
+        self._found |= {each: self._at_the_target(*each) for each in self._combinations}
         seconds = time.perf_counter() - began
         if seconds > _SECONDS_WITHOUT_A_WORD:
             print(

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras_tuner
 
-from keras_adaclip._progress import Progress, silent
 from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
@@ -266,13 +265,7 @@ class PrivateSearch(SearchRuns, SearchResults):
         if self._private_diagnostics:
             super().search(*fit_args, **fit_kwargs)
             return
-        number = self._privacy.num_known_trials
-        if number is None or self._is_worker_of_chief:
-            self._progress = Progress("searching (number of runs and time left stay secret)")
-        else:
-            missing = number - len(self._oracle.end_order)
-            self._progress = Progress("searching", total=missing, unit="runs")
-        with self._progress, silent(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().search(*fit_args, **fit_kwargs)
 

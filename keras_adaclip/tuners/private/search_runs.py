@@ -10,7 +10,6 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import Ledger
 from keras_adaclip.tuners.private.private_search_oracle import PrivateSearchOracle
 from keras_adaclip.tuners.private.search_privacy import SearchPrivacy, carry
@@ -40,7 +39,6 @@ class SearchRuns(keras_tuner.Tuner):
     _privacy: SearchPrivacy
     _private_diagnostics: bool
     _record: SearchRecord
-    _progress: Progress | None = None
 
     def _checked_build(self) -> Ledger:
         """Finds what is wrong with the hypermodel before anything is drawn or spent.
@@ -100,8 +98,6 @@ class SearchRuns(keras_tuner.Tuner):
             self._check_run(hp, num_declared, model, run)
         if not math.isfinite(value):
             value = -WORST if self._objective.direction == "max" else WORST
-        if self._progress is not None:
-            self._progress.advance()
         return {self._objective.name: value}
 
     def _begin_independently(self, trial: Trial) -> None:
