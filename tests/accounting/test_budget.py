@@ -8,7 +8,7 @@ from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
     Sampling,
-    budget,
+    calibrate,
     ledger_epsilon,
     max_steps_within,
 )
@@ -98,12 +98,12 @@ def test_a_budget_that_outlasts_the_counter():
 def test_epsilon_is_computed_few_times(monkeypatch):
     calls = []
 
-    def counted(events, delta, accountant):
+    def counted(events, delta, accountant, coarseness=1):
         calls.append(events)
         return composed_epsilon(events, delta, accountant)
 
-    composed_epsilon = budget.composed_epsilon
-    monkeypatch.setattr(budget, "composed_epsilon", counted)
+    composed_epsilon = calibrate.composed_epsilon
+    monkeypatch.setattr(calibrate, "composed_epsilon", counted)
     for running, target in [
         (row(), 0.5),
         (row(batch=1024), 3.0),
@@ -118,7 +118,7 @@ def test_epsilon_is_computed_few_times(monkeypatch):
 @pytest.mark.parametrize("guess", [0, 1, 30, 4000, 10**6])
 def test_a_bad_guess_costs_time_only(guess):
     for limit in (0, 1, 2, 77, 1000, 10**6):
-        found = budget.largest_within(
+        found = calibrate.largest_within(
             lambda count, limit=limit: count**0.5, limit**0.5 + 1e-9, 10**6, guess
         )
         assert found == limit
@@ -128,5 +128,5 @@ def test_steep_and_flat_stretches():
     def staircase(count):
         return 0.0 if count < 500 else 1.0 if count < 90_000 else float("inf")
 
-    assert budget.largest_within(staircase, 0.5, 10**9, 1) == 499
-    assert budget.largest_within(staircase, 2.0, 10**9, 1) == 89_999
+    assert calibrate.largest_within(staircase, 0.5, 10**9, 1) == 499
+    assert calibrate.largest_within(staircase, 2.0, 10**9, 1) == 89_999

@@ -109,9 +109,9 @@ def test_a_target_that_protects_nobody():
 
 
 def test_a_target_that_no_noise_reaches(monkeypatch):
-    from keras_adaclip.accounting import calibration
+    from keras_adaclip.accounting import calibrate
 
-    monkeypatch.setattr(calibration, "composed_epsilon", lambda *_: 5.0)
+    monkeypatch.setattr(calibrate, "composed_epsilon", lambda *_: 5.0)
     with pytest.raises(ValueError, match=r"No noise multiplier up to .* Use a larger `delta`"):
         calibrate_noise_multiplier(1.0, DELTA, 10_000, 100, steps=1)
 

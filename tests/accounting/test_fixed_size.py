@@ -13,7 +13,7 @@ from keras_adaclip.accounting import (
     ledger_epsilon,
     max_steps_within,
 )
-from keras_adaclip.accounting.merging import merge_upward
+from keras_adaclip.accounting.ledger import merge_upward
 
 DELTA = 1e-5
 

@@ -15,7 +15,7 @@ from keras_adaclip.accounting import (
     compute_epsilon,
     ledger_epsilon,
 )
-from keras_adaclip.accounting.epsilon import planned_events
+from keras_adaclip.accounting.events import planned_events
 from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
 from tests.accounting.oracles import gaussian_epsilon
 
@@ -145,7 +145,7 @@ def test_a_schedule_that_stands_still_is_calibrated_like_a_number():
 
 
 def test_few_costly_evaluations_are_made(monkeypatch):
-    from keras_adaclip.accounting import calibration
+    from keras_adaclip.accounting import calibrate
 
     fine = set()
 
@@ -154,8 +154,8 @@ def test_few_costly_evaluations_are_made(monkeypatch):
             fine.add(events)
         return composed_epsilon(events, delta, accountant, coarseness)
 
-    composed_epsilon = calibration.composed_epsilon
-    monkeypatch.setattr(calibration, "composed_epsilon", recorded)
+    composed_epsilon = calibrate.composed_epsilon
+    monkeypatch.setattr(calibrate, "composed_epsilon", recorded)
     calibrate_noise_multiplier(2.0, epochs=6, noise_schedule=PowerDecay(1.0), **PLAN)
     assert len(fine) <= 2
 

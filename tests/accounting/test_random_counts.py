@@ -10,7 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from keras_adaclip.accounting import LedgerRow, RandomSelection, Sampling
-from keras_adaclip.accounting.random_counts import stop_probability
+from keras_adaclip.accounting.selection import stop_probability
 
 LAWS = ("geometric", "logarithmic", "poisson")
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": np.inf}
