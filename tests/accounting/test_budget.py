@@ -95,26 +95,6 @@ def test_a_budget_that_outlasts_the_counter():
     assert max_steps_within([], unlimited.advance(9), DELTA, 1.0) == INT32_MAX - 9
 
 
-def test_epsilon_is_computed_few_times(monkeypatch):
-    calls = []
-
-    def counted(events, delta, accountant, coarseness=1):
-        calls.append(events)
-        return composed_epsilon(events, delta, accountant)
-
-    composed_epsilon = calibrate.composed_epsilon
-    monkeypatch.setattr(calibrate, "composed_epsilon", counted)
-    for running, target in [
-        (row(), 0.5),
-        (row(batch=1024), 3.0),
-        (row(Sampling.SHUFFLE, noise=2.0), 30.0),
-        (row(Sampling.STREAM, noise=50.0), 1.0),
-    ]:
-        calls.clear()
-        max_steps_within([], running, DELTA, target)
-        assert len(calls) <= 15
-
-
 @pytest.mark.parametrize("guess", [0, 1, 30, 4000, 10**6])
 def test_a_bad_guess_costs_time_only(guess):
     for limit in (0, 1, 2, 77, 1000, 10**6):

@@ -10,7 +10,6 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from keras_adaclip.accounting import LedgerRow, RandomSelection, Sampling
-from keras_adaclip.accounting.selection import stop_probability
 
 LAWS = ("geometric", "logarithmic", "poisson")
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": np.inf}
@@ -83,9 +82,3 @@ def test_epsilon_is_that_of_dp_accounting(distribution, mean):
     found = RandomSelection(mean, distribution).epsilon([row], 1e-5)
     expected = float(accountant.get_epsilon(1e-5))
     assert expected * (1 - 1e-12) <= found <= expected * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("mean", [1.0001, 2, 1e4])
-def test_the_logarithmic_parameter_has_its_mean(mean):
-    stop = stop_probability(mean, "logarithmic")
-    assert stats.logser(1 - stop).mean() == pytest.approx(mean, rel=1e-4)

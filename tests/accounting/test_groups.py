@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from keras_adaclip.accounting import LedgerRow, Sampling, group_epsilon, groups, ledger_epsilon
 from keras_adaclip.accounting.events import counted_events
+from tests.accounting.oracles import gaussian_epsilon
 
 DELTA = 1e-5
 knows_mixtures = pytest.mark.skipif(
@@ -19,21 +20,11 @@ def row(sampling=Sampling.POISSON, noise=2.0, steps=100, batch=256, examples=6_0
     return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
 
 
-def gaussian_epsilon(mu):
-    """Epsilon of a Gaussian mechanism with sensitivity over noise `mu` (Balle and Wang 2018)."""
-
-    def excess(epsilon):
-        upper = stats.norm.sf(epsilon / mu - mu / 2)
-        return upper - math.exp(epsilon) * stats.norm.sf(epsilon / mu + mu / 2) - DELTA
-
-    return optimize.brentq(excess, 0.0, 100.0)
-
-
 @pytest.mark.parametrize("group_size", [1, 2, 5])
 @pytest.mark.parametrize("sampling", [Sampling.STREAM, Sampling.SHUFFLE])
 def test_full_releases_have_a_kth_of_the_noise(sampling, group_size):
     running = row(sampling, noise=30.0)
-    expected = gaussian_epsilon(group_size * math.sqrt(running.releases) / 30.0)
+    expected = gaussian_epsilon(30.0, DELTA, releases=running.releases, sensitivity=group_size)
     assert group_epsilon([running], DELTA, group_size) == pytest.approx(expected, rel=2e-3)
 
 
