@@ -40,13 +40,11 @@ from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
 from dp_accounting import (
-    ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
     NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
 )
 
 from keras_adaclip.accounting import _validation
@@ -130,13 +128,6 @@ def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
         # the same from one epoch to the next, and their composition is cached.
         counts[event] = counts.pop(event, 0) + count
     return tuple(counts.items())
-
-
-def dp_event(rows: Iterable[LedgerRow]) -> DpEvent:
-    """All releases of some rows, as one event that `dp_accounting` can compose."""
-    return ComposedDpEvent(
-        [SelfComposedDpEvent(event, count) for event, count in counted_events(rows)]
-    )
 
 
 def neighboring_relation(rows: Iterable[LedgerRow], running: LedgerRow | None = None) -> str:

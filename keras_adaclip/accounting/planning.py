@@ -9,6 +9,7 @@ tens, a batch of all examples costs less than many samples.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from keras_adaclip.accounting import _validation, events
@@ -179,8 +180,13 @@ def plan(
         accountant = "rdp"
     if num_parameters is not None:
         num_parameters = _validation.check_integer(num_parameters, "num_parameters", minimum=1)
-    run = _checked(num_examples, sampling, target_epsilon, batch_size, epochs, noise_multiplier)
-    (missing,) = (name for name, value in run.items() if value is None)
+    quantities = {
+        "target_epsilon": target_epsilon,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "noise_multiplier": noise_multiplier,
+    }
+    run, missing = _checked(quantities, num_examples, sampling)
 
     def planned(**changed: Any) -> CountedEvents:
         values = {**run, **changed}
@@ -209,14 +215,9 @@ def plan(
         return found
 
     if missing == "noise_multiplier":
+        options = {"epochs": run["epochs"], "sampling": sampling, "accountant": accountant}
         run[missing] = calibrate_noise_multiplier(
-            run["target_epsilon"],
-            delta,
-            num_examples,
-            run["batch_size"],
-            epochs=run["epochs"],
-            sampling=sampling,
-            accountant=accountant,
+            run["target_epsilon"], delta, num_examples, run["batch_size"], **options
         )
     else:  # Calibration warns by itself.
         _validation.warn_of_large_delta(delta, num_examples)
@@ -239,44 +240,30 @@ def plan(
     )
 
 
-def _checked(
-    num_examples: int,
-    sampling: str,
-    target_epsilon: float | None,
-    batch_size: int | None,
-    epochs: int | None,
-    noise_multiplier: float | None,
-) -> dict[str, Any]:
-    """The four quantities of which one is left out, each of the right type and in range."""
-    run: dict[str, Any] = {
-        "target_epsilon": target_epsilon,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "noise_multiplier": noise_multiplier,
-    }
+def _checked(run: dict[str, Any], num_examples: int, sampling: str) -> tuple[dict[str, Any], str]:
+    """The quantities that are given, each of the right type and in range, and the missing one."""
     missing = [name for name, value in run.items() if value is None]
     if len(missing) != 1:
         raise ValueError(
             f"Exactly one of {', '.join(f'`{name}`' for name in run)} must be left out, to be "
             f"solved for. Received: {', '.join(missing) or 'none'} left out"
         )
-    if batch_size is not None:
-        _, run["batch_size"] = _validation.check_batch(num_examples, batch_size)
-    elif sampling in ("shuffle", "stream"):
+    if missing == ["batch_size"] and sampling in ("shuffle", "stream"):
         raise ValueError(
             "`batch_size` can only be solved for if sampling amplifies privacy: with "
             f"sampling={sampling!r}, a smaller batch has no smaller epsilon. Leave out another "
             'argument, or use sampling="poisson".'
         )
-    if epochs is not None:
-        run["epochs"] = _validation.check_integer(epochs, "epochs", minimum=1)
-    if noise_multiplier is not None:
-        run["noise_multiplier"] = _validation.check_noise_multiplier(noise_multiplier)
-    if target_epsilon is not None:
-        run["target_epsilon"] = _validation.check_target_epsilon(target_epsilon)
-        if run["noise_multiplier"] == 0:
-            raise ValueError(
-                "Argument `noise_multiplier` must be positive for a finite `target_epsilon`. "
-                "Received: noise_multiplier=0"
-            )
-    return run
+    checks: dict[str, Callable[[Any], Any]] = {
+        "target_epsilon": _validation.check_target_epsilon,
+        "batch_size": lambda size: _validation.check_batch(num_examples, size)[1],
+        "epochs": lambda epochs: _validation.check_integer(epochs, "epochs", minimum=1),
+        "noise_multiplier": _validation.check_noise_multiplier,
+    }
+    run = {name: None if name in missing else checks[name](value) for name, value in run.items()}
+    if run["noise_multiplier"] == 0 and run["target_epsilon"] is not None:
+        raise ValueError(
+            "Argument `noise_multiplier` must be positive for a finite `target_epsilon`. "
+            "Received: noise_multiplier=0"
+        )
+    return run, missing[0]

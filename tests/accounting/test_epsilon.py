@@ -111,7 +111,9 @@ MIXED = (
     ],
 )
 def test_never_below_what_dp_accounting_gives_for_the_recorded_events(rows):
-    event = events.dp_event(rows)
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(*each) for each in events.counted_events(rows)]
+    )
     by_pld = PLDAccountant().compose(event).get_epsilon(DELTA)
     assert by_pld <= ledger_epsilon(rows, DELTA, "pld") <= by_pld * (1 + 1e-4)
     by_rdp = RdpAccountant().compose(event).get_epsilon(DELTA)
