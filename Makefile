@@ -39,7 +39,7 @@ PACKAGE := build/package
 BACKEND_FREE := $(wildcard tests/accounting tests/packaging keras_adaclip/accounting \
                            tests/audit/test_canaries.py tests/audit/test_lower_bound.py \
                            tests/docs tests/test_host_share.py tests/federated/test_clients.py tests/federated/test_partition.py \
-                           tests/federated/test_cohorts.py tests/examples/test_data.py tests/plots tests/test_progress.py)
+                           tests/federated/test_cohorts.py tests/examples/test_data.py tests/plots)
 PER_BACKEND_IGNORES := $(addprefix --ignore=,$(BACKEND_FREE) tests/golden)
 # Directories of many models: each is run by processes of its own.
 OWN_TURNS := tests/gradients tests/tuners tests/models tests/federated

@@ -11,17 +11,17 @@ from keras_adaclip.accounting import PrivacyReport, RandomSelection, plan, read_
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, and ends with status 2."""
+    """A parser whose errors take one line and end the process with status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status.
+    """Runs a command and returns the exit status.
 
     Args:
-        arguments: the words after the program's name; None takes those of this process.
+        arguments: the words after the name of the program; None means those of this process.
     """
     parser = _Parser(prog="python -m keras_adaclip", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     del options["command"]
     command, command_parser = options.pop("run"), options.pop("parser")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # One that knows no accents shows others.
+        if isinstance(stream, io.TextIOWrapper):  # Replace what the encoding cannot show.
             stream.reconfigure(errors="replace")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -46,15 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_plan(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
-        help="epsilon, noise, epochs, ... of a run, from the others",
+        help="epsilon, noise, epochs or batch size of a run, from the others",
         description=(
-            "Give five of the first six, and the sixth is solved for. Epsilon counts training "
-            "alone: no choice of hyperparameters, no other use of the data."
+            "Give delta, the number of examples, and three of epsilon, batch size, epochs and "
+            "noise: the fourth is solved for. Epsilon counts training alone: no choice of "
+            "hyperparameters, no other use of the data."
         ),
     )
+    parser.add_argument("--delta", type=float, required=True, metavar="NUMBER")
+    parser.add_argument(
+        "--examples", dest="num_examples", type=int, required=True, metavar="NUMBER"
+    )
     parser.add_argument("--epsilon", dest="target_epsilon", type=float, metavar="NUMBER")
-    parser.add_argument("--delta", type=float, metavar="NUMBER")
-    parser.add_argument("--examples", dest="num_examples", type=int, metavar="NUMBER")
     parser.add_argument("--batch-size", type=int, metavar="NUMBER")
     parser.add_argument("--epochs", type=int, metavar="NUMBER")
     parser.add_argument("--noise", dest="noise_multiplier", type=float, metavar="NUMBER")
@@ -65,7 +68,7 @@ def _add_plan(commands: Any) -> None:
         dest="num_parameters",
         type=int,
         metavar="NUMBER",
-        help="trainable parameters, to set the noise's norm beside the signal's",
+        help="number of trainable parameters, to compare the norms of noise and signal",
     )
     parser.set_defaults(run=plan, parser=parser)
 
@@ -73,7 +76,7 @@ def _add_plan(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
-        help="what the training of a saved model has spent",
+        help="the privacy that the training of a saved model has spent",
         description=(
             "Reads the ledger of a `.keras` file that a private model was saved to. The model's "
             "own layers, losses and metrics are not needed, and none of its code is run."
@@ -88,10 +91,11 @@ def _add_report(commands: Any) -> None:
         "--mean-trials",
         type=float,
         metavar="NUMBER",
-        help="the model is the best of a number of runs drawn at random, so many on average",
+        help="the mean, if the model is the best of a random number of runs",
     )
     parser.add_argument(
-        "--distribution", help="of that number: geometric (the default), logarithmic or poisson"
+        "--distribution",
+        help="the law of that number: geometric (the default), logarithmic or poisson",
     )
     parser.set_defaults(run=_report, parser=parser)
 
@@ -101,7 +105,7 @@ def _report(
 ) -> str:
     unknown = "not read: the file's code is not run"
     if mean_trials is None and distribution is not None:
-        raise ValueError("--distribution is that of a number of runs: give --mean-trials as well")
+        raise ValueError("--distribution needs --mean-trials, the mean of the number of runs")
     selection = None
     if mean_trials is not None:
         selection = RandomSelection(mean_trials, distribution or "geometric")

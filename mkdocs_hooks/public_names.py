@@ -30,12 +30,17 @@ SHARED_NAMES = {
     "keras_adaclip.accounting": frozenset(
         {
             "LEDGER_KEYS",
+            "NO_TUNING",
+            "NUM_INTEGERS",
             "check_accountant",
             "check_delta",
             "check_integer",
             "check_real",
             "check_report_path",
             "check_target_epsilon",
+            "neighboring_relation",
+            "quick_epsilon",
+            "rounded_up",
             "warn_of_large_delta",
         }
     ),

@@ -49,6 +49,7 @@ def test_each_option_reaches_the_plan(capsys):
         (["audit"], "invalid choice: 'audit'"),
         (words(epochs="ten"), "argument --epochs: invalid int value: 'ten'"),
         (words(noise="1.0"), "Exactly one of `target_epsilon`"),
+        (words(delta=None, examples=None), "are required: --delta, --examples"),
         (words(epochs=None, noise="0.01"), "No `epochs` reaches the target epsilon"),
         (words(delta="0"), "`delta` must lie strictly between 0 and 1"),
         (words(colour="red"), "unrecognized arguments: --colour red"),

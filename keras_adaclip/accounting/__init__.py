@@ -1,20 +1,18 @@
-"""Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget asks for.
+"""Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget allows.
 
-    kinds     whose privacy a row is about, and how the units were drawn
-    rows      integers and the float32 noise of a mechanism, and how often it ran
-    ledger    the rows of a model; merging and joining them, upward in epsilon only
-    events    what `dp_accounting` composes for a row, and the neighbouring relation it holds under
-    epsilon   epsilon of a plan and of a ledger, by `dp_accounting`
-    budget, calibration   the steps that a budget allows, the noise that it asks for
-    planning, solving   what is missing of a plan, by the others
-    selection, random_counts   the best of a random number of runs: epsilon, and the number drawn
-    selection_cost   what a ledger holds of a selection
-    run_bounds   what each run of a search may spend at most
-    group_privacy, gaussian_dp   epsilon for several units of one person; epsilon as one shift
-    saved_ledger   the ledger in a model's file
-    report    what was spent and how, for those who have to trust it
+    row          one mechanism and how often it ran, in integers
+    ledger       the rows of a model, merged and joined upward in epsilon only; reading saved ones
+    events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
+    accountants  epsilon of composed events, by `dp_accounting`
+    epsilon      epsilon of a plan and of a ledger
+    calibrate    the least noise and the most steps within a budget
+    planning     the missing quantity of a planned run
+    groups       epsilon for several units of one person; epsilon as the shift of one Gaussian
+    selection    the best of a random number of runs
+    bounds       the most that each run of a search may spend
+    report       what was spent and how, for those who have to trust it
 
-Everything here runs on the host, in NumPy, and knows nothing of Keras.
+Everything here runs on the host, in NumPy, and does not import Keras.
 """
 
 from keras_adaclip.accounting._validation import (
@@ -26,20 +24,25 @@ from keras_adaclip.accounting._validation import (
     default_delta,
     warn_of_large_delta,
 )
-from keras_adaclip.accounting.budget import max_steps_within
-from keras_adaclip.accounting.calibration import (
+from keras_adaclip.accounting.bounds import RunBounds
+from keras_adaclip.accounting.calibrate import (
     calibrate_noise_multiplier,
     least_noise_multiplier,
+    max_steps_within,
 )
-from keras_adaclip.accounting.epsilon import PrivacySpent, compute_epsilon, ledger_epsilon
-from keras_adaclip.accounting.gaussian_dp import gaussian_mu
-from keras_adaclip.accounting.group_privacy import group_epsilon
-from keras_adaclip.accounting.kinds import Unit
-from keras_adaclip.accounting.ledger import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting.epsilon import (
+    PrivacySpent,
+    compute_epsilon,
+    ledger_epsilon,
+    quick_epsilon,
+    rounded_up,
+)
+from keras_adaclip.accounting.events import neighboring_relation
+from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
+from keras_adaclip.accounting.ledger import LEDGER_KEYS, Ledger, read_ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
-from keras_adaclip.accounting.report import PrivacyReport, check_report_path
-from keras_adaclip.accounting.run_bounds import RunBounds
-from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
+from keras_adaclip.accounting.report import NO_TUNING, PrivacyReport, check_report_path
+from keras_adaclip.accounting.row import NUM_INTEGERS, LedgerRow, Sampling, Unit
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
 __all__ = [
@@ -57,13 +60,18 @@ __all__ = [
     "least_noise_multiplier",
     "ledger_epsilon",
     "max_steps_within",
+    "neighboring_relation",
     "plan",
+    "quick_epsilon",
     "read_ledger",
+    "rounded_up",
     "selection_epsilon",
     "warn_of_large_delta",
     "LEDGER_KEYS",
     "Ledger",
     "LedgerRow",
+    "NO_TUNING",
+    "NUM_INTEGERS",
     "PrivacyPlan",
     "PrivacyReport",
     "PrivacySpent",

@@ -1,12 +1,13 @@
-"""Checks of the arguments that the accounting functions share.
+"""Checks of the arguments that several functions share.
 
-Each check returns the argument in the plain Python type that the code goes on with, so that NumPy
-scalars are welcome and truth values, strings and NaN are not.
+Each check returns the argument as a plain Python value. NumPy scalars are accepted; booleans,
+strings and NaN are not.
 """
 
 import math
 import numbers
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,17 +18,17 @@ SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
 
 
 def check_integer(value: object, name: str, *, minimum: int = 0, maximum: int = INT32_MAX) -> int:
-    """Returns `value` as an `int`, or says what is wrong with it.
+    """Returns `value` as an `int`.
 
     Args:
-        value: what was given.
-        name: name of the argument, for the message.
-        minimum: the least number that is allowed.
-        maximum: the greatest number that is allowed.
+        value: the value of the argument.
+        name: the name of the argument, for the message.
+        minimum: the smallest integer that is allowed.
+        maximum: the largest integer that is allowed.
 
     Raises:
-        TypeError: where it is not an integer.
-        ValueError: where it is out of range.
+        TypeError: if the value is not an integer.
+        ValueError: if it is out of range.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(f"Argument `{name}` must be an integer. Received: {name}={value!r}")
@@ -40,15 +41,15 @@ def check_integer(value: object, name: str, *, minimum: int = 0, maximum: int = 
 
 
 def check_real(value: object, name: str) -> float:
-    """Returns `value` as a finite `float`, or says what is wrong with it.
+    """Returns `value` as a finite `float`.
 
     Args:
-        value: what was given.
-        name: name of the argument, for the message.
+        value: the value of the argument.
+        name: the name of the argument, for the message.
 
     Raises:
-        TypeError: where it is not a number.
-        ValueError: where it is not finite.
+        TypeError: if the value is not a real number.
+        ValueError: if it is not finite.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"Argument `{name}` must be a real number. Received: {name}={value!r}")
@@ -59,7 +60,7 @@ def check_real(value: object, name: str) -> float:
 
 
 def check_noise_multiplier(value: object) -> float:
-    """Returns a noise multiplier that float32, in which training runs, can hold."""
+    """Returns a noise multiplier that fits float32, the precision of training."""
     number = check_real(value, "noise_multiplier")
     if number < 0:
         raise ValueError(
@@ -67,7 +68,7 @@ def check_noise_multiplier(value: object) -> float:
         )
     if number > float(np.finfo(np.float32).max):
         raise ValueError(
-            "Argument `noise_multiplier` must fit float32, in which training runs. "
+            "Argument `noise_multiplier` must fit float32, the precision of training. "
             f"Received: noise_multiplier={number}"
         )
     return number
@@ -77,11 +78,11 @@ def check_target_epsilon(value: object) -> float:
     """Returns a positive, finite target.
 
     Args:
-        value: what was given.
+        value: the value of the argument.
 
     Raises:
-        TypeError: where it is not a number.
-        ValueError: where it is not positive and finite.
+        TypeError: if the value is not a real number.
+        ValueError: if it is not positive and finite.
     """
     number = check_real(value, "target_epsilon")
     if number <= 0:
@@ -95,11 +96,11 @@ def check_delta(value: object) -> float:
     """Returns a delta strictly between 0 and 1.
 
     Args:
-        value: what was given.
+        value: the value of the argument.
 
     Raises:
-        TypeError: where it is not a number.
-        ValueError: where it does not lie strictly between 0 and 1.
+        TypeError: if the value is not a real number.
+        ValueError: if it does not lie strictly between 0 and 1.
     """
     number = check_real(value, "delta")
     if not 0 < number < 1:
@@ -112,13 +113,13 @@ def check_delta(value: object) -> float:
 def warn_of_large_delta(
     delta: float, num_examples: int, stacklevel: int = 3, unit: str = "example"
 ) -> None:
-    """Warns when `delta` would allow one unit to be published outright.
+    """Warns if `delta` would allow one unit's data to be published.
 
     Args:
         delta: the delta.
-        num_examples: number of units; 0 for unknown, which is never warned of.
-        stacklevel: as for `warnings.warn`.
-        unit: whose privacy it is, `"example"` or `"client"`.
+        num_examples: number of units; 0 if unknown, which never warns.
+        stacklevel: as of `warnings.warn`.
+        unit: the unit of privacy, `"example"` or `"client"`.
     """
     if delta * num_examples >= 1:
         warnings.warn(
@@ -130,31 +131,31 @@ def warn_of_large_delta(
         )
 
 
-def check_accountant(value: object) -> str:
-    """Returns the accountant's name.
-
-    Args:
-        value: what was given.
-
-    Raises:
-        ValueError: where there is no such accountant.
-    """
-    if value not in ACCOUNTANTS:
+def check_choice(value: object, name: str, choices: Sequence[str]) -> str:
+    """Returns `value`, one of the choices."""
+    if value not in choices:
         raise ValueError(
-            f"Argument `accountant` must be one of {', '.join(map(repr, ACCOUNTANTS))}. "
-            f"Received: accountant={value!r}"
+            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {name}={value!r}"
         )
     return str(value)
+
+
+def check_accountant(value: object) -> str:
+    """Returns the name of an accountant.
+
+    Args:
+        value: the value of the argument.
+
+    Raises:
+        ValueError: if there is no such accountant.
+    """
+    return check_choice(value, "accountant", ACCOUNTANTS)
 
 
 def check_sampling_name(value: object) -> str:
-    """Returns the name of a way of sampling."""
-    if value not in SAMPLING_NAMES:
-        raise ValueError(
-            f"Argument `sampling` must be one of {', '.join(map(repr, SAMPLING_NAMES))}. "
-            f"Received: sampling={value!r}"
-        )
-    return str(value)
+    """Returns the name of a sampling scheme."""
+    return check_choice(value, "sampling", SAMPLING_NAMES)
 
 
 def check_batch(num_examples: object, batch_size: object) -> tuple[int, int]:
@@ -191,16 +192,16 @@ def check_num_steps(
 
 
 def default_delta(num_examples: int) -> float:
-    """The delta taken when the user gives none: `num_examples ** -1.1`.
+    """The delta that is used if the user gives none: `num_examples ** -1.1`.
 
     Args:
-        num_examples: Number of units (examples or clients) in the data, from 2.
+        num_examples: Number of units (examples or clients) in the data, at least 2.
 
     Returns:
         A delta a little below `1 / num_examples`.
 
     Raises:
-        ValueError: If there are fewer than two units, for which it would not lie below 1.
+        ValueError: If there are fewer than two units, for which delta would not be below 1.
 
     Example:
 

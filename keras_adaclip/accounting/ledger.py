@@ -2,50 +2,73 @@
 
     L = ((mechanism_1, steps_1, releases_1), ..., (mechanism_k, steps_k, releases_k))
 
-Epsilon is a function of the ledger alone (`ledger_epsilon`), so what is saved with a model is
-enough to account for it after loading. The ledger only ever grows: a change of noise, of sampling
-rate or of data starts another row, a table that is full merges rows upward, and a checkpoint that
-is loaded over a running process takes nothing away from what that process has released.
+Epsilon is a function of the ledger alone (`ledger_epsilon`), so a saved model can be accounted for
+after loading. The ledger only grows: new noise, sampling rates or data start another row, a full
+table merges rows upward in epsilon, and loading a checkpoint removes nothing that this process has
+released.
+
+Merging makes one row of two. The merged row *dominates* both: it has the smaller noise multiplier,
+the larger sampling probability and all releases. Rows with different samplings become `STREAM`,
+full releases, which dominate every other kind. This may change the neighbouring relation under
+which epsilon is stated (see `events.neighboring_relation`), but epsilon stays an upper bound.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Self
+import functools
+import io
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Self
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.kinds import Sampling, Unit
-from keras_adaclip.accounting.merging import add_rows, compact
-from keras_adaclip.accounting.rows import (
+from keras_adaclip.accounting._validation import INT32_MAX
+from keras_adaclip.accounting.row import (
     NUM_INTEGERS,
     SELECTED,
     LedgerRow,
     Mechanism,
+    Sampling,
+    SelectionCost,
+    Unit,
 )
-from keras_adaclip.accounting.selection_cost import SelectionCost
 
-__all__ = ["Ledger", "LedgerRow", "Sampling"]
+# The names of the ledger among the variables of a private model.
+LEDGER_KEYS = (
+    "privacy_ledger_rows",
+    "privacy_ledger_noise",
+    "privacy_ledger_identity",
+    "privacy_ledger_included",
+)
+_WEIGHTS_IN_ARCHIVE = "model.weights.h5"
+_OWN_VARIABLES = "vars"
+_MOST_NUMBERS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Rows of what ran, in order; the last one is the row that is running.
+    """Rows of what ran, in order. The last row is the one that is running.
 
-    Rows in which no step ran are dropped, except the last, which may be about to run.
+    Rows without steps are dropped, except the last, which may be about to run.
 
     Args:
         rows: The rows.
 
     Raises:
-        TypeError: If something else than a `LedgerRow` is among them.
-        ValueError: If steps about examples and steps about clients are.
+        TypeError: If one of them is not a `LedgerRow`.
+        ValueError: If some steps are about examples and others about clients.
 
     Guarantees:
         No method returns a ledger with a smaller epsilon than the ledger it was called on, under
-        the same neighbouring relation. (Batches of a fixed size are stated for replacing a unit;
-        with other steps among them, all is stated for zeroing one out, which is less.)
+        the same neighbouring relation. (Fixed-size batches are stated for replacing a unit. With
+        other steps among them, all steps are stated for zeroing out a unit, which is a smaller
+        change.)
 
     Example:
 
@@ -84,12 +107,12 @@ class Ledger:
 
     @property
     def unit(self) -> Unit | None:
-        """Whose privacy the steps are about; None where there are none."""
+        """The unit of privacy; None if no step ran."""
         return next((row.unit for row in self.rows if row.steps > 0), None)
 
     @property
     def current(self) -> LedgerRow | None:
-        """The row that is running, if there is any row."""
+        """The row that is running; None if there are no rows."""
         return self.rows[-1] if self.rows else None
 
     @property
@@ -105,8 +128,8 @@ class Ledger:
     def append(self, row: LedgerRow) -> Self:
         """The ledger with `row` as the one that runs from now on.
 
-        A row of the same mechanism that is there already moves to the end and `row` is added to
-        it, so that training in turns with two settings takes two rows, not one a turn.
+        If there is a row with the same mechanism, it moves to the end and `row` is added to it.
+        Training that alternates between two settings thus takes two rows.
 
         Args:
             row: The row, usually a fresh one (`LedgerRow.open`).
@@ -117,7 +140,7 @@ class Ledger:
         others = []
         for present in self.rows:
             if present.mechanism == row.mechanism:
-                row = add_rows(present, row)
+                row = _add_rows(present, row)
             else:
                 others.append(present)
         return type(self)((*others, row))
@@ -126,30 +149,30 @@ class Ledger:
         """The ledger after `num_steps` more steps of the running row.
 
         Args:
-            num_steps: Number of steps, from 0.
+            num_steps: Number of steps, at least 0.
 
         Returns:
             The new ledger.
 
         Raises:
-            ValueError: If there is no row to run.
+            ValueError: If there is no row.
         """
         if not self.rows:
             raise ValueError("An empty `Ledger` has no row that could run: `append` one first.")
         return type(self)((*self.rows[:-1], self.rows[-1].advance(num_steps)))
 
     def begin_segment(self) -> Self:
-        """The ledger at the start of another `fit` call, which opens a new pass."""
+        """The ledger at the start of another `fit` call, which begins a pass."""
         return type(self)((*self.rows[:-1], *(row.begin_segment() for row in self.rows[-1:])))
 
     def compact(self, max_rows: int) -> Self:
         """The ledger in at most `max_rows` rows, merged upward in epsilon, never downward.
 
-        The running row is left as it is, for training goes on with just that mechanism.
+        The running row stays as it is, because training continues with that mechanism.
 
         Args:
-            max_rows: Rows to keep, from 2. Selected runs count as the rows of a table that they
-                take.
+            max_rows: Rows to keep, at least 2. Selected runs count as the rows that they take in a
+                table.
 
         Returns:
             The new ledger.
@@ -159,7 +182,7 @@ class Ledger:
                 longer fit int32.
         """
         max_rows = _validation.check_integer(max_rows, "max_rows", minimum=2)
-        return type(self)(compact(self.rows, max_rows))
+        return type(self)(_compact(self.rows, max_rows))
 
     def is_covered_by(self, other: "Ledger") -> bool:
         """Whether `other` holds at least these steps and releases of each mechanism.
@@ -175,24 +198,23 @@ class Ledger:
         )
 
     def union_upward(self, other: "Ledger", *, same_run: bool = False) -> Self:
-        """This process's ledger joined with one that was loaded from a checkpoint.
+        """The ledger of this process joined with one that was loaded from a checkpoint.
 
-        Counts cannot tell a past state of the same run, whose releases are all among those that
-        the run has made by now, from another run with the same settings, whose releases come on
-        top: 50 steps are covered by 100 steps in both cases. So the two are *added up*, which
-        holds always, unless the caller knows that they are states of one run and one covers the
-        other: then the later one is the result, and a rewound checkpoint changes nothing. Where
-        neither covers the other they went separate ways, and are added up all the same.
+        The loaded ledger may be an earlier state of this run, whose releases this ledger already
+        holds, or another run with the same settings, whose releases come on top. The counts cannot
+        tell: 100 steps cover 50 steps in both cases. So the ledgers are *added up*, which always
+        holds. Only if the caller knows that both are states of one run, and one covers the other,
+        is the result the later one, and a rewound checkpoint changes nothing.
 
         Args:
             other: The ledger that was loaded.
-            same_run: Whether both are states of one run. The caller must know this, such as by an
-                identity that is drawn when a run begins, saved with it, and drawn anew by a
-                process that goes on from a checkpoint of another.
+            same_run: Whether both are states of one run. The caller must know this, for example
+                from an identity that is drawn when a run begins, is saved with it, and is drawn
+                again by a process that continues from a checkpoint of another.
 
         Returns:
-            A ledger whose epsilon is not below that of either. Its running row is of the
-            mechanism that runs in this one, if any.
+            A ledger whose epsilon is not below that of either. If this ledger has a running row,
+            the result has a running row with the same mechanism.
         """
         if same_run and other.is_covered_by(self):
             return self
@@ -200,7 +222,7 @@ class Ledger:
         if self.current is None:
             return theirs
         if same_run and self.is_covered_by(other):
-            # Our steps are among theirs; only the mechanism that runs here may not be.
+            # Their ledger holds our steps, but maybe not the mechanism that is about to run.
             idle = dataclasses.replace(self.current, steps=0, releases=0).begin_segment()
             return theirs.append(idle)
         for row in self.rows:
@@ -208,14 +230,14 @@ class Ledger:
         return theirs
 
     def to_arrays(self, max_rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The ledger as a table of fixed size, to be kept among an optimizer's variables.
+        """The ledger as a table of fixed size, for the variables of an optimizer.
 
         Args:
-            max_rows: Rows of the table, from 2. A longer ledger is merged upward to fit.
+            max_rows: Rows of the table, at least 2. A longer ledger is merged upward to fit.
 
         Returns:
-            Integers of shape `(max_rows, 7)` and noise multipliers of shape `(max_rows,)`; rows
-            that are not used are 0, and the running row is the last one used.
+            Integers of shape `(max_rows, 7)` and noise multipliers of shape `(max_rows,)`. Unused
+            rows are 0, and the running row is the last one in use.
 
         Raises:
             ValueError: If `max_rows` is below 2, or the counts no longer fit int32.
@@ -228,7 +250,7 @@ class Ledger:
             noise_multipliers[index] = row.noise_multiplier
             end = index + row.num_table_rows
             if row.selection is not None:
-                integers[index + 1 : end] = row.selection.to_integers(NUM_INTEGERS)
+                integers[index + 1 : end] = row.selection.to_integers()
             index = end
         return integers, noise_multipliers
 
@@ -244,7 +266,7 @@ class Ledger:
             The ledger.
 
         Raises:
-            ValueError: If the shapes disagree, or a row holds impossible numbers.
+            ValueError: If the shapes disagree, or the numbers of a row are impossible.
         """
         table, noise = np.asarray(integers), np.asarray(noise_multipliers)
         if table.shape != (*noise.shape, NUM_INTEGERS) or noise.ndim != 1:
@@ -257,7 +279,7 @@ class Ledger:
             row, noise_multiplier, selection = table[index], float(noise[index]), None
             index += 1
             if row[0] >= SELECTED:
-                end = index + SelectionCost.num_rows(NUM_INTEGERS)
+                end = index + SelectionCost.num_rows()
                 selection = SelectionCost.from_integers(table[index:end])
                 index = end
             if row.any():
@@ -266,10 +288,195 @@ class Ledger:
 
 
 def _totals(rows: Iterable[LedgerRow]) -> dict[Mechanism, tuple[int, int]]:
-    """Steps and releases by mechanism, of the rows in which something ran."""
+    """Steps and releases of each mechanism that ran."""
     totals: dict[Mechanism, tuple[int, int]] = {}
     for row in rows:
         if row.steps > 0:
             steps, releases = totals.get(row.mechanism, (0, 0))
             totals[row.mechanism] = (steps + row.steps, releases + row.releases)
     return totals
+
+
+def _add_rows(first: LedgerRow, second: LedgerRow) -> LedgerRow:
+    """The exact sum of two rows of one mechanism. The open release is that of the second row."""
+    return dataclasses.replace(
+        second, steps=first.steps + second.steps, releases=first.releases + second.releases
+    )
+
+
+def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
+    """One closed row whose epsilon is never below that of the two rows together.
+
+    Args:
+        first: A row that does not run any more.
+        second: Another one.
+
+    Returns:
+        The dominating row. Its next step opens a release.
+
+    Raises:
+        ValueError: If the rows are about different units, or the counts no longer fit int32.
+    """
+    if first.mechanism == second.mechanism:
+        return _add_rows(first, second).begin_segment()
+    if first.unit is not second.unit:
+        raise ValueError("Rows about examples and rows about clients cannot be merged.")
+    steps = first.steps + second.steps
+    noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
+    if first.selection is not None and second.selection is not None:
+        selection = first.selection.plus(second.selection, (first.releases, second.releases))
+        return dataclasses.replace(
+            first, steps=steps, releases=1, noise_multiplier=noise_multiplier, selection=selection
+        )
+    denser = max(first, second, key=_exact_probability)
+    sampling, steps_per_release = Sampling.STREAM, 1
+    if first.sampling is second.sampling:
+        sampling = first.sampling
+        steps_per_release = max(first.steps_per_release, second.steps_per_release)
+    return LedgerRow(
+        sampling,
+        denser.expected_batch_size,
+        denser.num_examples,
+        steps_per_release,
+        steps,
+        releases=first.releases + second.releases,
+        steps_in_release=steps_per_release,
+        noise_multiplier=noise_multiplier,
+        unit=first.unit,
+    )
+
+
+def _exact_probability(row: LedgerRow) -> Fraction:
+    """The sampling probability as a fraction. As floats, two different ones could be equal."""
+    if row.num_examples == 0:
+        return Fraction(1)
+    return min(Fraction(1), Fraction(row.expected_batch_size, row.num_examples))
+
+
+def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
+    """Merges rows upward until at most `max_rows` are left; see `Ledger.compact`.
+
+    The pair that costs least is merged first; pairs of equal mechanisms, which cost nothing, before
+    any other.
+    """
+    if sum(row.num_table_rows for row in rows) <= max_rows:
+        return tuple(rows)
+    selected = [row for row in rows if row.selection is not None]
+    if selected:
+        merged = functools.reduce(merge_upward, selected)
+        others = [row for row in rows if row.selection is None]
+        room = max_rows - merged.num_table_rows
+        if room < 2:
+            raise ValueError(
+                f"The privacy ledger cannot be held in {max_rows} rows: selected runs take "
+                f"{merged.num_table_rows}, and two others must remain."
+            )
+        return (merged, *_compact(others, room))
+    closed, running = list(rows[:-1]), rows[-1]
+    while len(closed) + 1 > max_rows:
+        costs = _merging_costs(closed)
+        first, second = divmod(int(np.argmin(costs)), len(closed))
+        if costs[first, second] == np.inf:
+            raise ValueError(
+                f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
+                f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
+            )
+        closed[first] = merge_upward(closed[first], closed.pop(second))
+    return (*closed, running)
+
+
+def _merging_costs(rows: Sequence[LedgerRow]) -> npt.NDArray[np.float64]:
+    """The additional cost of merging each pair of rows. Shape: `(len(rows), len(rows))`.
+
+    Equal mechanisms cost -1 and so come first. A row without noise makes epsilon infinite already,
+    so merging it costs nothing. The cost is infinite if a pair cannot be merged, and on and below
+    the diagonal.
+    """
+    numbers: dict[Mechanism, int] = {}
+    mechanism = np.array([numbers.setdefault(row.mechanism, len(numbers)) for row in rows])
+    sampling = np.array([row.sampling for row in rows])
+    noise = np.array([row.noise_multiplier for row in rows])
+    steps = np.array([row.steps for row in rows], np.float64)
+    releases = np.array([row.releases for row in rows], np.float64)
+    probability = np.array([row.sampling_probability for row in rows])
+    probability = np.where(sampling == Sampling.POISSON, probability, 1.0)
+    alone = releases * _release_cost(probability, noise)
+
+    merged_noise = np.minimum.outer(noise, noise)
+    merged_probability = np.maximum.outer(probability, probability)
+    merged_probability[np.not_equal.outer(sampling, sampling)] = 1.0
+    merged = np.add.outer(releases, releases) * _release_cost(merged_probability, merged_noise)
+    costs = merged - np.add.outer(alone, alone)
+    costs[merged_noise == 0] = 0.0
+    costs[np.equal.outer(mechanism, mechanism)] = -1.0
+    costs[np.add.outer(steps, steps) > INT32_MAX] = np.inf
+    costs[np.tri(len(rows), dtype=bool)] = np.inf
+    return costs
+
+
+def _release_cost(
+    sampling_probability: npt.NDArray[np.float64], noise_multiplier: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Rényi divergence of order 2, log(1 + q² (exp(1/σ²) - 1)): a cheap way to rank pairs.
+
+    Meaningless without noise.
+    """
+    exponent = np.where(noise_multiplier > 0, noise_multiplier, 1.0) ** -2
+    cost = np.log1p(sampling_probability**2 * np.expm1(np.minimum(exponent, 700.0)))
+    # For a larger exponent, the exponential would overflow: this is its logarithm.
+    overflowing = np.maximum(0.0, exponent + 2 * np.log(sampling_probability))
+    return np.where(exponent > 700, overflowing, cost)
+
+
+def read_ledger(path: str | Path) -> Ledger:
+    """The ledger of a saved private model. No layer is built, and no code of the model runs.
+
+    Args:
+        path: a `.keras` file, or a `.weights.h5` file.
+
+    Returns:
+        The ledger at the time when the file was written.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If the file is of another kind, or holds no ledger or an impossible one.
+    """
+    path = Path(path)
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                weights = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
+        else:
+            weights = io.BytesIO(path.read_bytes())
+        with h5py.File(weights, "r") as file:
+            rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
+    except KeyError as error:
+        raise ValueError(
+            f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
+            "saved as `.keras` or `.weights.h5` keeps one."
+        ) from error
+    # `zipfile` raises these for damaged, encrypted and oddly compressed files.
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        if not path.is_file():
+            raise
+        raise ValueError(
+            f"Not a `.keras` or `.weights.h5` file: {str(path)!r} ({error})"
+        ) from error
+    return Ledger.from_arrays(rows, noise_multipliers)
+
+
+def _values(file: h5py.File, key: str) -> Any:
+    group = file
+    for name in (_OWN_VARIABLES, key):
+        # Soft links, external links and external storage could lead to any file of the machine.
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise KeyError(name)
+        group = group[name]
+    if not isinstance(group, h5py.Dataset) or group.external or group.is_virtual:
+        raise KeyError(key)
+    if group.size > _MOST_NUMBERS or group.dtype.kind not in "iuf":
+        raise ValueError(
+            f"The privacy ledger is damaged: {key!r} must be a small table of numbers. "
+            f"Received: {group.size} values of type {group.dtype}"
+        )
+    return np.asarray(group)

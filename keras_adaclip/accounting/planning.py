@@ -1,30 +1,50 @@
-"""A training run planned: the quantity that is not given, and the noise beside the signal."""
+"""A training run planned: the quantity that is left out, and the noise beside the signal.
+
+    epsilon(noise multiplier, delta; batch size, epochs, number of examples) = target
+
+Epsilon grows with the epochs and falls with the noise. It also grows with the batch size, but not
+strictly: an epoch has a whole number of steps, and with so little noise that epsilon is in the
+tens, a batch of all examples costs less than many samples.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.epsilon import effective_accountant, rounded_up
-from keras_adaclip.accounting.solving import QUANTITIES, Solver
+from keras_adaclip.accounting import _validation, events
+from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
+from keras_adaclip.accounting.calibrate import (
+    calibrate_noise_multiplier,
+    greatest,
+    largest_within,
+)
+from keras_adaclip.accounting.epsilon import rounded_up
+from keras_adaclip.accounting.events import CountedEvents
+
+_MOST_EPOCHS = 1_000_000
+_SAMPLINGS_IN_WORDS = {
+    "shuffle": "shuffled passes, no amplification",
+    "stream": "unknown, an example may be in every batch, no amplification",
+    "fixed": "batches of fixed size without replacement, one example replaced",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """A run and its privacy; `str()` of it is a table.
+    """A run and its privacy. `str()` of it is a table.
 
     Args:
         epsilon: epsilon of the run, an upper bound.
-        delta: the delta that it goes with.
+        delta: the delta of this epsilon.
         num_examples: number of units in the data.
         batch_size: expected number of units a step.
         epochs: passes over the data.
         noise_multiplier: standard deviation of the noise over the clipping norm.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`.
-        accountant: the accountant that did the work.
-        solved_for: which of these was not given.
-        num_parameters: number of trainable parameters, None where it was not given.
+        accountant: the accountant that was used.
+        solved_for: the argument of `plan` that was left out.
+        num_parameters: number of trainable parameters; None if it was not given.
     """
 
     epsilon: float
@@ -52,8 +72,8 @@ class PrivacyPlan:
     def noise_stddev(self) -> float:
         """Standard deviation of the noise in a coordinate of the mean gradient.
 
-        In units of the clipping norm, which is the most that the mean of the clipped gradients of
-        a batch of expected size can have as its norm.
+        In units of the clipping norm, which bounds the norm of the mean of the clipped gradients
+        of a batch of expected size.
         """
         return self.noise_multiplier / self.batch_size
 
@@ -65,60 +85,48 @@ class PrivacyPlan:
         return self.noise_stddev * math.sqrt(self.num_parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """All quantities, those that follow from others too."""
+        """All quantities, including those that follow from others."""
         derived = ("steps", "sampling_probability", "noise_stddev", "noise_norm")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def __str__(self) -> str:
+        noise = self.noise_multiplier
+        is_solved = self.solved_for == "noise_multiplier"
+        sampling = _SAMPLINGS_IN_WORDS.get(
+            self.sampling,
+            f"poisson, each example with probability {self.sampling_probability:.3%} a step",
+        )
         rows = [
-            ("epsilon", f"{rounded_up(self.epsilon)} ({self.accountant.upper()})", "epsilon"),
-            ("delta", self._shown("delta"), "delta"),
-            ("examples", f"{self.num_examples:,}", "num_examples"),
-            ("batch size", f"{self.batch_size:,} expected", "batch_size"),
-            ("epochs", f"{self.epochs:,} of {self.steps // self.epochs:,} steps", "epochs"),
-            ("noise multiplier", self._shown("noise_multiplier"), "noise_multiplier"),
-            ("sampling", self._sampling_in_words(), ""),
-            ("noise in a coordinate of the mean", f"{self.noise_stddev:.3g} C", ""),
-            ("mean of clipped gradients, norm", "at most C", ""),
+            ("epsilon", f"{rounded_up(self.epsilon)} ({self.accountant.upper()})"),
+            ("delta", f"{self.delta:.9g}"),
+            ("examples", f"{self.num_examples:,}"),
+            ("batch size", f"{self.batch_size:,} expected"),
+            ("epochs", f"{self.epochs:,} of {self.steps // self.epochs:,} steps"),
+            # Rounded up, so that a copy of the number stays within the budget.
+            ("noise multiplier", rounded_up(noise) if is_solved else f"{noise:.9g}"),
+            ("sampling", sampling),
+            ("noise in a coordinate of the mean", f"{self.noise_stddev:.3g} C"),
+            ("mean of clipped gradients, norm", "at most C"),
         ]
         if self.noise_norm is not None:
             ratio = "inf" if self.noise_norm == 0 else f"{1 / self.noise_norm:.3g}"
-            rows += [
-                (
-                    f"noise over {self.num_parameters:,} parameters, norm",
-                    f"{self.noise_norm:.3g} C",
-                    "",
-                ),
-                ("signal over noise, one step, at most", ratio, ""),
-            ]
-        solved = "epsilon" if self.solved_for == "target_epsilon" else self.solved_for
-        width = max(len(name) for name, _, _ in rows)
+            noise_name = f"noise over {self.num_parameters:,} parameters, norm"
+            rows.append((noise_name, f"{self.noise_norm:.3g} C"))
+            rows.append(("signal over noise, one step, at most", ratio))
+        solved = self.solved_for.removeprefix("target_").replace("_", " ")
+        width = max(len(name) for name, _ in rows)
         lines = [
-            f"{name:<{width}}  {value}{'  <- solved for' if key == solved else ''}"
-            for name, value, key in rows
+            f"{name:<{width}}  {value}{'  <- solved for' if name == solved else ''}"
+            for name, value in rows
         ]
         return "\n".join([*lines, "C is the clipping norm; the noise is Gaussian."])
-
-    def _shown(self, name: str) -> str:
-        """As it was given; or as found, where the rounded value must do as well."""
-        value = getattr(self, name)
-        return rounded_up(value) if name == self.solved_for else f"{value:.9g}"
-
-    def _sampling_in_words(self) -> str:
-        if self.sampling == "poisson":
-            return f"poisson, each example with probability {self.sampling_probability:.3%} a step"
-        return {
-            "shuffle": "shuffled passes, no amplification",
-            "stream": "unknown, an example may be in every batch, no amplification",
-            "fixed": "batches of fixed size without replacement, one example replaced",
-        }[self.sampling]
 
 
 def plan(
     *,
+    delta: float,
+    num_examples: int,
     target_epsilon: float | None = None,
-    delta: float | None = None,
-    num_examples: int | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
     noise_multiplier: float | None = None,
@@ -126,31 +134,29 @@ def plan(
     accountant: str = "pld",
     num_parameters: int | None = None,
 ) -> PrivacyPlan:
-    """Plans a run: give five of the first six arguments, and the sixth is solved for.
+    """Plans a run: leave out one of budget, batch size, epochs and noise, and it is solved for.
 
     Args:
-        target_epsilon: The budget, positive.
         delta: Delta, between 0 and 1, well below `1 / num_examples`.
         num_examples: Number of units (examples or clients) in the data.
+        target_epsilon: The budget, positive.
         batch_size: Expected number of units a step.
         epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
         noise_multiplier: Standard deviation of the noise over the clipping norm.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`, as in `compute_epsilon`.
-        accountant: `"pld"` or `"rdp"`; RDP always for `"fixed"`.
-        num_parameters: Number of trainable parameters, to set the noise's norm beside the signal's.
+        accountant: `"pld"` or `"rdp"`. RDP is always used for `"fixed"`.
+        num_parameters: Number of trainable parameters, to compare the norms of noise and signal.
 
     Returns:
-        The plan, within the budget: the least noise (to within 0.1% of epsilon), the most epochs,
-        the largest batch that bisection finds, the least delta (to within 0.1%), the least number
-        of examples that bisection finds to within 0.1%; a million epochs at most. Another batch
-        size or number of examples may be within the budget as well, since epsilon is not quite
-        monotone in them. `print` it.
+        The plan, within the budget: the least noise (to within 0.1% of epsilon), the most epochs
+        (up to a million), or the largest batch that bisection finds. A larger batch may be within
+        the budget too, since epsilon is not strictly monotone in the batch size. `print` the plan.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is out of range, not just one of six is left out, nothing
-            reaches the target, or batch size or number of examples are left out with a sampling
-            that does not amplify.
+        ValueError: If an argument is out of range, not exactly one of the four is left out,
+            nothing reaches the target, or the batch size is left out with a sampling that does not
+            amplify.
 
     Example:
 
@@ -166,61 +172,98 @@ def plan(
     mean of clipped gradients, norm    at most C
     C is the clipping norm; the noise is Gaussian.
     """
-    given = dict(
-        zip(
-            QUANTITIES,
-            (target_epsilon, delta, num_examples, batch_size, epochs, noise_multiplier),
-            strict=True,
-        )
-    )
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) != 1:
-        raise ValueError(
-            f"Exactly one of {', '.join(f'`{name}`' for name in QUANTITIES)} must be left out, to "
-            f"be solved for. Left out: {', '.join(missing) or 'none'}"
-        )
-    accountant = effective_accountant(
-        _validation.check_sampling_name(sampling), _validation.check_accountant(accountant)
-    )
-    if missing[0] in ("num_examples", "batch_size") and sampling in ("shuffle", "stream"):
-        raise ValueError(
-            f"`{missing[0]}` can be solved for where sampling amplifies privacy: with "
-            f"sampling={sampling!r} a smaller batch or more data give no smaller epsilon. Leave "
-            'out another one, or use sampling="poisson".'
-        )
+    delta = _validation.check_delta(delta)
+    num_examples = _validation.check_integer(num_examples, "num_examples", minimum=1)
+    sampling = _validation.check_sampling_name(sampling)
+    accountant = _validation.check_accountant(accountant)
+    if sampling == "fixed":
+        accountant = "rdp"
     if num_parameters is not None:
         num_parameters = _validation.check_integer(num_parameters, "num_parameters", minimum=1)
-    solver = Solver(_checked(given), sampling, accountant)
-    solver.solve(missing[0])
-    found = solver.quantities
-    if missing[0] != "noise_multiplier":  # Calibration has warned by itself.
-        _validation.warn_of_large_delta(found["delta"], found["num_examples"])
+    quantities = {
+        "target_epsilon": target_epsilon,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "noise_multiplier": noise_multiplier,
+    }
+    run, missing = _checked(quantities, num_examples, sampling)
+
+    def planned(**changed: Any) -> CountedEvents:
+        values = {**run, **changed}
+        steps = _validation.check_num_steps(
+            values["epochs"], None, steps_per_epoch=math.ceil(num_examples / values["batch_size"])
+        )
+        return events.planned_events(
+            values["noise_multiplier"], num_examples, values["batch_size"], steps, sampling
+        )
+
+    def epsilon(**changed: Any) -> float:
+        return composed_epsilon(planned(**changed), delta, accountant)
+
+    def largest(most: int) -> int:
+        """The largest value of the missing quantity within the budget."""
+        target = run["target_epsilon"]
+        guess = greatest(lambda n: rough_epsilon(planned(**{missing: n}), delta) <= target, most)
+        found = largest_within(lambda n: epsilon(**{missing: n}) if n else 0.0, target, most, guess)
+        if found == 0:
+            received = ", ".join(f"{name}={value}" for name, value in run.items())
+            raise ValueError(
+                f"No `{missing}` reaches the target epsilon: with {missing}=1 epsilon is "
+                f"{epsilon(**{missing: 1}):.4g}. Use more noise, or a larger target. "
+                f"Received: {received}, delta={delta}, num_examples={num_examples}"
+            )
+        return found
+
+    if missing == "noise_multiplier":
+        options = {"epochs": run["epochs"], "sampling": sampling, "accountant": accountant}
+        run[missing] = calibrate_noise_multiplier(
+            run["target_epsilon"], delta, num_examples, run["batch_size"], **options
+        )
+    else:  # Calibration warns by itself.
+        _validation.warn_of_large_delta(delta, num_examples)
+    if missing == "epochs":
+        steps_per_epoch = math.ceil(num_examples / run["batch_size"])
+        run[missing] = largest(min(_MOST_EPOCHS, _validation.INT32_MAX // steps_per_epoch))
+    elif missing == "batch_size":
+        run[missing] = largest(num_examples)
     return PrivacyPlan(
-        epsilon=solver.epsilon(),
-        **{name: found[name] for name in QUANTITIES[1:]},
+        epsilon=epsilon(),
+        delta=delta,
+        num_examples=num_examples,
+        batch_size=run["batch_size"],
+        epochs=run["epochs"],
+        noise_multiplier=run["noise_multiplier"],
         sampling=sampling,
         accountant=accountant,
-        solved_for=missing[0],
+        solved_for=missing,
         num_parameters=num_parameters,
     )
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """The quantities that are given, each of the type and in the range that it must have."""
+def _checked(run: dict[str, Any], num_examples: int, sampling: str) -> tuple[dict[str, Any], str]:
+    """The quantities that are given, each of the right type and in range, and the missing one."""
+    missing = [name for name, value in run.items() if value is None]
+    if len(missing) != 1:
+        raise ValueError(
+            f"Exactly one of {', '.join(f'`{name}`' for name in run)} must be left out, to be "
+            f"solved for. Received: {', '.join(missing) or 'none'} left out"
+        )
+    if missing == ["batch_size"] and sampling in ("shuffle", "stream"):
+        raise ValueError(
+            "`batch_size` can only be solved for if sampling amplifies privacy: with "
+            f"sampling={sampling!r}, a smaller batch has no smaller epsilon. Leave out another "
+            'argument, or use sampling="poisson".'
+        )
     checks: dict[str, Callable[[Any], Any]] = {
         "target_epsilon": _validation.check_target_epsilon,
-        "delta": _validation.check_delta,
-        "num_examples": lambda n: _validation.check_integer(n, "num_examples", minimum=1),
-        "batch_size": lambda n: _validation.check_integer(n, "batch_size", minimum=1),
-        "epochs": lambda n: _validation.check_integer(n, "epochs", minimum=1),
+        "batch_size": lambda size: _validation.check_batch(num_examples, size)[1],
+        "epochs": lambda epochs: _validation.check_integer(epochs, "epochs", minimum=1),
         "noise_multiplier": _validation.check_noise_multiplier,
     }
-    checked = {name: checks[name](value) for name, value in given.items() if value is not None}
-    if {"num_examples", "batch_size"} <= set(checked):
-        _validation.check_batch(checked["num_examples"], checked["batch_size"])
-    if "target_epsilon" in checked and checked.get("noise_multiplier") == 0:
+    run = {name: None if name in missing else checks[name](value) for name, value in run.items()}
+    if run["noise_multiplier"] == 0 and run["target_epsilon"] is not None:
         raise ValueError(
             "Argument `noise_multiplier` must be positive for a finite `target_epsilon`. "
             "Received: noise_multiplier=0"
         )
-    return checked
+    return run, missing[0]

@@ -1,6 +1,6 @@
-"""What a model's training has spent and how, for those who have to trust it.
+"""A report of what the training of a model has spent and how, for those who have to trust it.
 
-Every number follows from the ledger; what was done but is not in it stands in words.
+Every number follows from the ledger. Facts that are not in the ledger are stated in words.
 """
 
 import dataclasses
@@ -20,18 +20,20 @@ from keras_adaclip.accounting.epsilon import (
     selections_in_words,
 )
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
-from keras_adaclip.accounting.gaussian_dp import gaussian_mu
-from keras_adaclip.accounting.group_privacy import group_epsilon
-from keras_adaclip.accounting.kinds import Sampling
-from keras_adaclip.accounting.reported_mechanism import SELECTED, ReportedMechanism
-from keras_adaclip.accounting.rows import LedgerRow
+from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
+from keras_adaclip.accounting.row import LedgerRow, Sampling
 from keras_adaclip.accounting.selection import RandomSelection
 
 FORMAT, VERSION = "keras_adaclip.PrivacyReport", 1
 GROUP_SIZES = (2, 5, 10)
+NO_TUNING = "none is counted: epsilon is that of the training run alone"
+_SELECTED = "selected"
+_NOT_KNOWN = "not known here"
+_SUFFIXES = (".json", ".md", ".txt")
+_WIDTH = 25
 _CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
 _OTHER_CHOICES = "Choosing anything on the same data otherwise than by the selection stated here."
-NOT_COVERED = (
+_NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
     _CHOICES,
     "Stopping early by a score on private data, unless those data are covered otherwise.",
@@ -39,35 +41,89 @@ NOT_COVERED = (
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
     "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
 )
-_NOT_KNOWN = "not known here"
 _SCORES_OF_SELECTION = "Validation data whose scores decided which run was selected."
-NO_TUNING = "none is counted: epsilon is that of the training run alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedMechanism:
+    """One row of the ledger, in a report.
+
+    Args:
+        sampling: label of the `Sampling`; `"selected"` for the best of several runs. Noise and
+            batch size are then those of the run with the least noise.
+        expected_batch_size: expected number of units in a step.
+        num_examples: number of units in the data, 0 if unknown.
+        sampling_probability: probability of each unit at each step; None if the sampling does not
+            amplify.
+        noise_multiplier: standard deviation of the noise over the clipping norm, in total.
+        steps: steps that ran.
+        releases: releases that they count as.
+    """
+
+    sampling: str
+    expected_batch_size: int
+    num_examples: int
+    sampling_probability: float | None
+    noise_multiplier: float
+    steps: int
+    releases: int
+
+    @classmethod
+    def of(cls, row: LedgerRow) -> Self:
+        """The row, as a report shows it."""
+        is_selected = row.selection is not None
+        is_amplified = row.sampling in (Sampling.POISSON, Sampling.FIXED) and not is_selected
+        return cls(
+            _SELECTED if is_selected else row.sampling.label,
+            row.expected_batch_size,
+            row.num_examples,
+            row.sampling_probability if is_amplified else None,
+            row.noise_multiplier,
+            row.steps,
+            row.releases,
+        )
+
+    def in_words(self, unit: str = "example") -> str:
+        """The mechanism in a line.
+
+        Args:
+            unit: the unit of privacy, `"example"` or `"client"`.
+        """
+        drawn = "cohorts" if unit == "client" else "batches"
+        size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
+        parts = [f"{self.steps:,} steps", f"{drawn} of {self.expected_batch_size:,} of {size}"]
+        if self.sampling_probability is not None:
+            parts.append(f"q = {self.sampling_probability:.4g}")
+        parts.append(f"z = {self.noise_multiplier:.6g}")
+        if self.releases != self.steps:
+            parts.append(f"{self.releases:,} releases")
+        return f"{self.sampling}: {', '.join(parts)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The privacy of a model's training; `str()` of it is the report as text.
+    """The privacy of a model's training. `str()` of it is the report as text.
 
     Args:
         delta: delta of every epsilon here.
-        unit: whose privacy it is, `"example"` or `"client"`.
+        unit: the unit of privacy, `"example"` or `"client"`.
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         mechanisms: what ran.
-        epsilon_pld: epsilon by privacy loss distributions, the one to quote; by Rényi divergences
-            where all batches were of a fixed size or a search has selected the model, of which the
-            former know nothing. What the search cost is counted.
+        epsilon_pld: epsilon by privacy loss distributions, the one to quote. It is by Rényi
+            divergences if all batches were of a fixed size or a search has selected the model,
+            which have no privacy loss distributions. The cost of the search is counted.
         epsilon_rdp: epsilon by Rényi divergences, a looser bound.
-        epsilon_without_amplification: epsilon had the batches been shuffled passes; infinite where
-            that is not known, since a search has selected the model.
+        epsilon_without_amplification: epsilon if the batches had been shuffled passes; infinite if
+            unknown, because a search has selected the model.
         group_epsilons: for a number of units of one person, epsilon for the person.
         gaussian_mu: the shift of the Gaussian mechanism with this epsilon at this delta.
         clipping: how contributions are bounded and what that costs, in words.
-        seeds: whether noise and sampling can be repeated, in words.
+        seeds: whether noise and sampling can be reproduced, in words.
         tuning: what choosing hyperparameters cost, in words.
         epsilon_with_selection: epsilon of the best of a random number of such runs, the one to
-            quote where that was done; None where it was not.
+            quote if the run was chosen in this way; None if it was not.
         not_covered: what epsilon does not cover.
-        versions: by name, the versions of the software.
+        versions: the versions of the software, by name.
         weights: digest of the model's weights, and whether they are those that private training
             left, in words.
 
@@ -128,14 +184,15 @@ class PrivacyReport:
         Args:
             rows: A `Ledger`, or rows of one.
             delta: Delta, between 0 and 1.
-            unit: Whose privacy it is where no step has run, which would tell: `"example"` or
-                `"client"`.
-            group_sizes: For how many units of one person epsilon is given; each takes seconds.
+            unit: The unit of privacy if no step has run, `"example"` or `"client"`. Otherwise the
+                steps tell.
+            group_sizes: Numbers of units of one person for which epsilon is given; each takes
+                seconds.
             clipping: How contributions are bounded, in words.
-            seeds: Whether noise and sampling can be repeated, in words.
+            seeds: Whether noise and sampling can be reproduced, in words.
             weights: Which weights the report is about, in words.
-            selection: How this run was chosen from a random number of others like it, where it was.
-            tuning: How the run was chosen, in words, where no epsilon here counts that.
+            selection: How this run was chosen from a random number of runs like it, if it was.
+            tuning: How the run was chosen, in words, if no epsilon here counts that.
             versions: Versions of further software, by name.
 
         Returns:
@@ -154,9 +211,9 @@ class PrivacyReport:
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
-        not_covered = [*NOT_COVERED]
-        if choices:
-            not_covered[not_covered.index(_CHOICES)] = _OTHER_CHOICES
+        not_covered = [
+            _OTHER_CHOICES if choices and text is _CHOICES else text for text in _NOT_COVERED
+        ]
         if selected:
             not_covered.append(_SCORES_OF_SELECTION)
         unit = rows[0].unit.label if rows else unit
@@ -187,24 +244,20 @@ class PrivacyReport:
         return sum(mechanism.steps for mechanism in self.mechanisms)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values; an infinite epsilon is the text `"inf"`, as in the JSON."""
+        """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = {**dataclasses.asdict(self), "steps": self.steps}
         values["group_epsilons"] = {str(size): e for size, e in self.group_epsilons.items()}
         plain: dict[str, Any] = _without_infinities(values)
         return {"format": FORMAT, "version": VERSION, **plain}
 
     def to_json(self) -> str:
-        """The report as JSON; `docs/report.md` has its fields."""
+        """The report as JSON. `docs/report.md` lists the fields."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
     def to_text(self) -> str:
         """The report as text."""
-        width = 25
-        lines = ["Privacy report"]
-        lines += [f"{name:<{width}}  {value}" for name, value in self._rows()]
-        lines += ["", "Not covered by epsilon:", *(f"- {each}" for each in self.not_covered)]
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"
+        rows = [f"{name:<{_WIDTH}}  {value}" for name, value in self._rows()]
+        return "\n".join(["Privacy report", *rows, "", *self._closing_lines(gap=[])])
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
@@ -212,18 +265,21 @@ class PrivacyReport:
         for name, value in self._rows():
             cell = " ".join(value.split()).replace("|", "\\|")
             lines.append(f"| {name} | {cell} |")
-        lines += ["", "Not covered by epsilon:", "", *(f"- {each}" for each in self.not_covered)]
+        return "\n".join([*lines, "", *self._closing_lines(gap=[""])])
+
+    def _closing_lines(self, gap: list[str]) -> list[str]:
+        not_covered = (f"- {each}" for each in self.not_covered)
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"
+        return ["Not covered by epsilon:", *gap, *not_covered, "", f"Made with {versions}.", ""]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report; the name decides the format.
+        """Writes the report. The suffix of the file decides the format.
 
         Args:
             path: a name that ends with `.json`, `.md` or `.txt`.
 
         Raises:
-            ValueError: where it ends otherwise.
+            ValueError: if it ends otherwise.
         """
         check_report_path(path)
         texts = {".json": self.to_json, ".md": self.to_markdown, ".txt": self.to_text}
@@ -233,34 +289,29 @@ class PrivacyReport:
     def __str__(self) -> str:
         return self.to_text()
 
-    def _row_of_selection(self) -> list[tuple[str, str]]:
-        if self.epsilon_with_selection is None:
-            return []
-        return [("with the selection", rounded_up(self.epsilon_with_selection))]
-
     def _rows(self) -> list[tuple[str, str]]:
-        is_selected = any(mechanism.sampling == SELECTED for mechanism in self.mechanisms)
+        is_selected = any(mechanism.sampling == _SELECTED for mechanism in self.mechanisms)
         is_rdp = is_selected or self.neighboring_relation == REPLACE_ONE
         accountant = "RDP" if is_rdp else "PLD"
         without_amplification = rounded_up(self.epsilon_without_amplification)
         if is_selected:
             without_amplification = "not known, since a search has selected the model"
-        # What is not about the selection is about one of its runs.
-        of_one = "" if self.epsilon_with_selection is None else ", one run"
-        rows = [
-            (
-                f"epsilon{of_one}",
-                f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})",
-            ),
-            *self._row_of_selection(),
-            ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
-            ("without amplification", without_amplification),
-        ]
-        rows += [
+        # With a selection, the other epsilons are those of a single run.
+        of_one, with_selection = "", []
+        if self.epsilon_with_selection is not None:
+            of_one = ", one run"
+            with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
+        epsilon = f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})"
+        groups = [
             (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
             for size, epsilon in self.group_epsilons.items()
         ]
-        rows += [
+        return [
+            (f"epsilon{of_one}", epsilon),
+            *with_selection,
+            ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
+            ("without amplification", without_amplification),
+            *groups,
             (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
             ("unit", self.unit),
             ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
@@ -271,19 +322,18 @@ class PrivacyReport:
             ("tuning", self.tuning),
             ("weights", self.weights),
         ]
-        return rows
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
-    """Says what is wrong with the name of a report's file.
+    """Raises if the name of a report's file has an unknown suffix.
 
     Args:
         path: the file to write.
 
     Raises:
-        ValueError: where its suffix is of no known format.
+        ValueError: if its suffix is of no known format.
     """
-    if Path(path).suffix not in (".json", ".md", ".txt"):
+    if Path(path).suffix not in _SUFFIXES:
         raise ValueError(
             "The path of a privacy report must end with '.json', '.md' or '.txt', which decides "
             f"the format. Received: {str(path)!r}"
@@ -291,10 +341,10 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
 
 
 def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
-    """The row, had it gone through the data in shuffled passes."""
+    """The row, if it had gone through the data in shuffled passes."""
     if row.sampling not in (Sampling.POISSON, Sampling.FIXED):
         return row
-    # Replacing a unit moves a sum twice as far as zeroing it out, for which a pass is accounted.
+    # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
     share = 0.5 if relation == REPLACE_ONE else 1.0
     passes = LedgerRow.open(
         Sampling.SHUFFLE,

@@ -1,52 +1,64 @@
 """Epsilon of releasing the best of a random number of runs (Papernot and Steinke 2022).
 
-Training K times on the same data and keeping the best costs K times the Rényi divergence, or more
-than that in epsilon, if K is fixed and every score counts. If K is drawn at random from a law with
-a long enough tail, and nothing but the best run ever leaves, it costs about two or three runs,
-whatever was chosen:
+If K runs are trained on the same data for a fixed K, and the best is kept, the Rényi divergence is
+K times that of one run. If K is drawn from a law with a long enough tail, and nothing but the best
+run is released, the cost is about that of two or three runs, whatever was chosen:
 
     geometric      P[K = k] = (1 - g)^(k - 1) g, mean 1 / g
-    logarithmic    P[K = k] proportional to (1 - g)^k / k
-    poisson        P[K = k] = e^-m m^k / k!, where K may be zero, and then nothing is released
+    logarithmic    P[K = k] proportional to (1 - g)^k / k, mean (1 / g - 1) / log(1 / g)
+    poisson        P[K = k] = e^-m m^k / k!, mean m; K may be zero, and then nothing is released
 
-The theorems are 2 (the first two laws) and 6 (the third) of the paper. `dp_accounting` has them as
-`RepeatAndSelectDpEvent`, and `random_counts` has them for the largest divergences of several runs.
+Let e(a) be the Rényi divergence of one run at order a. That of the best of K runs is at most
+
+    e(a) + (1 + s) min_b {(1 - 1 / b) e(b) + log(1 / g) / b} + log(mean) / (a - 1)
+
+with s = 1 for the geometric law and s = 0 for the logarithmic law (theorem 2), and for the Poisson
+law, with d(epsilon) the delta of one run (theorem 6),
+
+    e(a) + m d(log(1 + 1 / (a - 1))) + log(m) / (a - 1)
+
+`dp_accounting` has the same theorems for events. Here they are written for divergences, because
+the largest divergence of several runs at every order does not belong to an event.
 
 Guarantees:
-    Epsilon holds for the best run's weights and its number being unknown, under the relation that
-    one run's epsilon holds under, provided that the number of runs is drawn from the law and
-    stays secret, runs are independent of each other, the hyperparameters of each are drawn from a
-    law that does not look at earlier runs, the mechanism of each is the one given here (or one
-    that costs less at every order), and scores come from data that need no protection.
+    Epsilon holds for the weights of the best run, while its number stays unknown, under the
+    neighbouring relation of one run. The number of runs must be drawn from the law and stay secret.
+    Runs must be independent of each other, and their hyperparameters drawn from a law that does not
+    look at earlier runs. The mechanism of each run must be the given one, or one that costs less at
+    every order. Scores must come from data that need no protection.
 
 Reference:
     Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
 """
 
 import dataclasses
+import math
 import random
 import secrets
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import checked_plan
 from keras_adaclip.accounting.events import CountedEvents
-from keras_adaclip.accounting.random_counts import drawn_count, selected_divergences
-from keras_adaclip.accounting.rows import LedgerRow
-from keras_adaclip.accounting.selection_cost import DISTRIBUTIONS
+from keras_adaclip.accounting.row import DISTRIBUTIONS, ORDERS, LedgerRow, selection_in_words
+
+# The largest share by which `dp_accounting` lowers the parameter of the logarithmic law.
+_SLACK = 1e-9
+_ORDERS = np.array(ORDERS, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomSelection:
-    """The best of a number of runs that was drawn at random.
+    """The best of a random number of runs.
 
     Args:
-        mean_trials: the mean of that number, from 1; above 1 for the first two laws.
-        distribution: its law: `"geometric"`, `"logarithmic"` or `"poisson"`.
+        mean_trials: the mean of the number of runs, above 1; for `"poisson"` at least 1.
+        distribution: the law of that number: `"geometric"`, `"logarithmic"` or `"poisson"`.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -69,12 +81,8 @@ class RandomSelection:
 
     def __post_init__(self) -> None:
         mean_trials = _validation.check_real(self.mean_trials, "mean_trials")
-        if self.distribution not in DISTRIBUTIONS:
-            raise ValueError(
-                f"Argument `distribution` must be one of {', '.join(map(repr, DISTRIBUTIONS))}. "
-                f"Received: distribution={self.distribution!r}"
-            )
-        # One trial for certain is no law of the first two kinds.
+        _validation.check_choice(self.distribution, "distribution", DISTRIBUTIONS)
+        # The first two laws with mean 1 would always give one run, which would be no secret.
         is_poisson = self.distribution == "poisson"
         if mean_trials < 1.0 or (mean_trials == 1.0 and not is_poisson):
             least = "at least" if is_poisson else "above"
@@ -88,17 +96,30 @@ class RandomSelection:
         """A number of runs, drawn from the law.
 
         Args:
-            source: Where the randomness comes from; None means the operating system, as the
-                guarantee needs: a number that can be found out again is not secret.
+            source: The source of randomness. None means the operating system, which the guarantee
+                needs: a number that can be reproduced is no secret.
 
         Returns:
-            The number of runs, from 1; from 0 by Poisson's law.
+            The number of runs, at least 1; at least 0 for the Poisson law.
         """
         source = secrets.SystemRandom() if source is None else source
-        return drawn_count(self.mean_trials, self.distribution, source)
+        if self.distribution == "poisson":
+            # Arrivals within a time of `mean_trials`, at a rate of one.
+            count, time = 0, source.expovariate(1.0)
+            while time <= self.mean_trials:
+                count, time = count + 1, time + source.expovariate(1.0)
+            return count
+        stop = stop_probability(self.mean_trials, self.distribution)
+        if self.distribution == "logarithmic":
+            # The logarithmic law is geometric with the parameter g^U, U uniform (Kemp 1981).
+            stop = stop ** source.random()
+        if stop >= 1.0:
+            return 1
+        # 1 - random() is above 0 and can be 1.
+        return 1 + math.floor(math.log(1.0 - source.random()) / math.log1p(-stop))
 
     def epsilon(self, rows: Iterable[LedgerRow], delta: float) -> float:
-        """Epsilon of the selection, if each run is what a ledger says.
+        """Epsilon of the selection, if each run has the given ledger.
 
         Args:
             rows: A `Ledger`, or rows of one: what the released run has spent. Every other run must
@@ -111,11 +132,11 @@ class RandomSelection:
         return self.epsilon_of_runs([tuple(rows)], delta)
 
     def epsilon_of_runs(self, runs: Iterable[Iterable[LedgerRow]], delta: float) -> float:
-        """Epsilon of the selection, if each run is one of several, drawn from a fixed law.
+        """Epsilon of the selection, if each run is drawn from a fixed law over several ledgers.
 
         Args:
-            runs: Ledgers, or rows of each: all that a run may be. What counts is the largest
-                divergence among them at each order.
+            runs: Ledgers, or rows of each, that a run may have. The largest divergence among them
+                counts at each order.
             delta: Delta, between 0 and 1.
 
         Returns:
@@ -123,19 +144,8 @@ class RandomSelection:
         """
         ledgers = [tuple(rows) for rows in runs]
         relation = events.neighboring_relation(row for rows in ledgers for row in rows)
-        return self._epsilon(
-            [events.counted_events(rows, relation) for rows in ledgers],
-            _validation.check_delta(delta),
-        )
-
-    def epsilon_of_events(self, counted: CountedEvents, delta: float) -> float:
-        """Epsilon of the selection, if each run has these events; see `epsilon`.
-
-        Args:
-            counted: events of `dp_accounting`, each with how often it happened in a run.
-            delta: delta of the selection.
-        """
-        return self._epsilon([counted], delta)
+        counted = [events.counted_events(rows, relation) for rows in ledgers]
+        return self._epsilon(counted, _validation.check_delta(delta))
 
     def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
         return epsilon_of_divergences(self.divergences(largest_divergences(runs)), delta)
@@ -144,26 +154,64 @@ class RandomSelection:
         """Rényi divergences of the selection.
 
         Args:
-            divergences: Those of each run, at the orders of the accountants.
+            divergences: Those of each run, one for each order of the accountants.
 
         Returns:
             Upper bounds at the same orders, not below those of one run.
         """
-        # (0, delta)-DP of a run is no (0, delta)-DP of the best: the deltas of all runs add up.
+        # Only runs without any divergence cost nothing. Runs with epsilon = 0 at some delta do cost
+        # something together, because their deltas add up.
         if not divergences.any() or not np.isfinite(divergences).any():
             return divergences
-        selected = selected_divergences(divergences, self.mean_trials, self.distribution)
+        selected = _selected_divergences(divergences, self.mean_trials, self.distribution)
         return np.maximum(divergences, selected)
 
     def __str__(self) -> str:
-        return (
-            f"the best of a number of runs drawn from the {self.distribution} law with mean "
-            f"{self.mean_trials:g}"
-        )
+        return selection_in_words(self.distribution, self.mean_trials)
+
+
+def _selected_divergences(
+    divergences: npt.NDArray[np.float64], mean_trials: float, distribution: str
+) -> npt.NDArray[np.float64]:
+    """Upper bounds on the divergences of the best of a random number of runs."""
+    share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
+    if distribution == "poisson":
+        deltas = [
+            rdp_privacy_accountant.compute_delta(ORDERS, divergences, math.log1p(1 / (order - 1)))[
+                0
+            ]
+            for order in ORDERS
+        ]
+        return divergences + mean_trials * np.array(deltas) + share_of_mean
+    shape = 1.0 if distribution == "geometric" else 0.0
+    stop = stop_probability(mean_trials, distribution)
+    second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
+    bounds = divergences + (1.0 + shape) * second + share_of_mean
+    return growing(bounds)
+
+
+def growing(divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Divergences tightened by the fact that they grow with the order.
+
+    A bound at a later order also bounds an earlier one.
+    """
+    return np.minimum.accumulate(divergences[::-1])[::-1]
+
+
+def stop_probability(mean_trials: float, distribution: str) -> float:
+    """The parameter g of the geometric or the logarithmic law with this mean, not rounded up."""
+    if distribution == "geometric":
+        return 1.0 / mean_trials
+    low, high = 1e-300, 1.0
+    while high > low * (1.0 + _SLACK / 2):
+        middle = math.sqrt(low * high)
+        mean = 1.0 if middle == 1.0 else (1.0 - middle) / (-math.log(middle) * middle)
+        low, high = (low, middle) if mean < mean_trials else (middle, high)
+    return low * (1.0 - _SLACK)
 
 
 def largest_divergences(runs: Sequence[CountedEvents]) -> npt.NDArray[np.float64]:
-    """The largest Rényi divergence among some runs at each order; zeros where there is none."""
+    """The largest Rényi divergence among some runs at each order; zeros if there are no runs."""
     return np.max([composed_divergences(run) for run in runs] or [composed_divergences(())], axis=0)
 
 
@@ -183,20 +231,19 @@ def selection_epsilon(
     """Epsilon of releasing the best of a random number of runs, as planned.
 
     Args:
-        noise_multiplier: As of `compute_epsilon`, of every run.
-        num_examples: Number of units in the data, taken to be public.
+        noise_multiplier: As of `compute_epsilon`, for every run.
+        num_examples: Number of units in the data, which counts as public.
         batch_size: Expected number of units a step.
         epochs: Number of epochs of a run.
         steps: Number of steps of a run; give this or `epochs`.
-        delta: Delta of the whole, between 0 and 1.
+        delta: Delta of the whole search, between 0 and 1.
         mean_trials: The mean of the number of runs.
         distribution: `"geometric"`, `"logarithmic"` or `"poisson"`.
         sampling: As of `compute_epsilon`.
         steps_per_epoch: As of `compute_epsilon`.
 
     Returns:
-        Epsilon, an upper bound by Rényi divergences. Compare it with a run's epsilon by the same
-        accountant.
+        Epsilon, an upper bound by Rényi divergences. Compare it with the epsilon of a run by RDP.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -211,7 +258,7 @@ def selection_epsilon(
     3.17, where one run costs 1.56
     """
     selection = RandomSelection(mean_trials, distribution)
-    events, delta = checked_plan(
+    planned, delta = checked_plan(
         noise_multiplier, num_examples, batch_size, epochs, steps, delta, sampling, steps_per_epoch
     )
-    return selection.epsilon_of_events(events, delta)
+    return selection._epsilon([planned], delta)

@@ -8,8 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip._progress import Progress
-
 
 class ClientData(abc.ABC):
     """The examples of many clients, read when they are needed.
@@ -145,12 +143,7 @@ class ClientData(abc.ABC):
 
     def all_examples(self) -> tuple[Any, Any]:
         """The examples of all clients, one client after the other, as arrays in memory."""
-        read = []
-        with Progress("reading clients", total=len(self)) as progress:
-            for position in range(len(self)):
-                read.append(self.examples_at(position))
-                progress.advance()
-        return joined(read)
+        return joined([self.examples_at(position) for position in range(len(self))])
 
 
 def joined(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

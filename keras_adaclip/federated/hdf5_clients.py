@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.sampling import as_array
 
@@ -33,12 +32,7 @@ class Hdf5Clients(ClientData):
         self._preprocess = preprocess
         self._file: Any = None
         self._process: int | None = None
-        self._ids: list[str] = []
-        clients = self._examples()
-        with Progress("listing clients", total=len(clients)) as progress:
-            for client_id in clients:
-                self._ids.append(client_id)
-                progress.advance()
+        self._ids: list[str] = list(self._examples())
         if not self._ids:
             raise ValueError(f"There is no client under '{_GROUP}' in {self._path}.")
         self._positions = {client_id: number for number, client_id in enumerate(self._ids)}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip._progress import Progress
 from keras_adaclip.accounting import check_integer
 
 __all__ = ["by_key", "by_label_shards", "dirichlet", "iid", "pachinko"]
@@ -91,13 +90,11 @@ def dirichlet(y: Any, num_clients: int, alpha: float, seed: int | None = None) -
     piles = [generator.permutation(np.flatnonzero(numbers == kind)) for kind in range(len(kinds))]
     left = np.array([len(pile) for pile in piles])
     clients = np.empty(len(labels), np.int64)
-    with _progress_over(labels) as progress:
-        for turn in range(len(labels)):
-            client = turn % num_clients
-            kind = _drawn(generator, shares[client], left)
-            left[kind] -= 1
-            clients[piles[kind][left[kind]]] = client
-            progress.advance()
+    for turn in range(len(labels)):
+        client = turn % num_clients
+        kind = _drawn(generator, shares[client], left)
+        left[kind] -= 1
+        clients[piles[kind][left[kind]]] = client
     return clients
 
 
@@ -143,17 +140,15 @@ def pachinko(
     left = np.array([len(pile) for pile in piles])
     clients = np.empty(len(fine), np.int64)
     sizes = np.bincount(np.arange(len(fine)) % num_clients, minlength=num_clients)
-    with _progress_over(fine) as progress:
-        for client, size in enumerate(sizes):
-            of_root = generator.dirichlet(np.full(len(parents), root_alpha))
-            of_parents = [generator.dirichlet(np.full(len(each), coarse_alpha)) for each in below]
-            for _ in range(size):
-                left_below = np.array([left[each].sum() for each in below])
-                parent = _drawn(generator, of_root, left_below)
-                kind = below[parent][_drawn(generator, of_parents[parent], left[below[parent]])]
-                left[kind] -= 1
-                clients[piles[kind][left[kind]]] = client
-            progress.advance(int(size))
+    for client, size in enumerate(sizes):
+        of_root = generator.dirichlet(np.full(len(parents), root_alpha))
+        of_parents = [generator.dirichlet(np.full(len(each), coarse_alpha)) for each in below]
+        for _ in range(size):
+            left_below = np.array([left[each].sum() for each in below])
+            parent = _drawn(generator, of_root, left_below)
+            kind = below[parent][_drawn(generator, of_parents[parent], left[below[parent]])]
+            left[kind] -= 1
+            clients[piles[kind][left[kind]]] = client
     return clients
 
 
@@ -172,10 +167,6 @@ def by_key(keys: Any) -> np.ndarray:
     [1, 0, 1]
     """
     return np.unique(_checked_labels(keys), return_inverse=True)[1]
-
-
-def _progress_over(labels: np.ndarray) -> Progress:
-    return Progress("dividing among clients", total=len(labels), unit="examples")
 
 
 def _drawn(generator: np.random.Generator, shares: np.ndarray, left: np.ndarray) -> int:

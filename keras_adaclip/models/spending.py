@@ -14,12 +14,12 @@ from typing import Any
 import keras
 
 from keras_adaclip.accounting import (
+    NO_TUNING,
     Ledger,
     PrivacyReport,
     PrivacySpent,
     RandomSelection,
 )
-from keras_adaclip.accounting.report import NO_TUNING
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.weight_digests import digests_in_words, weights_are_unchanged
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer

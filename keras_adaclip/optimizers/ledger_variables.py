@@ -13,8 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend, noise
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.accounting.rows import NUM_INTEGERS
+from keras_adaclip.accounting import NUM_INTEGERS, Ledger, LedgerRow, Sampling
 
 MAX_ROWS = 512
 _STEPS_PER_RELEASE, _STEPS, _RELEASES, _STEPS_IN_RELEASE = 3, 4, 5, 6

@@ -15,13 +15,11 @@ from keras_adaclip.accounting import (
     check_delta,
     default_delta,
     ledger_epsilon,
+    neighboring_relation,
+    quick_epsilon,
 )
-from keras_adaclip.accounting.accountants import composed_epsilon
-from keras_adaclip.accounting.events import counted_events, neighboring_relation
 from keras_adaclip.plots.canvas import BLUE, ORANGE, finished, panels
 
-# A grid so much coarser gives an upper bound still, within some tenths of a percent.
-_COARSENESS = 8
 _NUM_DELTAS = 33
 _NUM_TIMES = 20
 _DECADES_AROUND = 4
@@ -85,8 +83,7 @@ def privacy_curve(
     relation = neighboring_relation(rows)
 
     def epsilon(rows_so_far: Iterable[LedgerRow], delta: float) -> float:
-        events = counted_events(rows_so_far, relation)
-        return composed_epsilon(events, delta, accountant, _COARSENESS)
+        return quick_epsilon(rows_so_far, delta, accountant, relation)
 
     figure, (over_delta, over_time) = panels(2)
     deltas = _deltas_around(delta)

@@ -46,11 +46,6 @@ def test_reference_values(sampling, accountant, expected):
     assert epsilon == pytest.approx(expected, abs=6e-5)
 
 
-def test_fixed_size_batches_do_not_take_the_noise_for_that_of_one_removal():
-    """Taking z in place of z / 2 gives 2.70: it forgets that replacing moves the sum by 2 C."""
-    assert compute_epsilon(**MNIST, steps=3515, sampling="fixed") > 17
-
-
 def test_epochs_are_of_the_steps_that_cover_the_data():
     assert compute_epsilon(**MNIST, epochs=2) == compute_epsilon(**MNIST, steps=2 * 235)
     first_of_third_pass = compute_epsilon(**MNIST, steps=471, sampling="shuffle")
@@ -116,7 +111,9 @@ MIXED = (
     ],
 )
 def test_never_below_what_dp_accounting_gives_for_the_recorded_events(rows):
-    event = events.dp_event(rows)
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(*each) for each in events.counted_events(rows)]
+    )
     by_pld = PLDAccountant().compose(event).get_epsilon(DELTA)
     assert by_pld <= ledger_epsilon(rows, DELTA, "pld") <= by_pld * (1 + 1e-4)
     by_rdp = RdpAccountant().compose(event).get_epsilon(DELTA)
@@ -131,14 +128,6 @@ def test_events_are_sampled_once_a_step():
     assert events.counted_events([row(Sampling.STREAM, steps=9)]) == ((gaussian(1.0), 9),)
     assert events.counted_events([row(Sampling.PASS, steps=9)]) == ((gaussian(1.0), 1),)
     assert events.counted_events([row(steps=0)]) == ()
-
-
-def test_equal_events_are_counted_together_with_the_latest_last():
-    counted = events.counted_events([row(steps=1), row(noise=2.0, steps=2), row(steps=3)])
-    assert [(event.event.noise_multiplier, count) for event, count in counted] == [
-        (2.0, 2),
-        (1.0, 4),
-    ]
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -231,27 +220,6 @@ def test_epsilon_is_computed_once_for_the_same_releases(monkeypatch):
     assert ledger_epsilon(rows, DELTA) == first
     with pytest.raises(AssertionError, match="computed again"):
         ledger_epsilon((rows[0].advance(1),), DELTA)
-
-
-def test_earlier_rows_are_composed_once(monkeypatch):
-    composed = []
-    repeated_pld = accountants._repeated_pld
-    monkeypatch.setattr(
-        accountants,
-        "_repeated_pld",
-        lambda event, count, interval: (
-            composed.append((event, count)) or repeated_pld(event, count, interval)
-        ),
-    )
-    monkeypatch.setattr(accountants, "_kept_plds", {})
-    accountants._release_pld.cache_clear()
-    past = (row(noise=1.3, steps=20), row(noise=1.4, steps=20))
-    running = row(noise=1.5)
-    for epoch in range(1, 4):
-        ledger_epsilon((*past, running.advance(epoch)), DELTA)
-    assert accountants._release_pld.cache_info().misses == 3
-    # Two rows, and the running one three times.
-    assert len(composed) == 5
 
 
 def test_privacy_spent_states_what_ran():

@@ -18,7 +18,7 @@ from keras_adaclip.accounting import (
     Sampling,
     ledger_epsilon,
 )
-from keras_adaclip.accounting.merging import compact, merge_upward
+from keras_adaclip.accounting.ledger import _compact, merge_upward
 
 DELTA = 1e-6
 ROUNDING = 1e-9
@@ -222,22 +222,6 @@ def test_a_damaged_selection_is_refused(damage):
         Ledger.from_arrays(integers[:length], noise[:length])
 
 
-def test_compact_merges_the_pair_that_loses_least():
-    near, nearly, far = row(noise=1.0, steps=9), row(noise=1.01, steps=9), row(noise=8.0, steps=9)
-    running = row(noise=2.0)
-    kept = compact((near, far, nearly, running), 3)
-    assert [each.noise_multiplier for each in kept] == [1.0, 8.0, 2.0]
-    full = row(Sampling.STREAM, noise=1.0, steps=9)
-    kept = compact((near, full, nearly, running), 3)
-    assert [each.sampling for each in kept] == [Sampling.POISSON, Sampling.STREAM, Sampling.POISSON]
-
-
-def test_compact_prefers_equal_mechanisms():
-    twins = row(noise=0.5, steps=1000)
-    kept = compact((twins, row(noise=1.0, steps=1), row(noise=1.0001, steps=1), twins, row()), 4)
-    assert [each.steps for each in kept] == [2000, 1, 1, 0]
-
-
 def test_compact_counts_a_row_without_noise_as_infinite():
     rows = (row(noise=0.0, steps=1), row(noise=1.0, steps=1), row(noise=2.0, steps=1))
     assert rdp(Ledger(rows).compact(2)) == np.inf
@@ -277,43 +261,10 @@ def test_compact_takes_the_least_loss_at_every_merge(rows, max_rows):
         first, second = min(pairs, key=lambda pair: loss_of_merging(*(kept[i] for i in pair)))
         kept[first] = merge_upward(kept[first], kept[second])
         del kept[second]
-    found = compact(rows, max_rows)
+    found = _compact(rows, max_rows)
     assert sum(order_two_divergence(each) for each in found) == pytest.approx(
         sum(order_two_divergence(each) for each in kept), rel=1e-9
     )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_compact_knows_what_merged_rows_cost(seed):
-    """Merge upon merge of rows that all differ, down to a few."""
-    generator = np.random.default_rng(seed)
-    rows = [
-        row(noise=noise, steps=int(steps), batch=int(batch))
-        for noise, steps, batch in zip(
-            generator.uniform(0.5, 3.0, 40),
-            generator.integers(1, 300, 40),
-            generator.choice([128, 256], 40),
-            strict=True,
-        )
-    ]
-    kept = list(rows)
-    while len(kept) > 5:
-        pairs = itertools.combinations(range(len(kept) - 1), 2)
-        first, second = min(pairs, key=lambda pair: loss_of_merging(*(kept[i] for i in pair)))
-        kept[first] = merge_upward(kept[first], kept[second])
-        del kept[second]
-    assert compact(rows, 5) == tuple(kept)
-
-
-def test_compact_merges_equal_rows_before_rows_without_noise():
-    silent, muted, twins = row(noise=0.0, steps=1), row(noise=0.0, batch=32, steps=1), row(steps=5)
-    kept = compact((silent, muted, twins, twins, row(noise=2.0)), 4)
-    assert [(each.noise_multiplier, each.steps) for each in kept] == [
-        (0.0, 1),
-        (0.0, 1),
-        (1.0, 10),
-        (2.0, 0),
-    ]
 
 
 def order_two_divergence(row):

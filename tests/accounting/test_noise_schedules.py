@@ -15,7 +15,7 @@ from keras_adaclip.accounting import (
     compute_epsilon,
     ledger_epsilon,
 )
-from keras_adaclip.accounting.epsilon import planned_events
+from keras_adaclip.accounting.events import planned_events
 from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
 from tests.accounting.oracles import gaussian_epsilon
 
@@ -94,14 +94,6 @@ def test_full_releases_of_different_noise_are_one_gaussian(accountant):
     assert exact * (1 - 1e-6) <= epsilon <= exact * (1.0005 if accountant == "pld" else 1.2)
 
 
-def test_gaussians_are_composed_in_the_place_of_the_latest():
-    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
-    events = ((GaussianDpEvent(2.0), 8), (sampled, 5), (GaussianDpEvent(4.0), 32), (sampled, 2))
-    merged = accountants._with_one_gaussian(events)
-    assert merged == ((sampled, 5), (GaussianDpEvent(0.5), 1), (sampled, 2))
-    assert accountants._with_one_gaussian(events[:2]) == events[:2]
-
-
 def test_more_rows_than_python_allows_calls():
     """On a coarse grid, where hundreds of rows take a moment."""
     events = tuple(
@@ -142,22 +134,6 @@ def test_a_schedule_that_stands_still_is_calibrated_like_a_number():
     number = calibrate_noise_multiplier(2.0, **arguments)
     schedule = calibrate_noise_multiplier(2.0, noise_schedule=PowerDecay(7.0, 0.0), **arguments)
     assert schedule.value_at(0, 7) == pytest.approx(number, rel=5e-3)
-
-
-def test_few_costly_evaluations_are_made(monkeypatch):
-    from keras_adaclip.accounting import calibration
-
-    fine = set()
-
-    def recorded(events, delta, accountant, coarseness=1):
-        if coarseness == 1:
-            fine.add(events)
-        return composed_epsilon(events, delta, accountant, coarseness)
-
-    composed_epsilon = calibration.composed_epsilon
-    monkeypatch.setattr(calibration, "composed_epsilon", recorded)
-    calibrate_noise_multiplier(2.0, epochs=6, noise_schedule=PowerDecay(1.0), **PLAN)
-    assert len(fine) <= 2
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "1", None])

@@ -1,4 +1,4 @@
-"""Plans: each quantity by the five others, within the budget and near its edge."""
+"""Plans: what is left out follows from the rest, within the budget and near its edge."""
 
 import math
 
@@ -14,7 +14,6 @@ RUN = {
     "epochs": 10,
     "noise_multiplier": 1.2,
 }
-QUANTITIES = tuple(RUN)
 
 
 def planned(missing, **changes):
@@ -41,30 +40,22 @@ def test_epsilon_is_that_of_the_run():
 @pytest.mark.parametrize(
     ("missing", "further"),
     [
-        ("delta", lambda value: value * 0.998),
-        # Epsilon jumps up wherever the data need one more step.
-        ("num_examples", lambda value: value - 256),
         ("batch_size", lambda value: value + 3),
         ("epochs", lambda value: value + 1),
         ("noise_multiplier", lambda value: value * 0.998),
     ],
 )
 def test_what_is_solved_for_is_within_the_budget_and_at_its_edge(missing, further, accountant):
-    # Twice as much noise gives batch size, epochs and number of examples room to move.
+    # Twice as much noise gives batch size and epochs room to move.
     changes = {} if missing == "noise_multiplier" else {"noise_multiplier": 2.4}
-    if missing == "delta":
-        changes = {"target_epsilon": 5.0}
-    if missing == "num_examples":
-        changes = {"target_epsilon": 0.5, **changes}
     found = planned(missing, accountant=accountant, **changes)
-    target = changes.get("target_epsilon", RUN["target_epsilon"])
-    assert found.epsilon == epsilon_of(found) <= target
+    assert found.epsilon == epsilon_of(found) <= RUN["target_epsilon"]
     beyond = {missing: further(getattr(found, missing))}
-    assert epsilon_of(found, **beyond) > target
+    assert epsilon_of(found, **beyond) > RUN["target_epsilon"]
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "stream", "fixed"])
-@pytest.mark.parametrize("missing", ["target_epsilon", "delta", "epochs", "noise_multiplier"])
+@pytest.mark.parametrize("missing", ["target_epsilon", "epochs", "noise_multiplier"])
 def test_other_samplings(sampling, missing):
     noise = {"shuffle": 8.0, "stream": 40.0, "fixed": 4.0}[sampling]
     changes = {} if missing == "noise_multiplier" else {"noise_multiplier": noise}
@@ -74,11 +65,10 @@ def test_other_samplings(sampling, missing):
     assert found.accountant == ("rdp" if sampling == "fixed" else "pld")
 
 
-@pytest.mark.parametrize("missing", ["batch_size", "num_examples"])
 @pytest.mark.parametrize("sampling", ["shuffle", "stream"])
-def test_without_amplification_neither_batch_nor_data_can_be_solved_for(missing, sampling):
-    with pytest.raises(ValueError, match=f"`{missing}` can be solved for where sampling amplifies"):
-        planned(missing, sampling=sampling)
+def test_without_amplification_the_batch_size_cannot_be_solved_for(sampling):
+    with pytest.raises(ValueError, match="`batch_size` can only be solved for if sampling"):
+        planned("batch_size", sampling=sampling)
 
 
 def test_the_noise_beside_the_signal():
@@ -96,7 +86,7 @@ def test_the_noise_beside_the_signal():
 
 
 def test_the_table_marks_what_was_solved_for_and_rounds_epsilon_up():
-    for missing in QUANTITIES[:1] + QUANTITIES[4:]:
+    for missing in ("target_epsilon", "epochs", "noise_multiplier"):
         found = planned(missing)
         (marked,) = [line for line in str(found).splitlines() if "<- solved for" in line]
         name = "epsilon" if missing == "target_epsilon" else missing.replace("_", " ")
@@ -111,10 +101,18 @@ def test_the_table_marks_what_was_solved_for_and_rounds_epsilon_up():
     assert "inf" in str(planned("target_epsilon", noise_multiplier=0.0)).splitlines()[0]
 
 
-@pytest.mark.parametrize("left_out", [(), ("epochs", "delta")])
-def test_just_one_is_left_out(left_out):
-    with pytest.raises(ValueError, match="Exactly one of `target_epsilon`, `delta`"):
+@pytest.mark.parametrize("left_out", [(), ("epochs", "batch_size")])
+def test_exactly_one_is_left_out(left_out):
+    with pytest.raises(ValueError, match="Exactly one of `target_epsilon`, `batch_size`, `epochs`"):
         plan(**{**RUN, **dict.fromkeys(left_out)})
+
+
+@pytest.mark.parametrize("name", ["delta", "num_examples"])
+def test_delta_and_the_number_of_examples_must_be_given(name):
+    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{name}'"):
+        plan(**{key: value for key, value in RUN.items() if key not in (name, "epochs")})
+    with pytest.raises(TypeError, match=f"Argument `{name}` must be"):
+        planned(name, epochs=None)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,6 @@ def test_what_cannot_be(changes, error, message):
         planned("epochs", **changes)
 
 
-def test_no_batch_and_no_data_are_enough_for_next_to_no_noise():
-    for missing in ("batch_size", "num_examples", "delta"):
-        with pytest.raises(ValueError, match=f"No `{missing}` reaches the target epsilon"):
-            planned(missing, noise_multiplier=0.02, target_epsilon=0.01)
+def test_no_batch_size_is_small_enough_for_next_to_no_noise():
+    with pytest.raises(ValueError, match="No `batch_size` reaches the target epsilon"):
+        planned("batch_size", noise_multiplier=0.02, target_epsilon=0.01)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from keras_adaclip.accounting import Ledger, LedgerRow, PrivacyReport, PrivacySpent, Sampling, Unit
-from keras_adaclip.accounting.merging import merge_upward
+from keras_adaclip.accounting.ledger import merge_upward
 
 EXAMPLES = LedgerRow.open(Sampling.POISSON, 8, 40, noise_multiplier=1.0).advance(10)
 CLIENTS = dataclasses.replace(EXAMPLES, unit=Unit.CLIENT)

@@ -8,8 +8,7 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip.accounting import PrivacyReport
-from keras_adaclip.accounting.epsilon import rounded_up
+from keras_adaclip.accounting import PrivacyReport, rounded_up
 from keras_adaclip.tuners.private.account import SearchPrivacy, SearchSpent, carry
 from keras_adaclip.tuners.private.record import BUILD_CONFIG, FAILED, WEIGHTS, SearchRecord
 

@@ -1,11 +1,11 @@
-"""Epsilon for a person who owns several examples.
+"""Epsilon for a person who owns several examples, and epsilon as the shift of one Gaussian.
 
 A person with k examples moves the sum of a step by as many clipping norms as examples of theirs
-were drawn: Binomial(k, q) with Poisson sampling, k at most with full releases. The first is a
-mixture of Gaussians, whose privacy loss `dp_accounting` knows (Ganesh 2024, "Tight group-level
-DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms"), the second a Gaussian
-with a k-th of the noise. Older versions of `dp_accounting` do not know the first; then the
-property of every (epsilon, delta) serves, k epsilon with a larger delta, which is much more:
+were drawn: Binomial(k, q) with Poisson sampling, at most k with full releases. Poisson sampling is
+then a mixture of Gaussians, whose privacy loss `dp_accounting` knows (Ganesh 2024, "Tight
+group-level DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms"); a full
+release is a Gaussian with a k-th of the noise. Older versions of `dp_accounting` do not know
+mixtures. The group property of any (epsilon, delta) then gives a much larger bound:
 
     epsilon_k = k epsilon(d),   delta = d (e^(k epsilon(d)) - 1) / (e^epsilon(d) - 1)
 """
@@ -18,29 +18,26 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy import stats
+from scipy import optimize, special, stats
 
 from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting.accountants import (
-    composed_epsilon,
-    knows_pld,
-    self_composed,
-)
+from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
 from keras_adaclip.accounting.events import CountedEvents, counted_events
-from keras_adaclip.accounting.rows import LedgerRow
+from keras_adaclip.accounting.row import LedgerRow
 
 _KNOWS_MIXTURES = hasattr(privacy_loss_distribution, "from_mixture_gaussian_mechanism")
-# Steps of the search for the delta of one example, and where it ends.
+# The search for the delta of one example ends here, and has this precision.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
-# Distributions are on a grid of so many points in a release's range of losses. A coarse one takes
-# a tenth of the time, and enlarges epsilon by some thousandths of it, more where very many steps
-# each cost next to nothing: then the fine one is taken.
+# The grid has at most this many points in the range of losses of a release. The coarse grid takes
+# a tenth of the time and enlarges epsilon by some thousandths of it, or more if very many steps
+# each cost next to nothing. Then the fine grid is used.
 _INTERVAL, _FINE_INTERVAL, _MOST_BUCKETS = 1e-3, 1e-4, 10_000
 _WORTH_REFINING = 0.9
-# Where one release can lose more than this, a person is not protected anyhow.
+# If one release can lose more than this, a person is not protected anyway.
 _LARGEST_LOSS = 500.0
 _MOST_MIXTURES, _LARGEST_GROUP = 8, 100_000
+_LEAST_LOG_MU, _MOST_LOG_MU = math.log(1e-12), math.log(1e6)
 
 
 def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> float:
@@ -53,8 +50,8 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
 
     Returns:
         Epsilon, an upper bound, by privacy loss distributions; infinite if a step ran without
-        noise. The property of every (epsilon, delta) is taken where more than eight mechanisms ran,
-        or something of which there are Rényi divergences only.
+        noise. The group property is used if more than eight mechanisms ran, or only Rényi
+        divergences of a mechanism are known.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -78,32 +75,31 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     alone = composed_epsilon(events, delta, "pld")
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
-    bounds = [by_group_property(events, delta, group_size)]
-    is_known = _KNOWS_MIXTURES and knows_pld(events)
-    if is_known and len(events) <= _MOST_MIXTURES:
-        bounds.append(by_mixtures(events, delta, group_size))
+    bounds = [_by_group_property(events, delta, group_size)]
+    if _KNOWS_MIXTURES and knows_pld(events) and len(events) <= _MOST_MIXTURES:
+        bounds.append(_by_mixtures(events, delta, group_size))
         if bounds[1] > _WORTH_REFINING * bounds[0]:
-            bounds.append(by_mixtures(events, delta, group_size, _FINE_INTERVAL))
-    # Any of them holds; none is below what one example has.
+            bounds.append(_by_mixtures(events, delta, group_size, _FINE_INTERVAL))
+    # Each of these bounds holds. None is below the epsilon of one example.
     return max(alone, min(bounds))
 
 
 @functools.lru_cache(maxsize=64)
-def by_mixtures(
+def _by_mixtures(
     events: CountedEvents, delta: float, group_size: int, least_interval: float = _INTERVAL
 ) -> float:
-    """By the distribution of how many of a person's examples are drawn; infinite where too large.
+    """By the distribution of the number of drawn examples; infinite if a loss is too large.
 
     Args:
         events: Pairs of an event and its count.
         delta: Delta.
         group_size: The most examples that a person owns.
-        least_interval: The interval of the grid, unless that makes too many points.
+        least_interval: The interval of the grid, unless the grid then has too many points.
     """
-    losses = [_largest_loss(event, count, group_size) for event, count in events]
-    if max(losses) > _LARGEST_LOSS:
+    largest_loss = max(_largest_loss(event, count, group_size) for event, count in events)
+    if largest_loss > _LARGEST_LOSS:
         return math.inf
-    needed = max(max(losses) / _MOST_BUCKETS, least_interval)
+    needed = max(largest_loss / _MOST_BUCKETS, least_interval)
     interval = math.ldexp(least_interval, math.ceil(math.log2(needed / least_interval)))
     composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
     for event, count in events:
@@ -112,8 +108,8 @@ def by_mixtures(
 
 
 @functools.lru_cache(maxsize=64)
-def by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
-    """By the property of every (epsilon, delta), whatever ran; arguments as of `by_mixtures`."""
+def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
+    """By the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
 
     def epsilon_and_delta(log_delta: float) -> tuple[float, float]:
         alone = composed_epsilon(events, math.exp(log_delta), "pld")
@@ -131,8 +127,8 @@ def by_group_property(events: CountedEvents, delta: float, group_size: int) -> f
     return epsilon_and_delta(low)[0]
 
 
-def _taken_apart(event: DpEvent) -> tuple[float, float]:
-    """Noise multiplier and sampling probability of an event of a ledger's row."""
+def _noise_and_probability(event: DpEvent) -> tuple[float, float]:
+    """Noise multiplier and sampling probability of the event of a ledger row."""
     if isinstance(event, PoissonSampledDpEvent):
         return event.event.noise_multiplier, event.sampling_probability
     if isinstance(event, NonPrivateDpEvent):
@@ -141,8 +137,8 @@ def _taken_apart(event: DpEvent) -> tuple[float, float]:
 
 
 def _largest_loss(event: DpEvent, count: int, group_size: int) -> float:
-    """About the loss of one release, or of all full ones, at ten standard deviations."""
-    noise, sampling_probability = _taken_apart(event)
+    """About the loss of one release, or of all full releases, at ten standard deviations."""
+    noise, sampling_probability = _noise_and_probability(event)
     if noise == 0.0:
         return math.inf
     if sampling_probability == 1.0:
@@ -153,8 +149,8 @@ def _largest_loss(event: DpEvent, count: int, group_size: int) -> float:
 def _repeated_pld(
     event: DpEvent, count: int, group_size: int, interval: float
 ) -> PrivacyLossDistribution:
-    """The privacy loss of so many releases for a person's examples together."""
-    noise, sampling_probability = _taken_apart(event)
+    """The privacy loss of `count` releases for all examples of a person together."""
+    noise, sampling_probability = _noise_and_probability(event)
     if sampling_probability == 1.0:
         # A Gaussian composed with itself is a Gaussian with less noise.
         return privacy_loss_distribution.from_gaussian_mechanism(
@@ -168,3 +164,53 @@ def _repeated_pld(
         value_discretization_interval=interval,
     )
     return self_composed(released, count)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The shift of the Gaussian mechanism that has exactly this epsilon at this delta.
+
+        delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
+
+    for telling N(0, 1) from N(mu, 1) (Dong, Roth and Su 2022, "Gaussian differential privacy",
+    corollary 2.13; Balle and Wang 2018). A single number to compare runs by. It is no bound at
+    other deltas, unless all releases were full, whose composition is a Gaussian.
+
+    Args:
+        epsilon: Epsilon, at least 0; infinite gives infinity.
+        delta: Delta, between 0 and 1.
+
+    Returns:
+        Mu: the shift in standard deviations between neighbouring data sets.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> print(f"{gaussian_mu(3.0, 1e-5):.3f}")
+    0.719
+    """
+    delta = _validation.check_delta(delta)
+    if math.isinf(epsilon) and epsilon > 0:
+        return math.inf
+    epsilon = _validation.check_real(epsilon, "epsilon")
+    if epsilon < 0:
+        raise ValueError(f"Argument `epsilon` must not be negative. Received: epsilon={epsilon}")
+
+    def excess(log_mu: float) -> float:
+        return _log_delta(epsilon, math.exp(log_mu)) - math.log(delta)
+
+    if excess(_LEAST_LOG_MU) >= 0.0:
+        return 0.0
+    if excess(_MOST_LOG_MU) <= 0.0:
+        return math.inf
+    return math.exp(optimize.brentq(excess, _LEAST_LOG_MU, _MOST_LOG_MU, xtol=1e-10))
+
+
+def _log_delta(epsilon: float, mu: float) -> float:
+    upper = special.log_ndtr(mu / 2 - epsilon / mu)
+    lower = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    if not lower < upper:
+        return -math.inf
+    return float(upper + math.log1p(-math.exp(lower - upper)))

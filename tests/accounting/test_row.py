@@ -25,22 +25,6 @@ def one_step(row):
     return dataclasses.replace(row, steps=row.steps + 1, steps_in_release=row.steps_in_release + 1)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "steps_per_release"),
-    [
-        (Sampling.POISSON, 1),
-        (Sampling.SHUFFLE, 235),
-        (Sampling.STREAM, 1),
-        (Sampling.PASS, INT32_MAX),
-    ],
-)
-def test_open_chooses_how_long_a_release_lasts(sampling, steps_per_release):
-    row = open_row(sampling)
-    assert row.steps_per_release == steps_per_release
-    assert row.steps_in_release == steps_per_release
-    assert (row.steps, row.releases) == (0, 0)
-
-
 def test_sampling_values_leave_zero_for_empty_rows():
     assert [int(kind) for kind in Sampling] == [1, 2, 3, 4, 5]
     assert [kind.label for kind in Sampling] == ["poisson", "shuffle", "stream", "pass", "fixed"]
@@ -69,12 +53,6 @@ def test_a_pass_is_one_release_and_a_segment_opens_another():
     assert row.advance(1).begin_segment().advance(1).releases == 2
     assert row.advance(1).free_steps == 2
     assert row.begin_segment().advance(0).releases == 0
-
-
-def test_poisson_and_stream_release_at_every_step():
-    for sampling in (Sampling.POISSON, Sampling.STREAM):
-        row = open_row(sampling).advance(5).begin_segment().advance(2)
-        assert (row.steps, row.releases) == (7, 7)
 
 
 def test_an_unlimited_pass_is_one_release_a_segment():

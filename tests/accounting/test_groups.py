@@ -4,15 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
-from keras_adaclip.accounting import LedgerRow, Sampling, group_privacy, ledger_epsilon
+from keras_adaclip.accounting import LedgerRow, Sampling, group_epsilon, groups, ledger_epsilon
 from keras_adaclip.accounting.events import counted_events
-from keras_adaclip.accounting.group_privacy import by_group_property, by_mixtures, group_epsilon
+from tests.accounting.oracles import gaussian_epsilon
 
 DELTA = 1e-5
 knows_mixtures = pytest.mark.skipif(
-    not group_privacy._KNOWS_MIXTURES, reason="this dp_accounting does not know mixtures"
+    not groups._KNOWS_MIXTURES, reason="this dp_accounting does not know mixtures"
 )
 
 
@@ -20,21 +20,11 @@ def row(sampling=Sampling.POISSON, noise=2.0, steps=100, batch=256, examples=6_0
     return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
 
 
-def gaussian_epsilon(mu):
-    """Epsilon of a Gaussian mechanism with sensitivity over noise `mu` (Balle and Wang 2018)."""
-
-    def excess(epsilon):
-        upper = stats.norm.sf(epsilon / mu - mu / 2)
-        return upper - math.exp(epsilon) * stats.norm.sf(epsilon / mu + mu / 2) - DELTA
-
-    return optimize.brentq(excess, 0.0, 100.0)
-
-
 @pytest.mark.parametrize("group_size", [1, 2, 5])
 @pytest.mark.parametrize("sampling", [Sampling.STREAM, Sampling.SHUFFLE])
 def test_full_releases_have_a_kth_of_the_noise(sampling, group_size):
     running = row(sampling, noise=30.0)
-    expected = gaussian_epsilon(group_size * math.sqrt(running.releases) / 30.0)
+    expected = gaussian_epsilon(30.0, DELTA, releases=running.releases, sensitivity=group_size)
     assert group_epsilon([running], DELTA, group_size) == pytest.approx(expected, rel=2e-3)
 
 
@@ -43,7 +33,7 @@ def test_one_step_of_poisson_sampling_against_its_definition():
     """The hockey-stick divergence of the mixture and the noise alone, integrated."""
     noise, group_size, batch, examples = 1.0, 3, 2_000, 6_000
     running = row(noise=noise, steps=1, batch=batch, examples=examples)
-    epsilon = by_mixtures(counted_events([running]), 1e-2, group_size)
+    epsilon = groups._by_mixtures(counted_events([running]), 1e-2, group_size)
     x = np.linspace(-15.0, 20.0, 400_001)
     drawn = np.arange(group_size + 1)
     weights = stats.binom.pmf(drawn, group_size, batch / examples)
@@ -60,16 +50,16 @@ def test_one_step_of_poisson_sampling_against_its_definition():
 def test_a_group_of_one_is_an_example():
     events = counted_events([row(), row(noise=3.0, batch=100)])
     alone = ledger_epsilon([row(), row(noise=3.0, batch=100)], DELTA)
-    assert by_mixtures(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
-    assert by_group_property(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
+    assert groups._by_mixtures(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
+    assert groups._by_group_property(events, DELTA, 1) == pytest.approx(alone, rel=3e-3)
 
 
 @knows_mixtures
 def test_a_finer_grid_where_steps_cost_next_to_nothing():
     running = row(noise=1.0, steps=20_000, batch=10, examples=100_000)
     events = counted_events([running])
-    coarse = by_mixtures(events, DELTA, 2)
-    assert coarse > 0.9 * by_group_property(events, DELTA, 2)
+    coarse = groups._by_mixtures(events, DELTA, 2)
+    assert coarse > 0.9 * groups._by_group_property(events, DELTA, 2)
     assert group_epsilon([running], DELTA, 2) < coarse
     assert group_epsilon([running], DELTA, 2) >= 1.9 * ledger_epsilon([running], DELTA)
 
@@ -88,8 +78,8 @@ def test_mixtures_lie_between_one_example_and_the_property_of_groups():
     found = [ledger_epsilon([row()], DELTA)]
     for group_size in (2, 3, 6):
         found.append(group_epsilon([row()], DELTA, group_size))
-        assert found[-1] == pytest.approx(by_mixtures(events, DELTA, group_size), rel=1e-2)
-        assert found[-1] < by_group_property(events, DELTA, group_size)
+        assert found[-1] == pytest.approx(groups._by_mixtures(events, DELTA, group_size), rel=1e-2)
+        assert found[-1] < groups._by_group_property(events, DELTA, group_size)
         # Half of a group may be empty: at least as much as its members' sum without overlap.
         assert found[-1] > group_size * found[0] * 0.9
     assert found == sorted(found)
@@ -99,11 +89,11 @@ def test_mixtures_lie_between_one_example_and_the_property_of_groups():
 def test_without_mixtures_the_property_of_groups_serves(reason, monkeypatch):
     rows = [row()]
     if reason == "old version":
-        monkeypatch.setattr(group_privacy, "_KNOWS_MIXTURES", False)
+        monkeypatch.setattr(groups, "_KNOWS_MIXTURES", False)
     else:
         rows = [row(noise=2.0 + index / 10, steps=10) for index in range(9)]
     found = group_epsilon(rows, DELTA, 2)
-    assert found == by_group_property(counted_events(rows), DELTA, 2)
+    assert found == groups._by_group_property(counted_events(rows), DELTA, 2)
     # Its own definition: with the delta of one example, the group's delta is the one asked for.
     alone = found / 2
     smaller = DELTA / (1.0 + math.exp(alone))

@@ -1,9 +1,9 @@
-"""All that one run of a search may be, as a bound that every run has to keep.
+"""Upper bound on the privacy cost of one run of a search, which every run must keep.
 
     e(a) = max_h e_h(a)
 
-with e_h(a) the Rényi divergence at the order a of a run with the hyperparameters h. A run that
-draws h from a fixed law, and tells h with its result, has a divergence of at most e(a): the moment
+with e_h(a) the Rényi divergence at order a of a run with the hyperparameters h. A run that draws h
+from a fixed law, and releases h with its result, has a divergence of at most e(a): the moment
 exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with h.
 """
 
@@ -17,24 +17,23 @@ import numpy.typing as npt
 from keras_adaclip.accounting import _validation, events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.ledger import Ledger
-from keras_adaclip.accounting.rows import LedgerRow
-from keras_adaclip.accounting.selection import RandomSelection, largest_divergences
-from keras_adaclip.accounting.selection_cost import KNOWN, SelectionCost
+from keras_adaclip.accounting.row import KNOWN, LedgerRow, SelectionCost
+from keras_adaclip.accounting.selection import RandomSelection, growing, largest_divergences
 
-# Sums of the same numbers in another order.
+# Sums of the same numbers in another order differ by this share.
 _ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class RunBounds:
-    """Ledgers, of which each run of a search spends no more than the largest at every order.
+    """Planned ledgers. Each run of a search spends at most the largest of them at every order.
 
     Args:
-        plans: a ledger for each way in which a run may go, with the steps that it would take.
+        plans: a ledger for each kind of run, with all steps that the run would take.
 
     Raises:
-        TypeError: If something else is among them.
-        ValueError: If there is none, or some are about examples and others about clients.
+        TypeError: If one of the plans is not a `Ledger`.
+        ValueError: If there is no plan, or some are about examples and others about clients.
 
     Example:
 
@@ -61,20 +60,20 @@ class RunBounds:
         if len({plan.unit for plan in plans if plan.unit is not None}) > 1:
             raise ValueError(
                 "Argument `plans` must be about single examples or about whole clients, not both: "
-                "what they spend has no epsilon for either."
+                "together they have no epsilon for either."
             )
         object.__setattr__(self, "plans", plans)
 
     @property
     def neighboring_relation(self) -> str:
-        """The relation under which all of it is stated."""
+        """The relation under which the bound is stated."""
         return events.neighboring_relation(self._rows())
 
     def covers(self, ledger: Ledger) -> bool:
-        """Whether a run that has spent what the ledger says has kept the bound.
+        """Whether a run with this ledger has kept the bound.
 
         Args:
-            ledger: what a run has spent.
+            ledger: what the run has spent.
         """
         if ledger.steps == 0:
             return True
@@ -83,15 +82,18 @@ class RunBounds:
             return False
         if ledger.unit not in {plan.unit for plan in self.plans}:
             return False
-        spent = _growing(composed_divergences(events.counted_events(ledger, relation)))
-        return bool(np.all(spent <= _growing(self._divergences()) * (1 + _ROUNDING)))
+        # The series of `dp_accounting` does not converge at some orders, which depend on the noise.
+        # The divergence there is infinite, so less noise might not look like more. `growing`
+        # replaces it by a finite bound at a later order.
+        spent = growing(composed_divergences(events.counted_events(ledger, relation)))
+        return bool(np.all(spent <= growing(self._divergences()) * (1 + _ROUNDING)))
 
     def epsilon(self, delta: float, num_runs: int = 1) -> float:
         """Epsilon of a known number of runs, all of which may be seen.
 
         Args:
             delta: Delta, between 0 and 1.
-            num_runs: How many runs.
+            num_runs: The number of runs.
 
         Returns:
             Epsilon, an upper bound by Rényi divergences.
@@ -116,11 +118,11 @@ class RunBounds:
         """The ledger of a model that was released as the best of several runs.
 
         Args:
-            selection: the law of the number of runs; None where the number is known.
-            num_runs: that number.
+            selection: the law of the number of runs; None if the number is known.
+            num_runs: the number of runs, if it is known.
 
         Returns:
-            One row with the cost of the selection, and the steps of the longest run; none where no
+            One row with the cost of the selection and the steps of the longest run; no row if no
             run takes a step.
         """
         rows = tuple(row for row in self._rows() if row.steps > 0)
@@ -139,22 +141,15 @@ class RunBounds:
             tuple(divergences.tolist()),
         )
         least_noise = min(rows, key=lambda row: row.noise_multiplier)
-        return Ledger(
-            (
-                LedgerRow(
-                    least_noise.sampling,
-                    least_noise.expected_batch_size,
-                    least_noise.num_examples,
-                    steps_per_release=1,
-                    steps=max(plan.steps for plan in self.plans),
-                    releases=1,
-                    steps_in_release=1,
-                    noise_multiplier=least_noise.noise_multiplier,
-                    unit=least_noise.unit,
-                    selection=cost,
-                ),
-            )
+        released = dataclasses.replace(
+            least_noise,
+            steps_per_release=1,
+            steps=max(plan.steps for plan in self.plans),
+            releases=1,
+            steps_in_release=1,
+            selection=cost,
         )
+        return Ledger((released,))
 
     def costliest(self, delta: float) -> Ledger:
         """The plan with the largest epsilon by itself.
@@ -165,7 +160,7 @@ class RunBounds:
         return max(self.plans, key=lambda plan: RunBounds((plan,)).epsilon(delta))
 
     def to_list(self) -> list[dict[str, list[Any]]]:
-        """The plans as plain values, for a JSON file; `from_list` reads them."""
+        """The plans as plain values for a JSON file, which `from_list` reads."""
         listed = []
         for plan in self.plans:
             num_rows = max(2, sum(row.num_table_rows for row in plan))
@@ -180,7 +175,7 @@ class RunBounds:
         """The inverse of `to_list`.
 
         Args:
-            plans: what `to_list` returned.
+            plans: the plain values.
         """
         return cls(
             tuple(Ledger.from_arrays(plan["integers"], plan["noise_multipliers"]) for plan in plans)
@@ -192,13 +187,3 @@ class RunBounds:
     def _divergences(self) -> npt.NDArray[np.float64]:
         relation = self.neighboring_relation
         return largest_divergences([events.counted_events(plan, relation) for plan in self.plans])
-
-
-def _growing(divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Upper bounds at the orders, made finite where a larger order has a finite one.
-
-    Where the series of `dp_accounting` does not converge, it says infinity, at a few orders and
-    not the same ones for all noise: then less at every order would not look like less. Rényi
-    divergences grow with the order, so that a bound at a later order bounds an earlier one.
-    """
-    return np.minimum.accumulate(divergences[::-1])[::-1]

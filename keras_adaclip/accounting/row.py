@@ -1,0 +1,464 @@
+"""One row of the privacy ledger: a mechanism, and how often it ran.
+
+A row holds integers and the float32 noise multiplier that ran. Sampling probabilities and events
+are computed from these, so a row that was saved and loaded is accounted exactly like a row that
+stayed in memory.
+
+A *release* is what costs privacy: one Gaussian mechanism over all units that it can touch. With
+Poisson sampling, each step is one release. Without amplification, a whole pass over the data is
+one release: each unit is in a single batch of the pass, so the steps of a pass compose in parallel.
+"""
+
+import dataclasses
+import enum
+import math
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_adaclip.accounting import _validation
+from keras_adaclip.accounting._validation import INT32_MAX
+
+# The default Rényi orders of `dp_accounting`, written out: files hold a divergence for each.
+ORDERS: tuple[float, ...] = (
+    *(1 + tenth / 10 for tenth in range(1, 100)),
+    *range(11, 64),
+    *(128, 256, 512, 1024),
+)
+DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
+# Selections other than the best of a random number of runs.
+KNOWN, SEVERAL = "known", "several"
+_LAWS = (*DISTRIBUTIONS, KNOWN, SEVERAL)
+_NUM_COST_VALUES = 3 + len(ORDERS)
+
+NUM_INTEGERS = 7
+# Added to the first integer of a row if the next rows of the table hold a `SelectionCost`.
+SELECTED = 1 << 10
+
+
+class Unit(enum.IntEnum):
+    """The unit of privacy. Rows about different units do not add up to an epsilon for either."""
+
+    EXAMPLE = 0
+    CLIENT = 1
+
+    @property
+    def label(self) -> str:
+        """The name in lower case."""
+        return self.name.lower()
+
+
+class Sampling(enum.IntEnum):
+    """How the units of a step were drawn. 0 is reserved for empty rows of a table.
+
+    `POISSON`: each unit independently, with the same probability at every step.
+    `SHUFFLE`: batches of a shuffled pass over the data; a pass is one release.
+    `STREAM`: batches from an unknown source, each unit at most once a batch; a step is one release.
+    `PASS`: batches from an unknown source, each unit at most once a pass; a pass is one release.
+    `FIXED`: a fixed number of units, drawn without replacement at each step; a step is one release.
+    """
+
+    POISSON = 1
+    SHUFFLE = 2
+    STREAM = 3
+    PASS = 4
+    FIXED = 5
+
+    @property
+    def label(self) -> str:
+        """The name in lower case, as `fit(sampling=...)` takes it."""
+        return self.name.lower()
+
+    @property
+    def is_counted_in_passes(self) -> bool:
+        """Whether a release is a pass over the data instead of a step."""
+        return self in (Sampling.SHUFFLE, Sampling.PASS)
+
+    def describe(self) -> str:
+        """The sampling scheme and what counts as a release, in words for a report."""
+        return _DESCRIPTIONS[self]
+
+
+_DESCRIPTIONS = {
+    Sampling.POISSON: "Poisson sampling: every unit is drawn independently at each step",
+    Sampling.SHUFFLE: "shuffled passes over the data: one full release a pass, no amplification",
+    Sampling.STREAM: "batches from an unknown source: one full release a step, no amplification",
+    Sampling.PASS: (
+        "batches in which no unit comes twice in a pass, as the user says: one full release a "
+        "pass, no amplification"
+    ),
+    Sampling.FIXED: "fixed-size sampling: as many units at each step, drawn without replacement",
+}
+_KINDS_OF_SAMPLING = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionCost:
+    """Rényi divergences of a released run together with its selection.
+
+    The best of several runs is no composition of Gaussian mechanisms, so it has no privacy loss
+    distribution. Its Rényi divergences add up with those of later steps.
+
+    Args:
+        distribution: the law of the number of runs; `"known"` if the number is known, `"several"`
+            for several selections together.
+        mean_trials: the mean of the number of runs.
+        samplings: the sampling schemes of the runs.
+        divergences: one for each of `ORDERS`, under the relation that the samplings ask for.
+
+    Raises:
+        ValueError: if the numbers cannot be those of a selection.
+    """
+
+    distribution: str
+    mean_trials: float
+    samplings: frozenset[Sampling]
+    divergences: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        are_divergences = all(divergence >= 0 for divergence in self.divergences)
+        if len(self.divergences) != len(ORDERS) or not are_divergences or not self.samplings:
+            raise ValueError(
+                f"The cost of a selection must be {len(ORDERS)} divergences of at least 0, for at "
+                f"least one sampling scheme. Received: {len(self.divergences)} values for "
+                f"{len(self.samplings)} schemes"
+            )
+
+    def plus(self, other: Self, releases: tuple[int, int]) -> Self:
+        """The cost of two selections together.
+
+        Args:
+            other: the other selection.
+            releases: how many times this selection was made, and the other one.
+        """
+        divergences = np.array([self.divergences, other.divergences])
+        return type(self)(
+            SEVERAL,
+            0.0,
+            self.samplings | other.samplings,
+            tuple(np.array(releases, np.float64) @ divergences),
+        )
+
+    def to_integers(self) -> npt.NDArray[np.int32]:
+        """The bits of all values. Shape: `(num_rows(), 7)`."""
+        samplings = sum(1 << sampling for sampling in self.samplings)
+        values = (_LAWS.index(self.distribution), self.mean_trials, samplings, *self.divergences)
+        return np.resize(np.array(values, "<f8").view(np.int32), (self.num_rows(), NUM_INTEGERS))
+
+    @classmethod
+    def from_integers(cls, integers: npt.NDArray[Any]) -> Self:
+        """The inverse of `to_integers`.
+
+        Args:
+            integers: the table.
+
+        Raises:
+            ValueError: if the table does not hold a selection.
+        """
+        if len(integers) != cls.num_rows():
+            raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
+        bits = np.ascontiguousarray(integers, np.int32).ravel()[: 2 * _NUM_COST_VALUES]
+        law, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
+        if law not in range(len(_LAWS)) or samplings not in range(1 << (max(Sampling) + 1)):
+            raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
+        kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
+        return cls(_LAWS[int(law)], mean_trials, kinds, tuple(divergences))
+
+    @staticmethod
+    def num_rows() -> int:
+        """Rows of the table of integers."""
+        return -(-2 * _NUM_COST_VALUES // NUM_INTEGERS)
+
+    def __str__(self) -> str:
+        if self.distribution == SEVERAL:
+            return "several selections, each of the best of several runs"
+        if self.distribution == KNOWN:
+            return (
+                f"the best of {self.mean_trials:g} runs, a number that is known, so that epsilon "
+                f"is that of all {self.mean_trials:g} runs together"
+            )
+        return selection_in_words(self.distribution, self.mean_trials)
+
+
+def selection_in_words(distribution: str, mean_trials: float) -> str:
+    """The selection of the best of a random number of runs."""
+    return (
+        f"the best of a number of runs drawn from the {distribution} law with mean {mean_trials:g}"
+    )
+
+
+Mechanism = tuple[int, int, int, int, int, float, SelectionCost | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerRow:
+    """One mechanism and how often it ran.
+
+    Args:
+        sampling: How units were drawn.
+        expected_batch_size: Expected number of units a step, at least 1; sums are divided by it.
+        num_examples: Number of units in the data; 0 if unknown, with `STREAM` and `PASS` only.
+        steps_per_release: The most steps that one release lasts.
+        steps: Steps that ran.
+        releases: Releases that were opened; the accountant counts these.
+        steps_in_release: Steps of the open release so far. Equal to `steps_per_release` if no
+            release is open, so that the next step opens one.
+        noise_multiplier: Standard deviation of the noise over the sensitivity of the sum. Rounded
+            to the nearest float32, as in training.
+        unit: The unit of privacy, whose contribution the sensitivity bounds.
+        selection: What one release costs, if it is the best of several runs. Sampling, noise and
+            batch size are then those of the run with the least noise.
+
+    Raises:
+        TypeError: If a count is not an integer.
+        ValueError: If a number is out of range, or two numbers contradict each other.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> row.advance(235).releases
+    235
+    >>> row = LedgerRow.open(Sampling.SHUFFLE, 256, 60_000, noise_multiplier=1.0)
+    >>> row.advance(235).releases, row.advance(236).releases
+    (1, 2)
+    """
+
+    sampling: Sampling
+    expected_batch_size: int
+    num_examples: int
+    steps_per_release: int
+    steps: int
+    releases: int
+    steps_in_release: int
+    noise_multiplier: float
+    unit: Unit = Unit.EXAMPLE
+    selection: SelectionCost | None = None
+
+    def __post_init__(self) -> None:
+        noise_multiplier = _validation.check_noise_multiplier(self.noise_multiplier)
+        checked: dict[str, int | float] = {
+            "sampling": Sampling(self.sampling),
+            "unit": Unit(self.unit),
+            "noise_multiplier": float(np.float32(noise_multiplier)),
+        }
+        for name, minimum in _MINIMA.items():
+            checked[name] = _validation.check_integer(getattr(self, name), name, minimum=minimum)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_consistency()
+
+    def _check_consistency(self) -> None:
+        label = repr(self.sampling.label)
+        is_amplified = self.sampling in (Sampling.POISSON, Sampling.FIXED)
+        if self.num_examples == 0 and (is_amplified or self.sampling is Sampling.SHUFFLE):
+            raise self._error(f"`num_examples` must be known for sampling={label}", "num_examples")
+        if is_amplified and self.expected_batch_size > self.num_examples:
+            rule = "`expected_batch_size` must not exceed `num_examples`"
+            raise self._error(rule, "expected_batch_size", "num_examples")
+        if not self.sampling.is_counted_in_passes and self.steps_per_release != 1:
+            rule = f"`steps_per_release` must be 1 for sampling={label}"
+            raise self._error(rule, "steps_per_release")
+        if self.steps_in_release > self.steps_per_release:
+            rule = "`steps_in_release` must not exceed `steps_per_release`"
+            raise self._error(rule, "steps_in_release", "steps_per_release")
+        if self.releases > self.steps or (self.steps > 0 and self.releases == 0):
+            rule = "`releases` must lie between 1 and `steps`, or both be 0"
+            raise self._error(rule, "releases", "steps")
+
+    def _error(self, rule: str, *names: str) -> ValueError:
+        received = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        return ValueError(f"Argument {rule}. Received: {received}")
+
+    @classmethod
+    def open(
+        cls,
+        sampling: Sampling,
+        expected_batch_size: int,
+        num_examples: int,
+        noise_multiplier: float,
+        *,
+        steps_per_release: int | None = None,
+        unit: Unit = Unit.EXAMPLE,
+    ) -> Self:
+        """A row in which nothing has run yet.
+
+        Args:
+            sampling: How units are drawn.
+            expected_batch_size: Expected number of units a step.
+            num_examples: Number of units in the data; 0 if unknown.
+            noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+            steps_per_release: Steps of one pass, for `PASS` only; by default, a pass lasts until
+                the next segment. For other samplings, the number follows.
+            unit: The unit of privacy.
+
+        Returns:
+            The row, whose first step opens a release.
+
+        Raises:
+            ValueError: If `steps_per_release` is given for another sampling than `PASS`.
+        """
+        sampling = Sampling(sampling)
+        if steps_per_release is None:
+            steps_per_release = INT32_MAX if sampling is Sampling.PASS else 1
+            if sampling is Sampling.SHUFFLE:
+                batch_size = _validation.check_integer(
+                    expected_batch_size, "expected_batch_size", minimum=1
+                )
+                steps_per_release = max(1, math.ceil(num_examples / batch_size))
+        elif sampling is not Sampling.PASS:
+            raise ValueError(
+                "Argument `steps_per_release` is for sampling='pass' only. Received: "
+                f"steps_per_release={steps_per_release}, sampling={sampling.label!r}"
+            )
+        return cls(
+            sampling,
+            expected_batch_size,
+            num_examples,
+            steps_per_release,
+            steps=0,
+            releases=0,
+            steps_in_release=steps_per_release,
+            noise_multiplier=noise_multiplier,
+            unit=unit,
+        )
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability that a step draws a unit, from the integers; 1 if unknown."""
+        if self.num_examples == 0:
+            return 1.0
+        return min(1.0, self.expected_batch_size / self.num_examples)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What ran, without how often. Rows with equal mechanisms add up exactly."""
+        return (
+            int(self.unit),
+            int(self.sampling),
+            self.expected_batch_size,
+            self.num_examples,
+            self.steps_per_release,
+            self.noise_multiplier,
+            self.selection,
+        )
+
+    @property
+    def samplings(self) -> frozenset[Sampling]:
+        """The sampling scheme; those of all runs if the row is about selected runs."""
+        return frozenset({self.sampling}) if self.selection is None else self.selection.samplings
+
+    @property
+    def num_table_rows(self) -> int:
+        """Rows that it takes in a table of integers."""
+        return 1 if self.selection is None else 1 + SelectionCost.num_rows()
+
+    @property
+    def free_steps(self) -> int:
+        """Steps that the open release has room for, which cost nothing more."""
+        return self.steps_per_release - self.steps_in_release
+
+    def advance(self, num_steps: int) -> Self:
+        """The row after `num_steps` more steps.
+
+        A compiled training step does the same to its variables, one step at a time: it opens a
+        release if the open one is used up, and otherwise counts one more step in it.
+
+        Args:
+            num_steps: Number of steps, at least 0.
+
+        Returns:
+            The new row.
+
+        Raises:
+            ValueError: If a counter would pass 2**31 - 1, or the row is about selected runs.
+        """
+        if self.selection is not None:
+            raise ValueError("No step can run in a row of selected runs: `append` another row.")
+        num_steps = _validation.check_integer(num_steps, "num_steps")
+        beyond = num_steps - self.free_steps
+        if beyond <= 0:
+            opened, in_release = 0, self.steps_in_release + num_steps
+        else:
+            opened = -(-beyond // self.steps_per_release)
+            in_release = beyond - (opened - 1) * self.steps_per_release
+        return dataclasses.replace(
+            self,
+            steps=self.steps + num_steps,
+            releases=self.releases + opened,
+            steps_in_release=in_release,
+        )
+
+    def begin_segment(self) -> Self:
+        """The row at the start of another `fit` call, which begins a pass and so a release."""
+        return dataclasses.replace(self, steps_in_release=self.steps_per_release)
+
+    def as_stream(self) -> Self:
+        """A fresh row with the same noise, in which every step is one full release."""
+        return type(self).open(
+            Sampling.STREAM,
+            self.expected_batch_size,
+            self.num_examples,
+            self.noise_multiplier,
+            unit=self.unit,
+        )
+
+    def to_integers(self) -> npt.NDArray[np.int32]:
+        """The integers, in the order of the fields, without `selection`. Shape: `(7,)`.
+
+        The first integer is the sampling, plus 16 times the unit, plus `SELECTED` if there is a
+        selection.
+        """
+        integers = np.array([getattr(self, name) for name in _INTEGER_FIELDS], dtype=np.int32)
+        integers[0] += _KINDS_OF_SAMPLING * self.unit + (SELECTED if self.selection else 0)
+        return integers
+
+    @classmethod
+    def from_integers(
+        cls,
+        integers: npt.ArrayLike,
+        noise_multiplier: float,
+        selection: SelectionCost | None = None,
+    ) -> Self:
+        """The inverse of `to_integers`.
+
+        Args:
+            integers: Integers, of shape `(7,)`.
+            noise_multiplier: The noise multiplier that ran.
+            selection: The selection, which the integers do not hold.
+
+        Returns:
+            The row.
+
+        Raises:
+            ValueError: If the shape is wrong, or the numbers do not make a row.
+        """
+        array = np.asarray(integers)
+        if array.shape != (NUM_INTEGERS,) or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f"Argument `integers` must hold {NUM_INTEGERS} integers. Received: "
+                f"integers of shape {array.shape} and type {array.dtype}"
+            )
+        values = dict(zip(_INTEGER_FIELDS, array.tolist(), strict=True))
+        kind = values.pop("sampling")
+        kind -= SELECTED if selection else 0
+        # A negative kind was never written. It stays as it is, for the error to name it.
+        unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
+        return cls(
+            sampling=Sampling(sampling),
+            noise_multiplier=float(noise_multiplier),
+            unit=Unit(unit),
+            selection=selection,
+            **values,
+        )
+
+
+_MINIMA = {
+    "expected_batch_size": 1,
+    "num_examples": 0,
+    "steps_per_release": 1,
+    "steps": 0,
+    "releases": 0,
+    "steps_in_release": 1,
+}
+_INTEGER_FIELDS = ("sampling", *_MINIMA)
