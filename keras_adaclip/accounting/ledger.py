@@ -372,45 +372,76 @@ def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
                 f"{merged.num_table_rows}, and two others must remain."
             )
         return (merged, *_compact(others, room))
-    closed, running = list(rows[:-1]), rows[-1]
+    numbers: dict[Mechanism, int] = {}
+    closed = dict(enumerate(rows[:-1]))
+    table = np.array([_cost_features(row, numbers) for row in closed.values()])
+    costs = _merging_costs(table, table)
+    costs[np.tri(len(table), dtype=bool)] = np.inf
     while len(closed) + 1 > max_rows:
-        costs = _merging_costs(closed)
-        first, second = divmod(int(np.argmin(costs)), len(closed))
+        first, second = divmod(int(np.argmin(costs)), len(table))
         if costs[first, second] == np.inf:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
                 f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
             )
         closed[first] = merge_upward(closed[first], closed.pop(second))
-    return (*closed, running)
+        table[first] = _cost_features(closed[first], numbers)
+        # Only the pairs of the merged row have new costs: thousands of rows take seconds.
+        changed = _merging_costs(table[[first]], table)[0]
+        changed[[number not in closed for number in range(len(table))]] = np.inf
+        costs[first, first + 1 :], costs[:first, first] = changed[first + 1 :], changed[:first]
+        costs[second, :] = costs[:, second] = np.inf
+    return (*closed.values(), rows[-1])
 
 
-def _merging_costs(rows: Sequence[LedgerRow]) -> npt.NDArray[np.float64]:
-    """The additional cost of merging each pair of rows. Shape: `(len(rows), len(rows))`.
+def _cost_features(row: LedgerRow, numbers: dict[Mechanism, int]) -> list[float]:
+    """The numbers of a row that the cost of merging it depends on; equal mechanisms share one."""
+    is_sampled = row.sampling is Sampling.POISSON
+    return [
+        numbers.setdefault(row.mechanism, len(numbers)),
+        row.sampling,
+        row.sampling_probability if is_sampled else 1.0,
+        row.noise_multiplier,
+        row.steps,
+        row.releases,
+    ]
+
+
+def _merging_costs(
+    rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The additional cost of merging each row with each other one.
+
+    Returns an array of shape `(len(rows), len(others))`.
 
     Equal mechanisms cost -1 and so come first. A row without noise makes epsilon infinite already,
-    so merging it costs nothing. The cost is infinite if a pair cannot be merged, and on and below
-    the diagonal.
-    """
-    numbers: dict[Mechanism, int] = {}
-    mechanism = np.array([numbers.setdefault(row.mechanism, len(numbers)) for row in rows])
-    sampling = np.array([row.sampling for row in rows])
-    noise = np.array([row.noise_multiplier for row in rows])
-    steps = np.array([row.steps for row in rows], np.float64)
-    releases = np.array([row.releases for row in rows], np.float64)
-    probability = np.array([row.sampling_probability for row in rows])
-    probability = np.where(sampling == Sampling.POISSON, probability, 1.0)
-    alone = releases * _release_cost(probability, noise)
+    so merging it costs nothing. The cost is infinite if a pair cannot be merged.
 
-    merged_noise = np.minimum.outer(noise, noise)
-    merged_probability = np.maximum.outer(probability, probability)
-    merged_probability[np.not_equal.outer(sampling, sampling)] = 1.0
-    merged = np.add.outer(releases, releases) * _release_cost(merged_probability, merged_noise)
-    costs = merged - np.add.outer(alone, alone)
+    Args:
+        rows: the `_cost_features` of rows, one row of the array for each.
+        others: likewise.
+    """
+    mechanism, sampling, probability, noise, steps, releases = rows.T[:, :, None]
+    (
+        other_mechanism,
+        other_sampling,
+        other_probability,
+        other_noise,
+        other_steps,
+        other_releases,
+    ) = others.T[:, None, :]
+    alone = releases * _release_cost(probability, noise)
+    other_alone = other_releases * _release_cost(other_probability, other_noise)
+
+    merged_noise = np.minimum(noise, other_noise)
+    merged_probability = np.where(
+        sampling == other_sampling, np.maximum(probability, other_probability), 1.0
+    )
+    merged = (releases + other_releases) * _release_cost(merged_probability, merged_noise)
+    costs = merged - (alone + other_alone)
     costs[merged_noise == 0] = 0.0
-    costs[np.equal.outer(mechanism, mechanism)] = -1.0
-    costs[np.add.outer(steps, steps) > INT32_MAX] = np.inf
-    costs[np.tri(len(rows), dtype=bool)] = np.inf
+    costs[mechanism == other_mechanism] = -1.0
+    costs[steps + other_steps > INT32_MAX] = np.inf
     return costs
 
 
