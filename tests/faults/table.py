@@ -467,7 +467,7 @@ FAULTS = (
         "optimizers/ledger_variables.py",
         "if ledger.is_covered_by(self.ledger):",
         "if ledger is not None:",
-        "tests/models/test_saving.py",
+        f"{_SOUND}/test_rules_ledger.py",
     ),
     Fault(
         "a client without examples votes, and is zero in AdaClip's coordinates",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import Ledger
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from tests.soundness.setups import (
     dp_sgd,
@@ -63,6 +63,15 @@ def test_compiling_again_carries_what_layers_that_are_gone_have_spent():
     model.compile(optimizer=dp_sgd(), loss="mse")
     assert steps(model) == 3
     assert steps(train(model, 2)) == 5
+
+
+def test_a_file_that_claims_to_hold_another_run_loses_no_steps():
+    row = LedgerRow.open(Sampling.SHUFFLE, 5, 50, 1.0)
+    other = Run(Ledger((row.advance(100),)), (3, 4))
+    own = Run(Ledger((row.advance(5),)), (1, 2))
+    claim = Run(own.ledger, own.identity, {other.identity: other.ledger})
+    loaded = own.with_included(claim.included_to_array())
+    assert other.union_upward(loaded).ledger.steps == 105
 
 
 def test_compiling_back_with_the_first_optimizer_counts_nothing_twice():
