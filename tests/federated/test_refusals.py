@@ -8,7 +8,8 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential
+from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential, preflight
+from keras_adaclip.gradients import Batch
 
 CLIENTS = ClientData.from_arrays(
     np.random.default_rng(0).normal(size=(13, 4)).astype("float32"),
@@ -86,6 +87,13 @@ def test_random_numbers_and_state_of_a_layer_are_no_padding_that_the_loss_counts
 def test_a_layer_that_lets_padding_count_is_named(others):
     with pytest.raises(ValueError, match=r"centring: Its output for one row depends on other rows"):
         fit([*others, Centring(name="centring")])
+
+
+@pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
+def test_padding_is_examined_in_training_before_any_step_is(others):
+    model = FederatedSequential([keras.Input((4,)), Centring(name="centring"), *others])
+    rows = Batch(np.random.default_rng(0).normal(size=(3, 4)).astype("float32"))
+    assert [issue.layer for issue in preflight._padding_issues(model, rows)] == ["centring"]
 
 
 def test_a_layer_that_divides_by_the_number_of_rows_is_named():

@@ -98,6 +98,13 @@ class MixesALittle(keras.layers.Layer):
         return add_mean(x, 1e-7)
 
 
+class MixesInvisibly(keras.layers.Layer):
+    """So little that rounding hides it in the outputs, but not in the derivatives."""
+
+    def call(self, x):
+        return add_mean(x, 1e-14)
+
+
 class MixesBackward(keras.layers.Layer):
     """Its outputs are those of each row; its gradients, of many rows, those of all."""
 
@@ -235,9 +242,10 @@ def fit(model, **options):
         MixesThroughGate,
         lambda **options: MixesThroughGate(trainable_gate=False, **options),
         MixesALittle,
+        MixesInvisibly,
         MixesBackward,
     ],
-    ids=["large", "factor", "gate", "frozen_gate", "little", "backward"],
+    ids=["large", "factor", "gate", "frozen_gate", "little", "invisible", "backward"],
 )
 def test_what_mixes_later_is_refused_by_name(layer, run_eagerly):
     model = model_with(layer(name="late"), run_eagerly=run_eagerly)
