@@ -97,6 +97,8 @@ def _calibrated(train: Train, options: Options) -> dict[str, Any]:
     first = _seconds(train, 1, options, limited=True)
     num_steps = 1 if first > 5 * _SLOW_SECONDS else _SHORT
     estimate = _seconds(train, num_steps, options, limited=True) / num_steps
+    if estimate >= _SLOW_SECONDS and num_steps > 1:  # it may have compiled for this length
+        estimate = _seconds(train, num_steps, options) / num_steps
     if estimate < _QUICK_SECONDS:  # what a run costs once can be most of it
         estimate = max(_seconds_of_step(train, _SHORT, options), estimate / 20)
     steps = 1

@@ -1,17 +1,19 @@
 """Puts each fault into a copy of the package and runs the tests that should catch it.
 
-    KERAS_BACKEND=torch python -m tests.faults.inject [TITLE-PART ...]
+    python -m tests.faults.inject [TITLE-PART ...]
 
 prints a Markdown table of the faults and the first test that fails with each. Ends with status 1
-where a fault survives.
+if a fault survives. Needs PyTorch and TensorFlow, and takes about an hour of two cores.
 """
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults.table import FAULTS, Fault
@@ -34,8 +36,8 @@ def broken(fault: Fault, root: Path) -> str:
     return text
 
 
-def first_failure(fault: Fault | None, tests: str) -> str | None:
-    """The first of the tests that fails with a fault in the package, None where none does."""
+def first_failure(tests: str, backend: str, fault: Fault | None = None) -> str | None:
+    """The first of the tests that fails with a fault in the package; None if none does."""
     with tempfile.TemporaryDirectory() as folder:
         for name in _COPIED:
             source = ROOT / name
@@ -47,35 +49,37 @@ def first_failure(fault: Fault | None, tests: str) -> str | None:
         run = subprocess.run(
             [sys.executable, *command, *tests.split()],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder},
+            env={**os.environ, "PYTHONPATH": folder, "KERAS_BACKEND": backend},
             capture_output=True,
             text=True,
             check=False,
         )
-    # What breaks the collection of tests is no test that catches.
+    # A fault that breaks the collection of tests was not caught by any of them.
     found = re.search(r"^FAILED tests/(.+?)(?: - |$)", run.stdout, re.MULTILINE)
     return found[1] if found else None
 
 
+def caught(fault: Fault) -> bool:
+    """Injects a fault, prints its row of the table, and tells whether a test has failed."""
+    caught_by = first_failure(fault.tests, fault.backend, fault)
+    shown = "**none**" if caught_by is None else f"`{caught_by}`"
+    print(f"| {fault.title} | {shown} |", flush=True)
+    return caught_by is not None
+
+
 def main() -> None:
     """Prints the table."""
-    wanted = [
-        fault
-        for fault in FAULTS
-        if not sys.argv[1:] or any(part in fault.title for part in sys.argv[1:])
-    ]
-    all_tests = " ".join(dict.fromkeys(name for fault in wanted for name in fault.tests.split()))
-    if (failed := first_failure(None, all_tests)) is not None:
-        sys.exit(f"Without any fault {failed} fails.")
-    survivors = 0
+    parts = sys.argv[1:] or [""]
+    wanted = [fault for fault in FAULTS if any(part in fault.title for part in parts)]
+    for backend in dict.fromkeys(fault.backend for fault in wanted):
+        names = (fault.tests.split() for fault in wanted if fault.backend == backend)
+        tests = " ".join(dict.fromkeys(itertools.chain.from_iterable(names)))
+        if (failed := first_failure(tests, backend)) is not None:
+            sys.exit(f"Without any fault {failed} fails.")
     print("| fault | first test that catches it |")
     print("| --- | --- |")
-    for fault in wanted:
-        caught_by = first_failure(fault, fault.tests)
-        survivors += caught_by is None
-        shown = "**none**" if caught_by is None else f"`{caught_by}`"
-        print(f"| {fault.title} | {shown} |", flush=True)
-    sys.exit(1 if survivors else 0)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sys.exit(0 if all(list(pool.map(caught, wanted))) else 1)
 
 
 if __name__ == "__main__":

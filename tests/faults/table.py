@@ -12,9 +12,10 @@ class Fault(NamedTuple):
         title: what goes wrong.
         file: in the package.
         old: text that occurs there once.
-        new: what stands in its place.
+        new: the text to put in its place.
         tests: files or folders, of which at least one test has to fail.
-        also: a second text and what stands in its place.
+        also: a second text, and the text to put in its place.
+        backend: the Keras backend on which it has to fail.
     """
 
     title: str
@@ -23,6 +24,7 @@ class Fault(NamedTuple):
     new: str
     tests: str
     also: tuple[str, str] | None = None
+    backend: str = "torch"
 
 
 FAULTS = (
@@ -334,6 +336,7 @@ FAULTS = (
         '        if save_type == "savedmodel":\n            return {}\n',
         "        if True:\n            return super()._trackable_children(save_type, **kwargs)\n",
         f"{_SOUND}/test_rules_saved_state.py",
+        backend="tensorflow",
     ),
     Fault(
         "the key outlives its run",
@@ -547,6 +550,7 @@ FAULTS = (
         'np.full(shape, "" if dtype.kind == "O" else 0, dtype)',
         "np.full(shape, 0, dtype)",
         "tests/models/test_strings.py",
+        backend="tensorflow",
     ),
     Fault(
         "examples of strings are mixed where no layer knows their words",
@@ -554,6 +558,7 @@ FAULTS = (
         "words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]",
         "pass",
         "tests/models/test_strings.py",
+        backend="tensorflow",
     ),
     Fault(
         "processes compare where their strings lie, and may hold the same examples",
@@ -561,6 +566,7 @@ FAULTS = (
         "if any(array.dtype == object for array in keras.tree.flatten(first)):",
         "if False:",
         "tests/models/test_strings.py",
+        backend="tensorflow",
     ),
     Fault(
         "one histogram for all images of a batch",
@@ -575,6 +581,7 @@ FAULTS = (
         "    keras.layers.RandomElasticTransform: _random_elastic_transform,\n",
         "",
         "tests/gradients/test_example_draws.py",
+        backend="tensorflow",
     ),
     Fault(
         "images equalized by a neighbour's histogram",
