@@ -52,22 +52,13 @@ class FixedClipping(ClippingStrategy):
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
-        self.clip_norm = clip_norm
-
-    @property
-    def clip_norm(self) -> float | list[float]:
-        """The joint norm, or one norm for each group; a new value holds from the next run on."""
-        return self._clip_norm
-
-    @clip_norm.setter
-    def clip_norm(self, value: float | Sequence[float]) -> None:
-        if isinstance(value, np.ndarray) and value.ndim == 1:
-            value = value.tolist()
-        self._clip_norm: float | list[float]
-        if isinstance(value, (list, tuple)):
-            self._clip_norm = [require_clip_norm("clip_norm", each) for each in value]
+        self.clip_norm: float | list[float]
+        if isinstance(clip_norm, np.ndarray) and clip_norm.ndim == 1:
+            clip_norm = clip_norm.tolist()
+        if isinstance(clip_norm, (list, tuple)):
+            self.clip_norm = [require_clip_norm("clip_norm", value) for value in clip_norm]
         else:
-            self._clip_norm = require_clip_norm("clip_norm", value)
+            self.clip_norm = require_clip_norm("clip_norm", clip_norm)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
         """The clipping norm of each group.
@@ -84,13 +75,6 @@ class FixedClipping(ClippingStrategy):
                 f"Received: clip_norm={self.clip_norm}"
             )
         return {"clip_norm": np.asarray(self.clip_norm, np.float32)}
-
-    def begin_run(
-        self, state: dict[str, np.ndarray], step: int, steps_per_epoch: int | None
-    ) -> dict[str, np.ndarray]:
-        """The clipping norm of each group: `clip_norm` may have changed since the last run."""
-        names = tuple(str(number) for number in range(len(state["clip_norm"])))
-        return self.initial_state(ParameterGroups(names, (), ()))
 
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
         """`min(1, clip_norm / norm)`, of shape `(batch_size, num_groups)`."""

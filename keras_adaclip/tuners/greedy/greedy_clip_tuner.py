@@ -6,6 +6,7 @@ section 4.3.1 and algorithm 1.
 
 import copy
 import json
+import math
 import os
 import time
 import warnings
@@ -15,6 +16,7 @@ from typing import Any
 
 import keras
 import keras_tuner
+import numpy as np
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from keras_adaclip.accounting import check_integer
@@ -179,8 +181,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             RuntimeError: if training fails, or the objective is not among its metrics.
         """
         values = trial.hyperparameters.values
-        self._model.optimizer.clipping.clip_norm = values[CLIP_NORM]
-        beginning = _Beginning(self._path_of_beginning(values[PARENT]))
+        beginning = _Beginning(self._path_of_beginning(values[PARENT]), values[CLIP_NORM])
         callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
             results = self.hypermodel.fit(
@@ -327,23 +328,28 @@ class GreedyClipTuner(keras_tuner.Tuner):
 
 
 class _Beginning(keras.callbacks.Callback):
-    """Gives a trial the weights and the optimizer state that it begins with.
+    """Gives a trial the weights, the optimizer state and the norm that it begins with.
 
     Args:
-        path: their file. The first trial writes it, if it is that of the initial weights.
+        path: file of the weights. The first trial writes it, if it is that of the initial weights.
+        clip_norm: the norm, of all groups together.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clip_norm: float) -> None:
         super().__init__()
-        self._path = path
+        self._path, self._clip_norm = path, clip_norm
         self._epochs: list[int] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Loads the file."""
+        """Loads the file, and sets the norm."""
         if self._path.exists():
             self.model.load_weights(self._path)
         else:
             self.model.save_weights(self._path)
+        variables = self.model.optimizer.variables
+        variable = next(variable for variable in variables if variable.name == "clip_norm")
+        num_groups = math.prod(variable.shape)
+        variable.assign(np.full(variable.shape, self._clip_norm / math.sqrt(num_groups)))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
