@@ -38,7 +38,7 @@ SHARED_NAMES = {
             "check_real",
             "check_report_path",
             "check_target_epsilon",
-            "neighboring_relation",
+            "rows_relation",
             "quick_epsilon",
             "rounded_up",
             "warn_of_large_delta",

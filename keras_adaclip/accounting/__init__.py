@@ -37,7 +37,7 @@ from keras_adaclip.accounting.epsilon import (
     quick_epsilon,
     rounded_up,
 )
-from keras_adaclip.accounting.events import neighboring_relation
+from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.ledger import LEDGER_KEYS, Ledger, read_ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
@@ -60,7 +60,7 @@ __all__ = [
     "least_noise_multiplier",
     "ledger_epsilon",
     "max_steps_within",
-    "neighboring_relation",
+    "rows_relation",
     "plan",
     "quick_epsilon",
     "read_ledger",

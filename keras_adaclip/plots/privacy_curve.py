@@ -15,8 +15,8 @@ from keras_adaclip.accounting import (
     check_delta,
     default_delta,
     ledger_epsilon,
-    neighboring_relation,
     quick_epsilon,
+    rows_relation,
 )
 from keras_adaclip.plots.canvas import BLUE, ORANGE, finished, panels
 
@@ -80,7 +80,7 @@ def privacy_curve(
     spent = ledger_epsilon(rows, delta, accountant)
     if math.isinf(spent):
         raise ValueError("A step ran without noise: epsilon is infinite, and there is no curve.")
-    relation = neighboring_relation(rows)
+    relation = rows_relation(rows)
 
     def epsilon(rows_so_far: Iterable[LedgerRow], delta: float) -> float:
         return quick_epsilon(rows_so_far, delta, accountant, relation)
