@@ -21,6 +21,7 @@ SINGLE_FILES = (
     "LICENSE",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "conftest.py",
     "mkdocs.yml",
     "pyproject.toml",
