@@ -7,6 +7,9 @@ import sys
 # Before the first import of a backend.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Workers share the cores; PyTorch would start as many threads in each as there are cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # JAX writes its cache file by file, with no lock: each process has its own.
 if (cache := os.environ.get("JAX_COMPILATION_CACHE_DIR")) and "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{cache}/{os.environ['PYTEST_XDIST_WORKER']}"
