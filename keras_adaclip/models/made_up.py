@@ -6,6 +6,7 @@ import numpy as np
 
 # More than any run has steps.
 _FAR = 1e9
+# Longer noise repeats these many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
 
 
@@ -43,7 +44,6 @@ def moved_value(
         return (numbers + 10.0**state).astype(value.dtype)
     size = float(np.sqrt(np.mean(np.square(numbers)))) if value.size else 0.0
     size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
-    # Many numbers repeat after a prime number of others: to draw them all takes longer than a step.
     noise = size * np.resize(generator.normal(size=min(value.size, _MOST_DRAWN)), value.shape)
     if state == 4:
         moved = 3.0 * noise

@@ -134,7 +134,7 @@ def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: 
     if not first.shape == second.shape == third.shape:
         return False
     if np.array_equal(first, second) and np.array_equal(second, third):
-        return True  # Most arrays are weights, which do not move.
+        return True  # Most arrays are weights, which stay the same.
     with np.errstate(invalid="ignore"):  # A limit may be infinite.
         one, two = (
             np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))

@@ -709,8 +709,8 @@ def _is_floating(value: Tensor) -> bool:
 def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]:
     """Calls `record(layer, result, losses before)` after each call of a layer of `model`.
 
-    The layer's result is what `record` returns. Layers run as in the steps: by the calls of the
-    model's plan that take less time, once there is a plan.
+    The layer's result is what `record` returns. If the model has a gradient plan, its faster calls
+    are used, as in the steps.
     """
     watched = layers_outside_loops(model)
     plan = getattr(model, "gradient_plan", None)
