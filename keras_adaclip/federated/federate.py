@@ -1,4 +1,4 @@
-"""`federate`: the federated twin of a Keras model."""
+"""`federate`: a federated model with the layers and weights of a Keras model."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import keras
 from keras_adaclip.federated.federated_model import FederatedModel
 from keras_adaclip.federated.federated_sequential import FederatedSequential
 from keras_adaclip.federated.federated_training import FederatedTraining
-from keras_adaclip.models.privatize import twin
+from keras_adaclip.training.conversion import converted
 
 
 def federate(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
@@ -36,7 +36,7 @@ def federate(model: keras.Model, replace_batch_normalization: bool = False) -> A
     """
     if isinstance(model, FederatedTraining):
         raise TypeError("The model is federated already. Received: a federated model")
-    return twin(
+    return converted(
         model,
         FederatedSequential,
         FederatedModel,

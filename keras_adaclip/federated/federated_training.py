@@ -12,7 +12,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.functional_optimizer import functional_optimizer
-from keras_adaclip.callbacks import EpochCheck, PassCounter
+from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.layout import cohort_layout
 from keras_adaclip.federated.local_training import LocalTraining
@@ -25,17 +25,17 @@ from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
 from keras_adaclip.gradients import Batch, quicker_calls_of
-from keras_adaclip.models import fit_callbacks, weight_digests
-from keras_adaclip.models.arrays import strings_as_tensors
-from keras_adaclip.models.preflight import metric_issues, refuse
-from keras_adaclip.models.preparation import Preparation
-from keras_adaclip.models.processes import on_all_devices, refuse_clients_of_one_process
-from keras_adaclip.models.step_isolation import StepIsolation
-from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.training import weight_digests
+from keras_adaclip.training.arrays import strings_as_tensors
+from keras_adaclip.training.base import TrainingBase
+from keras_adaclip.training.preflight import metric_issues, refuse
+from keras_adaclip.training.processes import on_all_devices, refuse_clients_of_one_process
+from keras_adaclip.training.step_isolation import StepIsolation
+from keras_adaclip.training.training_data import TrainingData
 
 
-class FederatedTraining(Preparation):
+class FederatedTraining(TrainingBase):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
 
     Attributes:
@@ -140,12 +140,6 @@ class FederatedTraining(Preparation):
         config.pop("auto_scale_loss", None)
         return {**config, **self.federated_settings.get_config()}
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles the model as it was compiled when it was saved."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built:  # type: ignore[attr-defined]
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-
     @property
     def client_optimizer(self) -> keras.optimizers.Optimizer | None:
         """The clients' optimizer, None before `compile`."""
@@ -211,30 +205,19 @@ class FederatedTraining(Preparation):
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
-        try:
-            last = EpochCheck(self.step_isolation.prove_again)  # type: ignore[union-attr]
-            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
-            self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            of_batches = backend.fit_arguments(
-                cohorts, cohorts.example, self, cohorts.num_open_axes
+        with self._run_of_fit(callbacks, data, pass_counter) as ordered:
+            return super().fit(  # type: ignore[misc]
+                **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=ordered,
+                validation_data=validation_data,
+                shuffle=False,
+                initial_epoch=initial_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
             )
-            with self._training_by_keras():
-                return super().fit(  # type: ignore[misc]
-                    **of_batches,
-                    epochs=epochs,
-                    verbose=verbose,
-                    callbacks=ordered,
-                    validation_data=validation_data,
-                    shuffle=False,
-                    initial_epoch=initial_epoch,
-                    validation_steps=validation_steps,
-                    validation_batch_size=validation_batch_size,
-                    validation_freq=validation_freq,
-                )
-        finally:
-            fit_callbacks.release(callbacks)
-            self._record_diagnostics(False)
-            self._end_run()
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras's `evaluate`.
@@ -269,11 +252,6 @@ class FederatedTraining(Preparation):
                 "sampling nor ledger is set up. Call `fit`."
             )
         return backend.train_step(self, federated_step, *args)
-
-    @property
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
-        return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
 
     def _remark_on_noise(self) -> str:
         settings = self.federated_settings

@@ -14,16 +14,16 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.local_step import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
-from keras_adaclip.models.batch_normalizations import batch_normalization_fix
-from keras_adaclip.models.preflight import (
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.training.batch_normalizations import batch_normalization_fix
+from keras_adaclip.training.preflight import (
     PrivacyIssue,
     compile_issues,
     refuse,
     refuse_other_weights,
     refuse_unsupported,
 )
-from keras_adaclip.models.probe import Finding, Probe, layers_outside_loops
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.training.probe import Finding, Probe, layers_outside_loops
 
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "

@@ -22,8 +22,8 @@ from keras_adaclip.gradients import (
     add_to_output_loss_trackers,
     clipped_contributions,
 )
-from keras_adaclip.models.chunks import merge_over_chunks, sum_over_chunks
-from keras_adaclip.models.step import (
+from keras_adaclip.training.chunks import merge_over_chunks, sum_over_chunks
+from keras_adaclip.training.step_parts import (
     assign_state,
     refuse_lost_metrics,
     sum_of_replicas,

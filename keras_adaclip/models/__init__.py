@@ -1,10 +1,10 @@
 """Keras models whose `fit` is private."""
 
 from keras_adaclip.models.checking import PrivacyCheck, check
-from keras_adaclip.models.preflight import PrivacyIssue
 from keras_adaclip.models.private_model import PrivateModel
 from keras_adaclip.models.private_sequential import PrivateSequential
 from keras_adaclip.models.privatize import privatize
+from keras_adaclip.training.preflight import PrivacyIssue
 
 __all__ = [
     "PrivacyCheck",

@@ -15,16 +15,16 @@ from keras_adaclip.gradients import (
     unproven_plan,
     whole_model_plan,
 )
-from keras_adaclip.models.preflight import (
+from keras_adaclip.models.summary import as_table, one_after_another, summary
+from keras_adaclip.sampling import as_array
+from keras_adaclip.training.preflight import (
     PrivacyIssue,
     batch_normalization_issues,
     compile_issues,
     layer_issues,
     metric_issues,
 )
-from keras_adaclip.models.probe import Finding, Probe, known_words, probe
-from keras_adaclip.models.summary import as_table, one_after_another, summary
-from keras_adaclip.sampling import as_array
+from keras_adaclip.training.probe import Finding, Probe, known_words, probe
 
 # Rows of a batch beside the few that tell most: a layer may do something else with so many.
 _MANY = 130

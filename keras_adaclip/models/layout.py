@@ -23,8 +23,9 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.microbatches import largest_microbatch
-from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import HostShare, PoissonDataset
+from keras_adaclip.training.chunks import CONVOLUTIONS
+from keras_adaclip.training.training_data import TrainingData
 
 # Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
 # read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
@@ -43,16 +44,6 @@ _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
 # How many times as many weights as a chunk writes numbers are many weights.
 _MANY_WEIGHTS = 4
-CONVOLUTIONS = tuple(
-    getattr(keras.layers, f"{kind}{rank}D{end}")
-    for kind, ranks, end in (
-        ("Conv", (1, 2, 3), ""),
-        ("DepthwiseConv", (1, 2), ""),
-        ("SeparableConv", (1, 2), ""),
-        ("Conv", (1, 2, 3), "Transpose"),
-    )
-    for rank in ranks
-)
 
 
 @dataclass(frozen=True)

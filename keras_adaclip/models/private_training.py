@@ -7,26 +7,24 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import EpochCheck, PassCounter
-from keras_adaclip.models import arrays, fit_callbacks, streams, training_data
+from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
-from keras_adaclip.models.processes import (
+from keras_adaclip.models.step import private_step
+from keras_adaclip.sampling import PoissonDataset
+from keras_adaclip.training import arrays, streams, training_data
+from keras_adaclip.training.processes import (
     on_all_devices,
     refuse_batch_of_every_replica,
     refuse_disagreement,
     refuse_joined_batches,
 )
-from keras_adaclip.models.step import private_step
-from keras_adaclip.models.training_data import TrainingData
-from keras_adaclip.sampling import PoissonDataset
+from keras_adaclip.training.training_data import TrainingData
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
@@ -82,12 +80,6 @@ class PrivateTraining(Preparation):
         # Untracked by Keras, so that it stays a plain dictionary.
         keras_private.set_attribute(self, "fitting_chunk_sizes", {})
         self._remember_metrics(metrics, weighted_metrics)
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles the model as it was compiled when it was saved."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built:  # type: ignore[attr-defined]
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     @on_all_devices
     def fit(
@@ -220,27 +212,13 @@ class PrivateTraining(Preparation):
             epochs_are_passes,
             check=lambda: refuse_disagreement(self, data),
         )
-        try:
-            isolation = self.step_isolation
-            assert isolation is not None
-            last = EpochCheck(isolation.prove_again)
-            if isolation.may_move_within_epochs:
-                last.before_execution.append(isolation.prove_again_within_epochs)
-            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
-            self._use_augmentation(wanted)
-            self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with self._training_by_keras():
-                return super().fit(  # type: ignore[misc]
-                    **data.with_sizes(batch_layout(self, data).sizes, self),
-                    **arguments,
-                    validation_data=validation_data,
-                    callbacks=ordered,
-                )
-        finally:
-            fit_callbacks.release(callbacks)
-            self._use_augmentation(None)
-            self._record_diagnostics(False)
-            self._end_run()
+        with self._run_of_fit(callbacks, data, pass_counter, wanted) as ordered:
+            return super().fit(  # type: ignore[misc]
+                **data.with_sizes(batch_layout(self, data).sizes, self),
+                **arguments,
+                validation_data=validation_data,
+                callbacks=ordered,
+            )
 
     @on_all_devices
     def train_on_batch(
@@ -313,11 +291,6 @@ class PrivateTraining(Preparation):
         """As Keras's; the step is compiled as is best on a CPU, where that can be chosen."""
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)
-
-    @property
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
-        return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
 
 
 def _refuse_dataset_arguments(**arguments: Any) -> None:

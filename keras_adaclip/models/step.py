@@ -4,7 +4,6 @@ The same code runs on all three backends, compiled or eager; `backend.train_step
 form that each of Keras's trainers expects.
 """
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -18,13 +17,18 @@ from keras_adaclip.gradients import (
     ClippedSum,
     Observed,
     add_to_output_loss_trackers,
-    call_model,
     clipped_sum,
     regularization_loss,
     with_regularization,
 )
-from keras_adaclip.models.chunks import sum_over_chunks
-from keras_adaclip.models.preflight import layer_issues, refuse, refusing_batch_statistics
+from keras_adaclip.training.chunks import sum_over_chunks
+from keras_adaclip.training.preflight import layer_issues, refuse, refusing_batch_statistics
+from keras_adaclip.training.step_parts import (
+    assign_state,
+    refuse_lost_metrics,
+    sum_of_replicas,
+    update_metrics,
+)
 
 Tensor = Any
 
@@ -51,33 +55,6 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     model.optimizer.apply(total, model.trainable_variables)
     assign_state(model)
     return logs
-
-
-def assign_state(model: keras.Model) -> None:
-    """Assigns the state that the forward pass assigns whatever the rows are.
-
-    It comes from a row of zeros, so that nothing of the data is in it.
-
-    Args:
-        model: a private or federated model.
-    """
-    if not model.assigned_by_forward:
-        return
-    with keras.StatelessScope([(each, each.value) for each in model.variables]) as scope:
-        call_model(model, model.row_of_zeros, training=True)
-        values = [scope.get_current_value(each) for each in model.assigned_by_forward]
-    for variable, value in zip(model.assigned_by_forward, values, strict=True):
-        variable.assign(value)
-
-
-def sum_of_replicas(total: ClippedSum) -> ClippedSum:
-    """The clipped sum over the units of all replicas.
-
-    Args:
-        total: that of one replica's units.
-    """
-    sums = backend.sums_of_replicas([total.statistics, *total.gradients])
-    return dataclasses.replace(total, statistics=sums[0], gradients=sums[1:])
 
 
 def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
@@ -126,53 +103,6 @@ def _observe(
     for metric, values in _diagnostics(model, observed, clipping):
         metric.update_state(values, ops.cast(batch.present, "float32"))
     return update_metrics(model, batch, observed.y_pred)
-
-
-def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, Tensor]:
-    """Updates the metrics with the rows of a batch that its mask keeps.
-
-    Args:
-        model: a compiled model whose metrics are built.
-        batch: inputs, targets and weights.
-        y_pred: predictions of shape `(batch_size, ...)`.
-
-    Returns:
-        The metrics so far, by name, or what the model's own `compute_metrics` returns.
-    """
-    if batch.mask is None:
-        return dict(model.compute_metrics(batch.x, batch.y, y_pred, batch.sample_weight))
-    if not keras_private.is_own(model, "compute_metrics"):
-        keras_private.update_masked_metrics(model, batch.y, y_pred, batch.sample_weight, batch.mask)
-        return dict(model.get_metrics_result())
-    weights = ops.cast(batch.mask, "float32")
-    if batch.sample_weight is not None:
-        weights = keras.tree.map_structure(
-            lambda value: keras_private.masked_weight(value, weights), batch.sample_weight
-        )
-    return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
-
-
-def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of: str) -> None:
-    """Raises where an own `compute_metrics` returns what does not leave a loop in the step.
-
-    Args:
-        model: a compiled model.
-        logs: what `update_metrics` returned.
-        because_of: where the loop comes from.
-
-    Raises:
-        ValueError: with the names.
-    """
-    if not keras_private.is_own(model, "compute_metrics"):
-        return
-    lost = sorted(set(logs) - set(model.get_metrics_result()))
-    if lost:
-        raise ValueError(
-            f"`compute_metrics` of model {model.name!r} returns {', '.join(map(repr, lost))}, "
-            f"which is no metric of the model and would be lost: with {because_of} a step "
-            "loops over parts of its batch. Update a `keras.metrics.Metric` that is an attribute "
-            "of the model, such as a `Mean`, and return its result."
-        )
 
 
 def _diagnostics(

@@ -9,7 +9,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, example_draws, finite_rows, unproven_plan
 from keras_adaclip.gradients.forward import call_model
-from keras_adaclip.models.probe import probe
+from keras_adaclip.training.probe import probe
 
 RANGE = {"value_range": (0, 1)}
 # With every layer that draws, what is not random in it says yes.

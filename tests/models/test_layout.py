@@ -9,7 +9,7 @@ from keras import layers
 
 import keras_adaclip as ka
 from keras_adaclip.models.layout import batch_layout
-from keras_adaclip.models.training_data import from_arrays
+from keras_adaclip.training.training_data import from_arrays
 
 XLA = keras.backend.backend() != "torch"
 

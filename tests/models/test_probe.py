@@ -7,7 +7,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.gradients import Batch
-from keras_adaclip.models.probe import probe
+from keras_adaclip.training.probe import probe
 
 
 class AddMeanOfOthers(keras.layers.Layer):

@@ -384,7 +384,7 @@ def probed(loss, y, own=False):
     """What the probe of losses finds, on a model built for `y`."""
     from keras_adaclip.backend import keras_private
     from keras_adaclip.gradients import Batch
-    from keras_adaclip.models import loss_probe
+    from keras_adaclip.training import loss_probe
 
     if own:  # as if it were the user's
         loss = type(

@@ -20,6 +20,7 @@ LAYERS = (
     "tuners",
     "federated",
     "models",
+    "training",
     "callbacks",
     "plots",
     "audit",

@@ -15,9 +15,9 @@ import numpy as np
 
 from keras_adaclip.accounting import Ledger, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.models import weight_digests
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.schedules import Schedule
+from keras_adaclip.training import weight_digests
 
 SEEDED = (
     "A run has a `seed`, with which several runs draw the same noise or the same batches, but the "

@@ -14,10 +14,10 @@ import numpy as np
 
 from keras_adaclip.accounting import LEDGER_KEYS, Ledger
 from keras_adaclip.backend import keras_private
-from keras_adaclip.models import weight_digests
-from keras_adaclip.models.spending import PrivacySpending
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from keras_adaclip.optimizers.saving import NO_LEGACY_FILE, refuse_legacy_file
+from keras_adaclip.training import weight_digests
+from keras_adaclip.training.spending import PrivacySpending
 
 _DIGEST_KEY = "privacy_weights_digests"
 _STATE_KEYS = (*LEDGER_KEYS, _DIGEST_KEY)

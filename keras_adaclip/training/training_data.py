@@ -12,14 +12,6 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.gradients import Batch
-from keras_adaclip.models.arrays import (
-    first_rows,
-    number_of_rows,
-    strings_as_tensors,
-    weights_of_classes,
-)
-from keras_adaclip.models.host_shares import host_share
-from keras_adaclip.models.streams import known_length, known_num_examples, peek
 from keras_adaclip.sampling import (
     FixedShapeBatches,
     HostShare,
@@ -27,6 +19,14 @@ from keras_adaclip.sampling import (
     SharedBatches,
     checked_batch_size,
 )
+from keras_adaclip.training.arrays import (
+    first_rows,
+    number_of_rows,
+    strings_as_tensors,
+    weights_of_classes,
+)
+from keras_adaclip.training.host_shares import host_share
+from keras_adaclip.training.streams import known_length, known_num_examples, peek
 
 _SAMPLING_NAMES = ("poisson", "shuffle")
 

@@ -10,6 +10,17 @@ from keras_adaclip import backend
 from keras_adaclip.gradients import Batch, ClippedSum
 
 Tensor = Any
+# Layers whose kernels on a CPU take one set of weights.
+CONVOLUTIONS = tuple(
+    getattr(keras.layers, f"{kind}{rank}D{end}")
+    for kind, ranks, end in (
+        ("Conv", (1, 2, 3), ""),
+        ("DepthwiseConv", (1, 2), ""),
+        ("SeparableConv", (1, 2), ""),
+        ("Conv", (1, 2, 3), "Transpose"),
+    )
+    for rank in ranks
+)
 
 
 def sum_over_chunks(

@@ -27,9 +27,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.models.batch_normalizations import batch_normalization_issue
-from keras_adaclip.models.loss_probe import own_loss_name
-from keras_adaclip.models.made_up import (
+from keras_adaclip.training.batch_normalizations import batch_normalization_issue
+from keras_adaclip.training.loss_probe import own_loss_name
+from keras_adaclip.training.made_up import (
     as_column,
     cut_short,
     far_value,
@@ -37,7 +37,7 @@ from keras_adaclip.models.made_up import (
     plausible_rows,
     separating_halves,
 )
-from keras_adaclip.models.outside_state import OutsideState, OutsideVariables
+from keras_adaclip.training.outside_state import OutsideState, OutsideVariables
 
 Tensor = Any
 _NUM_ROWS, _NUM_WORDS = 8, 100

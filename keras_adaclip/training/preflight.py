@@ -15,11 +15,11 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
-from keras_adaclip.models.batch_normalizations import batch_normalization_issue
-from keras_adaclip.models.loss_probe import probe_loss
-from keras_adaclip.models.probe import Finding, probe
-from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.training.batch_normalizations import batch_normalization_issue
+from keras_adaclip.training.loss_probe import probe_loss
+from keras_adaclip.training.probe import Finding, probe
+from keras_adaclip.training.training_data import TrainingData
 
 _MIXING_LAYERS = tuple(
     getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)

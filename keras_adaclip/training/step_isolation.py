@@ -14,8 +14,8 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.models.preflight import PrivacyIssue, refuse
-from keras_adaclip.models.probe import COUNTS, MIXES, Probe
+from keras_adaclip.training.preflight import PrivacyIssue, refuse
+from keras_adaclip.training.probe import COUNTS, MIXES, Probe
 
 # Batches between two comparisons, which take about as long as a step.
 _BATCHES_BETWEEN = 60

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.models.training_data import TrainingData
 from keras_adaclip.sampling import HostShare
+from keras_adaclip.training.training_data import TrainingData
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

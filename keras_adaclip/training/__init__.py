@@ -1,0 +1,1 @@
+"""What models of examples and models of clients share: examination, runs, saved state."""
