@@ -16,6 +16,7 @@ from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.training.batch_normalizations import batch_normalization_fix
+from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.preflight import (
     PrivacyIssue,
     compile_issues,
@@ -23,7 +24,8 @@ from keras_adaclip.training.preflight import (
     refuse_other_weights,
     refuse_unsupported,
 )
-from keras_adaclip.training.probe import Finding, Probe, layers_outside_loops
+from keras_adaclip.training.probe import Probe
+from keras_adaclip.training.traced_model import layers_outside_loops
 
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "

@@ -17,6 +17,7 @@ from keras_adaclip.gradients import (
 )
 from keras_adaclip.models.summary import as_table, one_after_another, summary
 from keras_adaclip.sampling import as_array
+from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.preflight import (
     PrivacyIssue,
     batch_normalization_issues,
@@ -24,7 +25,8 @@ from keras_adaclip.training.preflight import (
     layer_issues,
     metric_issues,
 )
-from keras_adaclip.training.probe import Finding, Probe, known_words, probe
+from keras_adaclip.training.probe import Probe, probe
+from keras_adaclip.training.traced_model import known_words
 
 # Rows of a batch beside the few that tell most: a layer may do something else with so many.
 _MANY = 130

@@ -17,8 +17,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.training.batch_normalizations import batch_normalization_issue
+from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.loss_probe import probe_loss
-from keras_adaclip.training.probe import Finding, probe
+from keras_adaclip.training.probe import probe
 from keras_adaclip.training.training_data import TrainingData
 
 _MIXING_LAYERS = tuple(

@@ -14,8 +14,10 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
+from keras_adaclip.training.findings import COUNTS, MIXES
 from keras_adaclip.training.preflight import PrivacyIssue, refuse
-from keras_adaclip.training.probe import COUNTS, MIXES, Probe
+from keras_adaclip.training.probe import Probe
+from keras_adaclip.training.row_counts import examined_row_counts, row_counts_now
 
 # Batches between two comparisons, which take about as long as a step.
 _BATCHES_BETWEEN = 60
@@ -94,7 +96,7 @@ class StepIsolation:
                 of_few = (key[0], size, training)
                 few = self._few.setdefault(of_few, Probe(model, rows, size, training))
                 many = self._probes[key] if training else Probe(model, rows, key[1], training)
-                self._refuse(many.examined_counts(few))
+                self._refuse(examined_row_counts(few, many))
                 self._counts[known] = (few, many)
             self._used_counts.append(self._counts[known])
 
@@ -120,7 +122,7 @@ class StepIsolation:
         issues = self._used[number].mixing_now(turn)
         if not issues and self._used_counts:
             few, many = self._used_counts[self._num_checks % len(self._used_counts)]
-            issues = many.counting_now(few, turn)
+            issues = row_counts_now(few, many, turn)
         self._refuse(
             issues,
             " It did not when training began. Steps until now are accounted for as they ran.",

@@ -554,7 +554,7 @@ FAULTS = (
     ),
     Fault(
         "examples of strings are mixed where no layer knows their words",
-        "training/probe.py",
+        "training/traced_model.py",
         "words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]",
         "pass",
         "tests/models/test_strings.py",
@@ -620,7 +620,7 @@ FAULTS = (
     ),
     Fault(
         "a small derivative by another row taken for none",
-        "training/probe.py",
+        "training/traced_model.py",
         "if leak > 0.0]",
         "if leak > 1e-5]",
         "tests/models/test_mixing_later.py",
@@ -662,7 +662,7 @@ FAULTS = (
     ),
     Fault(
         "a loss of the user's own not examined beside the layers",
-        "training/probe.py",
+        "training/traced_model.py",
         "name = own_loss_name(model) if with_loss else None",
         "name = None",
         "tests/models/test_losses_in_fit.py",
@@ -677,7 +677,7 @@ FAULTS = (
     Fault(
         "state from the data taken for state of the weights",
         "training/probe.py",
-        "if _differ(one, two, is_exact)\n",
+        "if differ(one, two, is_exact)\n",
         "if False\n",
         "tests/models/test_refusals.py",
     ),
@@ -719,7 +719,7 @@ FAULTS = (
     Fault(
         "the examination sees no padded sequences",
         "training/probe.py",
-        "padding = self._padding[turn % len(self._padding)] if renews and is_odd else None",
+        "padding = paddings[turn % len(paddings)] if renews and is_odd else None",
         "padding = None",
         "tests/models/test_mixing_later.py",
     ),
