@@ -43,6 +43,7 @@ def test_every_folder_has_its_layer():
         ("keras_adaclip.clipping.fixed", "from ..models import fit", "clipping lies below models"),
         ("keras_adaclip.clipping.fixed", "from .. import models", "clipping lies below models"),
         ("keras_adaclip.noise", "from .clipping import fixed", "noise lies below clipping"),
+        ("keras_adaclip.federated.step", "from ..models import step", "share training/ alone"),
         (
             "keras_adaclip.models.fit",
             "from keras_adaclip import tuners",
@@ -113,7 +114,7 @@ def test_relative_imports_start_from_the_package_itself():
         ("keras_adaclip.models.fit", "from keras_adaclip.callbacks import PrivacyCallback"),
         ("keras_adaclip.models.fit", "from keras_adaclip.models import other"),
         ("keras_adaclip.models.fit", "from . import other"),
-        ("keras_adaclip.federated.model", "from keras_adaclip.models import checks"),
+        ("keras_adaclip.federated.model", "from keras_adaclip.training import checks"),
         ("keras_adaclip.noise", "from keras_adaclip import backend"),
         ("keras_adaclip.accounting.ledger", "from keras_adaclip._validation import positive"),
         ("keras_adaclip.backend.jax", "import jax\nfrom keras.src import x\nx._hidden()"),
