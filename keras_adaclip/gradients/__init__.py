@@ -1,7 +1,7 @@
 """From a batch of examples to the sum of their clipped gradients."""
 
 from keras_adaclip.gradients.augmentation import Augmentation
-from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.batch_gradients import BatchGradients
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
@@ -11,7 +11,7 @@ from keras_adaclip.gradients.clipped_sum import (
     with_regularization,
 )
 from keras_adaclip.gradients.evaluation import example_losses
-from keras_adaclip.gradients.factored import (
+from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Lookup,
     Materialized,
@@ -19,12 +19,11 @@ from keras_adaclip.gradients.factored import (
     PerExampleGradient,
 )
 from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
 from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.planning import make_plan, quicker_calls_of, unproven_plan
-from keras_adaclip.gradients.rows import finite_rows, repeated
-from keras_adaclip.gradients.rules import LayerRule, TappedCall, register
-from keras_adaclip.gradients.ways import LayerWay, layer_ways
+from keras_adaclip.gradients.report import LayerWay, layer_ways
 
 __all__ = [
     "Augmentation",

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.gradients.factored import PerExampleGradient, shifted_and_scaled
+from keras_adaclip.gradients.forms import PerExampleGradient, shifted_and_scaled
 
 Tensor = Any
 

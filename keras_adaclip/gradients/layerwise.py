@@ -15,7 +15,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.batch_gradients import BatchGradients
-from keras_adaclip.gradients.factored import PerExampleGradient, combined
+from keras_adaclip.gradients.forms import PerExampleGradient, combined
 from keras_adaclip.gradients.forward import Forward, call_discarding_state
 from keras_adaclip.gradients.losses import per_example_losses
 from keras_adaclip.gradients.plan import GradientPlan

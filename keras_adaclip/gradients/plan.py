@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.gradients.rules import GeneralRule, LayerRule
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule
 
 
 @dataclass(frozen=True)

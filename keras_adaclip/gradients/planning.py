@@ -16,12 +16,11 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.activations import counted_outputs
-from keras_adaclip.gradients.agreement import agreeing
-from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, rule_for
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
-from keras_adaclip.gradients.rows import finite_rows, repeated
-from keras_adaclip.gradients.rules import GeneralRule, LayerRule, rule_for
+from keras_adaclip.gradients.proof import agreeing
 from keras_adaclip.gradients.taps import TapRecorder, tapped
 
 Tensor = Any

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.rules import LayerRule, TappedCall
+from keras_adaclip.gradients.layers import LayerRule, TappedCall
 
 Tensor = Any
 

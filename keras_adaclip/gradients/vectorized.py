@@ -14,7 +14,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.batch_gradients import BatchGradients
-from keras_adaclip.gradients.factored import Materialized
+from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.forward import Forward, call_model, first_copies, forward_alone
 from keras_adaclip.gradients.losses import compute_loss
 

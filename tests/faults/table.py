@@ -307,7 +307,7 @@ FAULTS = (
     ),
     Fault(
         "AdaClip takes its centres off the sum of a batch, not off each gradient",
-        "gradients/factored/combining.py",
+        "gradients/forms/combining.py",
         "return Materialized((part.materialize() - centre) / scale)",
         """written = Materialized((part.materialize() - centre) / scale)
     written.weighted_sum = lambda factors, finite: (
@@ -382,21 +382,21 @@ FAULTS = (
     ),
     Fault(
         "the guard of Gram matrices does not grow with what is added up",
-        "gradients/factored/outer_product.py",
+        "gradients/forms/outer_product.py",
         "ROUNDING * (min(block, size) + len(parts))",
         "ROUNDING * 16",
         "tests/gradients/test_cancellation.py",
     ),
     Fault(
         "the rows of a table that a product takes back are known without their rounding",
-        "gradients/factored/lookup.py",
+        "gradients/forms/lookup.py",
         "return ops.sum(squares + guard * largest, axis=1)",
         "return ops.sum(squares, axis=1)",
         "tests/gradients/test_cancellation.py tests/gradients/test_factored.py",
     ),
     Fault(
         "lookup and product cancel in the sum over the batch",
-        "gradients/factored/lookup.py",
+        "gradients/forms/lookup.py",
         "return lookup.weighted_sum(factors, finite) + product.weighted_sum(factors, finite)",
         "return self._lookup.weighted_sum(factors, finite) + self._product.weighted_sum("
         "factors, finite)",
@@ -404,7 +404,7 @@ FAULTS = (
     ),
     Fault(
         "the norm of a row of the table that is looked up again and again",
-        "gradients/factored/lookup.py",
+        "gradients/forms/lookup.py",
         "squares = self._counts * ops.sum(ops.square(self.shares), axis=2)",
         "squares = ops.sum(ops.square(self.cotangents), axis=2)",
         "tests/gradients/test_factored.py",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_adaclip.gradients.factored import (
+from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Lookup,
     LookupAndProduct,

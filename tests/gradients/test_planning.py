@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_adaclip.gradients import LayerRule, Materialized, agreement
-from keras_adaclip.gradients.rules import rule
+from keras_adaclip.gradients import LayerRule, Materialized, proof
+from keras_adaclip.gradients.layers import rule
 from tests import oracles
 from tests.gradients.architectures import functional, stack
 from tests.gradients.support import (
@@ -248,7 +248,7 @@ def test_a_unit_that_rounding_switches_does_not_spoil_the_plan(monkeypatch):
     model = stack(layers.Dense(2), shape=(3,))
     x, y = np.ones((3, 3), np.float32), np.zeros((3, 2), np.float32)
     built(model, x, y)
-    compared, seen = agreement.compared, []
+    compared, seen = proof.compared, []
 
     def fails(times):
         def compared_later(model, rows, *rest):
@@ -256,7 +256,7 @@ def test_a_unit_that_rounding_switches_does_not_spoil_the_plan(monkeypatch):
             return len(seen) > times and compared(model, rows, *rest)
 
         seen.clear()
-        monkeypatch.setattr(agreement, "compared", compared_later)
+        monkeypatch.setattr(proof, "compared", compared_later)
 
     fails(2)
     assert plan_for(model, x, y).is_layerwise

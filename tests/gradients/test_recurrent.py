@@ -12,8 +12,8 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, clipped_sum, planning
+from keras_adaclip.gradients.layers import rule_for
 from keras_adaclip.gradients.plan import GradientPlan
-from keras_adaclip.gradients.rules import rule_for
 from keras_adaclip.gradients.taps import TapRecorder, tapped
 from tests import oracles
 from tests.gradients.architectures import functional, stack

@@ -7,7 +7,7 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
-from keras_adaclip.gradients.rules import rule, rule_for
+from keras_adaclip.gradients.layers import rule, rule_for
 from tests import oracles
 from tests.gradients.architectures import functional, stack
 from tests.gradients.support import (

@@ -7,16 +7,16 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored import (
+from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Materialized,
     OuterProduct,
     PerExampleGradient,
     gram_is_cheaper,
 )
-from keras_adaclip.gradients.rules.convolutional import ConvolutionalRule, by_position
-from keras_adaclip.gradients.rules.patches import Windows
-from keras_adaclip.gradients.rules.rule import register
+from keras_adaclip.gradients.layers.convolutional import ConvolutionalRule, by_position
+from keras_adaclip.gradients.layers.patches import Windows
+from keras_adaclip.gradients.layers.rule import register
 
 Tensor = Any
 

@@ -12,8 +12,8 @@ import keras
 from keras import ops
 
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.factored import PerExampleGradient
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register, rule_for
+from keras_adaclip.gradients.forms import PerExampleGradient
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register, rule_for
 
 Tensor = Any
 

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Lookup, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.rules.low_rank import in_float32, scale_of, times_transposed
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.forms import Lookup, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.layers.low_rank import in_float32, scale_of, times_transposed
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
 
 Tensor = Any
 

@@ -17,11 +17,10 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients import one_by_one
-from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.batch import Batch, mapped, repeated
+from keras_adaclip.gradients.layers.rule import is_differentiable
 from keras_adaclip.gradients.per_example import per_example_gradients
 from keras_adaclip.gradients.plan import GradientPlan
-from keras_adaclip.gradients.rows import mapped, repeated
-from keras_adaclip.gradients.rules.rule import is_differentiable
 
 Tensor = Any
 

@@ -19,8 +19,8 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.forms import Materialized, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
 
 Tensor = Any
 

@@ -8,9 +8,9 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
-from keras_adaclip.gradients.rules.patches import channels_last
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
+from keras_adaclip.gradients.layers.patches import channels_last
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall
 
 Tensor = Any
 

@@ -12,15 +12,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import (
+from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Materialized,
     OuterProduct,
     PerExampleGradient,
 )
-from keras_adaclip.gradients.rules.broadcasting import summed_to
-from keras_adaclip.gradients.rules.low_rank import in_float32, scale_of
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers.broadcasting import summed_to
+from keras_adaclip.gradients.layers.low_rank import in_float32, scale_of
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
 
 Tensor = Any
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

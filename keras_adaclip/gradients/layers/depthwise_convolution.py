@@ -10,10 +10,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.rules.convolutional import ConvolutionalRule, by_position
-from keras_adaclip.gradients.rules.patches import Windows
-from keras_adaclip.gradients.rules.rule import register
+from keras_adaclip.gradients.forms import Materialized, OuterProduct, PerExampleGradient
+from keras_adaclip.gradients.layers.convolutional import ConvolutionalRule, by_position
+from keras_adaclip.gradients.layers.patches import Windows
+from keras_adaclip.gradients.layers.rule import register
 
 Tensor = Any
 

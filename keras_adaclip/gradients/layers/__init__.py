@@ -4,7 +4,7 @@ One file a layer kind. A rule is registered for a layer class and used for a lay
 is that class's own; every other layer with weights goes through `general.py`.
 """
 
-from keras_adaclip.gradients.rules import (
+from keras_adaclip.gradients.layers import (
     convolution,
     dense,
     depthwise_convolution,
@@ -16,8 +16,8 @@ from keras_adaclip.gradients.rules import (
     time_distributed,
     transposed_convolution,
 )
-from keras_adaclip.gradients.rules.general import GeneralRule
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register, rule_for
+from keras_adaclip.gradients.layers.general import GeneralRule
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register, rule_for
 
 __all__ = [
     "GeneralRule",

@@ -7,8 +7,8 @@ from typing import Any
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored.outer_product import OuterProduct
-from keras_adaclip.gradients.factored.per_example_gradient import (
+from keras_adaclip.gradients.forms.outer_product import OuterProduct
+from keras_adaclip.gradients.forms.per_example_gradient import (
     UNDERFLOW,
     PerExampleGradient,
     guard_of_sums,

@@ -5,9 +5,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_adaclip.gradients.factored.lookup import Lookup, LookupAndProduct
-from keras_adaclip.gradients.factored.outer_product import OuterProduct
-from keras_adaclip.gradients.factored.per_example_gradient import Materialized, PerExampleGradient
+from keras_adaclip.gradients.forms.lookup import Lookup, LookupAndProduct
+from keras_adaclip.gradients.forms.outer_product import OuterProduct
+from keras_adaclip.gradients.forms.per_example_gradient import Materialized, PerExampleGradient
 
 Tensor = Any
 

@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored.per_example_gradient import (
+from keras_adaclip.gradients.forms.per_example_gradient import (
     ROUNDING,
     UNDERFLOW,
     Materialized,

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, is_differentiable
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, is_differentiable
 
 Tensor = Any
 

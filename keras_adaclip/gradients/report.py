@@ -9,11 +9,10 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import layerwise
-from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.factored import PerExampleGradient
+from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
+from keras_adaclip.gradients.forms import PerExampleGradient
+from keras_adaclip.gradients.layers.rule import is_differentiable
 from keras_adaclip.gradients.plan import GradientPlan, name_of_rule
-from keras_adaclip.gradients.rows import finite_rows, repeated
-from keras_adaclip.gradients.rules.rule import is_differentiable
 
 Tensor = Any
 _FLOAT32_BYTES = 4

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import keras
 
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.factored import PerExampleGradient
+from keras_adaclip.gradients.forms import PerExampleGradient
 
 Tensor = Any
 

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.factored import Materialized, PerExampleGradient
-from keras_adaclip.gradients.rules.broadcasting import summed_to
-from keras_adaclip.gradients.rules.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
+from keras_adaclip.gradients.layers.broadcasting import summed_to
+from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
 
 
 @register(keras.layers.PReLU)
