@@ -10,8 +10,11 @@ from pathlib import Path
 PACKAGE = "keras_adaclip"
 ROOT = Path(__file__).parents[1]
 
-# Below the public surface: one file a framework, and arithmetic that the optimizer alone needs.
-INTERNAL_MODULES = frozenset({"keras_adaclip.backend", "keras_adaclip.noise"})
+# Below the public surface: one file a framework, arithmetic that the optimizer alone needs, and
+# what the two kinds of models share.
+INTERNAL_MODULES = frozenset(
+    {"keras_adaclip.backend", "keras_adaclip.noise", "keras_adaclip.training"}
+)
 
 # Methods that Keras calls by itself, to save and to train: nothing to call, nothing to look up.
 KERAS_PROTOCOL = frozenset(
@@ -44,6 +47,7 @@ SHARED_NAMES = {
             "warn_of_large_delta",
         }
     ),
+    "keras_adaclip.audit": frozenset({"by_rising_score", "check_confidence"}),
     "keras_adaclip.callbacks": frozenset({"EpochCheck", "PassCounter"}),
     "keras_adaclip.clipping": frozenset({"CurrentClipping"}),
     "keras_adaclip.gradients": frozenset(
@@ -59,16 +63,33 @@ SHARED_NAMES = {
             "call_model",
             "clipped_contributions",
             "clipped_sum",
+            "compute_loss",
             "example_losses",
             "finite_rows",
             "layer_ways",
             "make_plan",
+            "per_example_losses",
             "quicker_calls_of",
             "regularization_loss",
             "repeated",
             "unproven_plan",
             "whole_model_plan",
             "with_regularization",
+        }
+    ),
+    "keras_adaclip.optimizers": frozenset(
+        {
+            "AccountedOptimizer",
+            "MAX_ROWS",
+            "NO_LEGACY_FILE",
+            "Run",
+            "checked_inner_optimizer",
+            "checked_microbatch_size",
+            "checked_noise_multiplier",
+            "refuse_legacy_file",
+            "save_arrays",
+            "saved_arrays",
+            "with_objects",
         }
     ),
     "keras_adaclip.sampling": frozenset(

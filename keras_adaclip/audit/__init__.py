@@ -1,14 +1,14 @@
 """Empirical audits: what an attacker finds out, beside what epsilon allows."""
 
 from keras_adaclip.audit.canaries import CANARY_KINDS, Canaries
-from keras_adaclip.audit.lower_bound import audit_p_value, epsilon_lower_bound
+from keras_adaclip.audit.lower_bound import audit_p_value, check_confidence, epsilon_lower_bound
 from keras_adaclip.audit.membership import (
     MembershipInference,
     OperatingPoint,
     membership_inference,
 )
 from keras_adaclip.audit.one_run import one_run
-from keras_adaclip.audit.one_run_audit import OneRunAudit
+from keras_adaclip.audit.one_run_audit import OneRunAudit, by_rising_score
 
 __all__ = [
     "CANARY_KINDS",
@@ -20,4 +20,6 @@ __all__ = [
     "epsilon_lower_bound",
     "membership_inference",
     "one_run",
+    "by_rising_score",
+    "check_confidence",
 ]

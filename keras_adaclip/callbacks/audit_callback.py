@@ -6,8 +6,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.accounting import Unit, check_delta, check_integer
-from keras_adaclip.audit import Canaries, OneRunAudit
-from keras_adaclip.audit.lower_bound import check_confidence
+from keras_adaclip.audit import Canaries, OneRunAudit, check_confidence
 
 
 class AuditCallback(keras.callbacks.Callback):

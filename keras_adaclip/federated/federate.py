@@ -7,7 +7,7 @@ import keras
 from keras_adaclip.federated.federated_model import FederatedModel
 from keras_adaclip.federated.federated_sequential import FederatedSequential
 from keras_adaclip.federated.federated_training import FederatedTraining
-from keras_adaclip.training.conversion import converted
+from keras_adaclip.training import converted
 
 
 def federate(model: keras.Model, replace_batch_normalization: bool = False) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.federated.federated_training import FederatedTraining
-from keras_adaclip.training.functional_form import ModelType, is_functional, make_functional
+from keras_adaclip.training import ModelType, is_functional, make_functional
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")

@@ -25,14 +25,18 @@ from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
 from keras_adaclip.gradients import Batch, quicker_calls_of
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
-from keras_adaclip.training import weight_digests
-from keras_adaclip.training.arrays import strings_as_tensors
-from keras_adaclip.training.base import TrainingBase
-from keras_adaclip.training.preflight import metric_issues, refuse
-from keras_adaclip.training.processes import on_all_devices, refuse_clients_of_one_process
-from keras_adaclip.training.step_isolation import StepIsolation
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.training import (
+    StepIsolation,
+    TrainingBase,
+    TrainingData,
+    metric_issues,
+    on_all_devices,
+    refuse,
+    refuse_clients_of_one_process,
+    strings_as_tensors,
+    weight_digests,
+)
 
 
 class FederatedTraining(TrainingBase):

@@ -15,7 +15,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.cohort_batches import CohortBatches
-from keras_adaclip.training.chunks import CONVOLUTIONS
+from keras_adaclip.training import CONVOLUTIONS
 
 _ONE_AFTER_ANOTHER = (keras.layers.RNN, *CONVOLUTIONS)
 # Numbers that the clients of a chunk hold as weights, gradients and optimizers' states: 256 MiB.

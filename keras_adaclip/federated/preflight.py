@@ -14,18 +14,18 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.local_step import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
-from keras_adaclip.training.batch_normalizations import batch_normalization_fix
-from keras_adaclip.training.findings import Finding
-from keras_adaclip.training.preflight import (
+from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.training import (
+    Finding,
     PrivacyIssue,
+    Probe,
+    batch_normalization_fix,
     compile_issues,
+    layers_outside_loops,
     refuse,
     refuse_other_weights,
     refuse_unsupported,
 )
-from keras_adaclip.training.probe import Probe
-from keras_adaclip.training.traced_model import layers_outside_loops
 
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "

@@ -8,7 +8,7 @@ from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.cohort_batches import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.training import TrainingData
 
 _SAMPLING_NAMES = ("poisson", "fixed", "shuffle")
 

@@ -8,7 +8,7 @@ import keras
 from keras_adaclip.accounting import check_integer, check_real
 from keras_adaclip.federated.cohort_batches import LocalBatches
 from keras_adaclip.federated.weighting import checked_weighting
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer
 
 
 @dataclass(frozen=True)

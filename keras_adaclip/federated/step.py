@@ -22,11 +22,12 @@ from keras_adaclip.gradients import (
     add_to_output_loss_trackers,
     clipped_contributions,
 )
-from keras_adaclip.training.chunks import merge_over_chunks, sum_over_chunks
-from keras_adaclip.training.step_parts import (
+from keras_adaclip.training import (
     assign_state,
+    merge_over_chunks,
     refuse_lost_metrics,
     sum_of_replicas,
+    sum_over_chunks,
     update_metrics,
 )
 

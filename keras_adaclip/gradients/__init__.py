@@ -20,7 +20,12 @@ from keras_adaclip.gradients.forms import (
 )
 from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
-from keras_adaclip.gradients.losses import add_to_output_loss_trackers, regularization_loss
+from keras_adaclip.gradients.losses import (
+    add_to_output_loss_trackers,
+    compute_loss,
+    per_example_losses,
+    regularization_loss,
+)
 from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
 from keras_adaclip.gradients.planning import make_plan, quicker_calls_of, unproven_plan
 from keras_adaclip.gradients.report import LayerWay, layer_ways
@@ -55,4 +60,6 @@ __all__ = [
     "unproven_plan",
     "whole_model_plan",
     "with_regularization",
+    "compute_loss",
+    "per_example_losses",
 ]

@@ -4,7 +4,7 @@ from keras_adaclip.models.checking import PrivacyCheck, check
 from keras_adaclip.models.private_model import PrivateModel
 from keras_adaclip.models.private_sequential import PrivateSequential
 from keras_adaclip.models.privatize import privatize
-from keras_adaclip.training.preflight import PrivacyIssue
+from keras_adaclip.training import PrivacyIssue
 
 __all__ = [
     "PrivacyCheck",

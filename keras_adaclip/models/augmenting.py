@@ -6,8 +6,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.training.preflight import layer_issues
-from keras_adaclip.training.probe import probe
+from keras_adaclip.training import layer_issues, probe
 
 
 def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:

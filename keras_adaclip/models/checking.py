@@ -17,16 +17,17 @@ from keras_adaclip.gradients import (
 )
 from keras_adaclip.models.summary import as_table, one_after_another, summary
 from keras_adaclip.sampling import as_array
-from keras_adaclip.training.findings import Finding
-from keras_adaclip.training.preflight import (
+from keras_adaclip.training import (
+    Finding,
     PrivacyIssue,
+    Probe,
     batch_normalization_issues,
     compile_issues,
+    known_words,
     layer_issues,
     metric_issues,
+    probe,
 )
-from keras_adaclip.training.probe import Probe, probe
-from keras_adaclip.training.traced_model import known_words
 
 # Rows of a batch beside the few that tell most: a layer may do something else with so many.
 _MANY = 130

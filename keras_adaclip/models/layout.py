@@ -24,8 +24,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.microbatches import largest_microbatch
 from keras_adaclip.sampling import HostShare, PoissonDataset
-from keras_adaclip.training.chunks import CONVOLUTIONS
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
 # Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
 # read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C

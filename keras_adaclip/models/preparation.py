@@ -9,20 +9,18 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, make_plan
 from keras_adaclip.models.layout import batch_layout, step_sizes
-from keras_adaclip.training import weight_digests
-from keras_adaclip.training.base import TrainingBase
-from keras_adaclip.training.preflight import (
-    refuse_uneven_batches,
-    refuse_unsound_parts,
-    refuse_unsound_training,
-)
-from keras_adaclip.training.processes import (
+from keras_adaclip.training import (
+    StepIsolation,
+    TrainingBase,
+    TrainingData,
     refuse_data_of_one_process,
     refuse_disagreement,
     refuse_other_settings,
+    refuse_uneven_batches,
+    refuse_unsound_parts,
+    refuse_unsound_training,
+    weight_digests,
 )
-from keras_adaclip.training.step_isolation import StepIsolation
-from keras_adaclip.training.training_data import TrainingData
 
 
 class Preparation(TrainingBase):

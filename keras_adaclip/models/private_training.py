@@ -17,14 +17,16 @@ from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.preparation import Preparation
 from keras_adaclip.models.step import private_step
 from keras_adaclip.sampling import PoissonDataset
-from keras_adaclip.training import arrays, streams, training_data
-from keras_adaclip.training.processes import (
+from keras_adaclip.training import (
+    TrainingData,
+    arrays,
     on_all_devices,
     refuse_batch_of_every_replica,
     refuse_disagreement,
     refuse_joined_batches,
+    streams,
+    training_data,
 )
-from keras_adaclip.training.training_data import TrainingData
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 

@@ -7,7 +7,7 @@ import keras
 from keras_adaclip.models.private_model import PrivateModel
 from keras_adaclip.models.private_sequential import PrivateSequential
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.training.conversion import converted
+from keras_adaclip.training import converted
 
 
 def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> Any:

@@ -21,12 +21,14 @@ from keras_adaclip.gradients import (
     regularization_loss,
     with_regularization,
 )
-from keras_adaclip.training.chunks import sum_over_chunks
-from keras_adaclip.training.preflight import layer_issues, refuse, refusing_batch_statistics
-from keras_adaclip.training.step_parts import (
+from keras_adaclip.training import (
     assign_state,
+    layer_issues,
+    refuse,
     refuse_lost_metrics,
+    refusing_batch_statistics,
     sum_of_replicas,
+    sum_over_chunks,
     update_metrics,
 )
 

@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.audit import MembershipInference, OneRunAudit, epsilon_lower_bound
-from keras_adaclip.audit.one_run_audit import by_rising_score
+from keras_adaclip.audit import (
+    MembershipInference,
+    OneRunAudit,
+    by_rising_score,
+    epsilon_lower_bound,
+)
 from keras_adaclip.plots.canvas import BLUE, GREEN, GREY, ORANGE, finished, panels
 
 _NUM_BINS = 40

@@ -1,1 +1,85 @@
 """What models of examples and models of clients share: examination, runs, saved state."""
+
+from keras_adaclip.training.arrays import strings_as_tensors
+from keras_adaclip.training.base import TrainingBase
+from keras_adaclip.training.batch_normalizations import batch_normalization_fix
+from keras_adaclip.training.chunks import CONVOLUTIONS, merge_over_chunks, sum_over_chunks
+from keras_adaclip.training.conversion import converted
+from keras_adaclip.training.findings import Finding
+from keras_adaclip.training.functional_form import ModelType, is_functional, make_functional
+from keras_adaclip.training.preflight import (
+    PrivacyIssue,
+    batch_normalization_issues,
+    compile_issues,
+    layer_issues,
+    metric_issues,
+    refuse,
+    refuse_other_weights,
+    refuse_uneven_batches,
+    refuse_unsound_parts,
+    refuse_unsound_training,
+    refuse_unsupported,
+    refusing_batch_statistics,
+)
+from keras_adaclip.training.probe import Probe, probe
+from keras_adaclip.training.processes import (
+    on_all_devices,
+    refuse_batch_of_every_replica,
+    refuse_clients_of_one_process,
+    refuse_data_of_one_process,
+    refuse_disagreement,
+    refuse_joined_batches,
+    refuse_other_settings,
+)
+from keras_adaclip.training.step_isolation import StepIsolation
+from keras_adaclip.training.step_parts import (
+    assign_state,
+    refuse_lost_metrics,
+    sum_of_replicas,
+    update_metrics,
+)
+from keras_adaclip.training.traced_model import known_words, layers_outside_loops
+from keras_adaclip.training.training_data import TrainingData
+
+__all__ = [
+    "CONVOLUTIONS",
+    "Finding",
+    "ModelType",
+    "PrivacyIssue",
+    "Probe",
+    "StepIsolation",
+    "TrainingBase",
+    "TrainingData",
+    "assign_state",
+    "batch_normalization_fix",
+    "batch_normalization_issues",
+    "compile_issues",
+    "converted",
+    "is_functional",
+    "known_words",
+    "layer_issues",
+    "layers_outside_loops",
+    "make_functional",
+    "merge_over_chunks",
+    "metric_issues",
+    "on_all_devices",
+    "probe",
+    "refuse",
+    "refuse_batch_of_every_replica",
+    "refuse_clients_of_one_process",
+    "refuse_data_of_one_process",
+    "refuse_disagreement",
+    "refuse_joined_batches",
+    "refuse_lost_metrics",
+    "refuse_other_settings",
+    "refuse_other_weights",
+    "refuse_uneven_batches",
+    "refuse_unsound_parts",
+    "refuse_unsound_training",
+    "refuse_unsupported",
+    "refusing_batch_statistics",
+    "strings_as_tensors",
+    "sum_of_replicas",
+    "sum_over_chunks",
+    "update_metrics",
+]

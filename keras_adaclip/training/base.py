@@ -15,8 +15,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.gradients import Augmentation, Batch, GradientPlan
-from keras_adaclip.optimizers import DPOptimizer
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import padding, seed_of_run
 from keras_adaclip.training import fit_callbacks, weight_digests
 from keras_adaclip.training.arrays import strings_as_tensors

@@ -13,9 +13,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, finite_rows, repeated
-from keras_adaclip.gradients.forward import call_model
-from keras_adaclip.gradients.losses import compute_loss
+from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows, repeated
 
 Tensor = Any
 _NUM_ROWS = 3

@@ -15,7 +15,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer
 from keras_adaclip.training.batch_normalizations import batch_normalization_issue
 from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.loss_probe import probe_loss

@@ -14,8 +14,7 @@ import numpy as np
 
 from keras_adaclip.accounting import LEDGER_KEYS, Ledger
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
-from keras_adaclip.optimizers.saving import NO_LEGACY_FILE, refuse_legacy_file
+from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
 from keras_adaclip.training.spending import PrivacySpending
 

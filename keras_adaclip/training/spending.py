@@ -21,8 +21,7 @@ from keras_adaclip.accounting import (
     RandomSelection,
 )
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
-from keras_adaclip.optimizers.ledger_variables import Run
+from keras_adaclip.optimizers import AccountedOptimizer, Run
 from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
 
 _ACCOUNT = "_keras_adaclip_account"

@@ -15,9 +15,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, finite_rows
-from keras_adaclip.gradients.forward import call_model
-from keras_adaclip.gradients.losses import per_example_losses
+from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
 from keras_adaclip.training.findings import OwnLoss
 from keras_adaclip.training.loss_probe import own_loss_name
 from keras_adaclip.training.made_up import cut_short, plausible_rows

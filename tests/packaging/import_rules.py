@@ -5,7 +5,9 @@
 2. TensorFlow, JAX and PyTorch are imported in `backend/` alone.
 3. So are private Keras names: `keras.src`, or a part that starts with an underscore.
 4. `accounting` imports no Keras, neither directly nor through another layer.
-5. `models` and `federated` share `training` and do not import each other.
+5. What another folder offers is imported from its `__init__`, not from a file inside of it;
+   `backend/` has files that are imported whole.
+6. `models` and `federated` share `training` and do not import each other.
 """
 
 import ast
@@ -127,6 +129,8 @@ def _problems_of_direction(name: str, layer: str) -> Iterator[str]:
     target = layer_of(name)
     if target == layer or layer == "__init__" or _is_leaf(target):
         return
+    if name.count(".") > 2 and target != "backend":
+        yield f"{name} is inside of {target}/: import from keras_adaclip.{target}"
     if _is_leaf(layer):
         yield f"{layer} is shared by all layers and imports none, but imports {name}"
     elif target == "__init__" or target not in LAYERS:

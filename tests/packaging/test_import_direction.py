@@ -45,6 +45,11 @@ def test_every_folder_has_its_layer():
         ("keras_adaclip.noise", "from .clipping import fixed", "noise lies below clipping"),
         ("keras_adaclip.federated.step", "from ..models import step", "share training/ alone"),
         (
+            "keras_adaclip.models.step",
+            "from keras_adaclip.optimizers.saving import saved_arrays",
+            "is inside of optimizers/",
+        ),
+        (
             "keras_adaclip.models.fit",
             "from keras_adaclip import tuners",
             "models lies below tuners",

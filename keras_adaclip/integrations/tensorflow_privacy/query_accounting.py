@@ -14,7 +14,7 @@ from keras_adaclip.integrations.tensorflow_privacy import trees
 from keras_adaclip.integrations.tensorflow_privacy.checking import is_mean
 from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event
 from keras_adaclip.integrations.tensorflow_privacy.integer_records import IntegerRecords
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer
 
 Tensor = Any
 # What the ledger states is below what the event says: quotients and norms are float32.

@@ -23,9 +23,13 @@ from keras_adaclip.integrations.tensorflow_privacy.integer_records import (
     needs_integers,
 )
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
-from keras_adaclip.optimizers.accounted_optimizer import with_objects
-from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
-from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_microbatch_size
+from keras_adaclip.optimizers import (
+    checked_inner_optimizer,
+    checked_microbatch_size,
+    save_arrays,
+    saved_arrays,
+    with_objects,
+)
 
 Tensor = Any
 _KEY_OF_QUERY = "query."

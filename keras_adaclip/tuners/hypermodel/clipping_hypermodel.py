@@ -18,8 +18,7 @@ from keras_adaclip.accounting import (
     check_target_epsilon,
 )
 from keras_adaclip.models import privatize
-from keras_adaclip.optimizers import DPOptimizer
-from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
+from keras_adaclip.optimizers import DPOptimizer, checked_inner_optimizer, checked_noise_multiplier
 from keras_adaclip.tuners.hypermodel.choices import (
     DEFAULT_STRATEGIES,
     STRATEGIES,

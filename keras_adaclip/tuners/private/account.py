@@ -28,7 +28,7 @@ from keras_adaclip.accounting import (
     least_noise_multiplier,
 )
 from keras_adaclip.noise import fresh_key
-from keras_adaclip.optimizers.ledger_variables import Run
+from keras_adaclip.optimizers import Run
 
 _MAX_PLANS = 10_000
 
