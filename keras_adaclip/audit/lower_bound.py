@@ -110,6 +110,9 @@ def epsilon_lower_bound(
 def check_confidence(confidence: object) -> float:
     """Returns a confidence level between 0 and 1.
 
+    Args:
+        confidence: the level, a number.
+
     Raises:
         TypeError: where it is no number.
         ValueError: where it is out of range.

@@ -42,7 +42,11 @@ class Run:
     included: Mapping[Identity, Ledger] = dataclasses.field(default_factory=dict, hash=False)
 
     def union_upward(self, other: "Run") -> "Run":
-        """The ledger that covers both; what one holds of the other is not counted twice."""
+        """The ledger that covers both; what one holds of the other is not counted twice.
+
+        Args:
+            other: another run, or another state of this one.
+        """
         if other.ledger.steps == 0:
             return self
         if self.identity == other.identity != _NOBODY:

@@ -26,6 +26,9 @@ _FORBIDDEN = {
 def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     """The inner optimizer as an instance.
 
+    Args:
+        optimizer: a Keras optimizer, its name or its config.
+
     Raises:
         ValueError: where it has an option that breaks clipping or noise.
     """
@@ -47,7 +50,15 @@ def checked_inner_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
 
 
 def checked_noise_multiplier(value: Any) -> Any:
-    """Returns a noise multiplier as a float >= 0, a schedule of them as it is."""
+    """Returns a noise multiplier as a float >= 0, a schedule of them as it is.
+
+    Args:
+        value: a number, a schedule or the config of one.
+
+    Raises:
+        TypeError: where it is neither a number nor a schedule.
+        ValueError: where it is negative, not finite or too large.
+    """
     if isinstance(value, (dict, schedules.Schedule, LearningRateSchedule)):
         return schedules.get(value)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
@@ -66,7 +77,11 @@ def checked_noise_multiplier(value: Any) -> Any:
 
 
 def checked_microbatch_size(value: Any) -> int | str | None:
-    """Returns the microbatch size as a positive int, `"auto"`, or None."""
+    """Returns the microbatch size as a positive int, `"auto"`, or None.
+
+    Args:
+        value: what the user gave.
+    """
     if value is None or value == "auto":
         return value if value is None else str(value)
     return _positive_integer("microbatch_size", value, 'an integer, "auto" or None')
