@@ -1,0 +1,137 @@
+"""Checks of arguments, with one grammar of errors for the whole package.
+
+Each check takes the name of an argument and its value, and returns the value as a plain Python
+object. NumPy scalars are accepted; booleans, strings and NaN are not. Imports neither Keras nor a
+backend.
+"""
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+INT32_MAX = 2**31 - 1
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+Value = TypeVar("Value")
+
+
+def check_integer(name: str, value: object, *, minimum: int = 0, maximum: int = INT32_MAX) -> int:
+    """Returns `value` as an `int` between `minimum` and `maximum`.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The value of the argument.
+        minimum: The smallest integer that is allowed.
+        maximum: The largest integer that is allowed.
+
+    Raises:
+        TypeError: If the value is not an integer.
+        ValueError: If it is out of range.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"Argument `{name}` must be an integer. Received: {name}={value!r}")
+    number = int(value)
+    if not minimum <= number <= maximum:
+        allowed = (
+            f"be at least {minimum}"
+            if maximum == INT32_MAX and number < minimum
+            else f"lie between {minimum} and {maximum}"
+        )
+        raise ValueError(f"Argument `{name}` must {allowed}. Received: {name}={number}")
+    return number
+
+
+def check_real(name: str, value: object) -> float:
+    """Returns `value` as a finite `float`.
+
+    Raises:
+        TypeError: If the value is not a real number.
+        ValueError: If it is not finite.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"Argument `{name}` must be a number. Received: {name}={value!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"Argument `{name}` must be finite. Received: {name}={number}")
+    return number
+
+
+def check_nonnegative(name: str, value: object) -> float:
+    """Returns `value` as a finite `float` of at least 0."""
+    number = check_real(name, value)
+    if number < 0.0:
+        raise ValueError(f"Argument `{name}` must not be negative. Received: {name}={number}")
+    return number
+
+
+def check_positive(name: str, value: object) -> float:
+    """Returns `value` as a positive, finite `float`."""
+    number = check_real(name, value)
+    if number <= 0.0:
+        raise ValueError(f"Argument `{name}` must be positive. Received: {name}={number}")
+    return number
+
+
+def check_between_0_and_1(name: str, value: object, *, with_0: bool = False) -> float:
+    """Returns `value` as a `float` strictly between 0 and 1.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The value of the argument.
+        with_0: Whether 0 is allowed too.
+    """
+    number = check_real(name, value)
+    if not (0.0 < number < 1.0 or (with_0 and number == 0.0)):
+        allowed = "be at least 0 and below 1" if with_0 else "lie strictly between 0 and 1"
+        raise ValueError(f"Argument `{name}` must {allowed}. Received: {name}={number}")
+    return number
+
+
+def check_noise_multiplier(value: object) -> float:
+    """Returns a noise multiplier that is not negative and fits float32, the type of the noise."""
+    number = check_nonnegative("noise_multiplier", value)
+    if number > FLOAT32_MAX:
+        raise ValueError(
+            "Argument `noise_multiplier` must fit float32, the precision of training. "
+            f"Received: noise_multiplier={number}"
+        )
+    return number
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """Returns `value`, which must be one of the choices."""
+    if value not in choices:
+        raise ValueError(
+            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {name}={value!r}"
+        )
+    return str(value)
+
+
+def check_batch_size(value: object, num_examples: int, name: str = "batch_size") -> int:
+    """Returns an expected batch size between 1 and the number of examples."""
+    return check_integer(name, value, minimum=1, maximum=num_examples)
+
+
+def check_seed(value: object) -> int | None:
+    """Returns a seed, an integer of any size that is not negative, or None.
+
+    Raises:
+        TypeError: If the value is neither an integer nor None.
+        ValueError: If it is negative.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={value!r}")
+    if value < 0:
+        raise ValueError(f"Argument `seed` must not be negative. Received: seed={value}")
+    return int(value)
+
+
+def optional(check: Callable[[str, Any], Value], name: str, value: Any) -> Value | None:
+    """Returns None unchanged, and any other value as `check(name, value)` does."""
+    return None if value is None else check(name, value)
