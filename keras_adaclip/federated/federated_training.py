@@ -16,11 +16,7 @@ from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.layout import cohort_layout
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preflight import (
-    PADDING_COUNTS,
-    refuse_unsound_rounds,
-    refuse_unsuited_settings,
-)
+from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
 from keras_adaclip.federated.rounds import training_data_of
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.federated.step import federated_step
@@ -295,7 +291,7 @@ class FederatedTraining(TrainingBase):
         """
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         if self.step_isolation is None or shapes != self.planned_shapes:
-            isolation = StepIsolation(self, PADDING_COUNTS)
+            isolation = StepIsolation(self)
             keras_private.set_attribute(self, "step_isolation", isolation)
             keras_private.set_attribute(self, "planned_shapes", shapes)
         assert self.step_isolation is not None
