@@ -75,12 +75,14 @@ class Finding:
             runs differ. Then mixing cannot be ruled out, and only the gradient plan that runs each
             example alone is sound.
         assigned: The variables that a forward pass assigns values that no row changes.
+        dependent: The variables that it assigns values which depend on the rows.
         branches: Whether values decide what runs (see `backend.Effects`).
     """
 
     issues: list[PrivacyIssue]
     unrepeatable_layer: str | None = None
     assigned: list[keras.Variable] = field(default_factory=list)
+    dependent: list[keras.Variable] = field(default_factory=list)
     branches: bool = False
 
     @property

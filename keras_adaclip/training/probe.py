@@ -16,7 +16,6 @@ value does not depend on the rows. So would anything else that a pass leaves beh
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -24,28 +23,10 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.issues import (
-    ADDED,
-    ALONE,
-    ASSIGNED,
-    ASSIGNED_OUTSIDE,
-    COUNTS,
-    OUTSIDE,
-    Finding,
-    OwnLoss,
-    PrivacyIssue,
-    issue_with,
-    mixing_issue,
-)
-from keras_adaclip.training.made_up import (
-    NUM_FAR_STATES,
-    NUM_STATES,
-    far_value,
-    moved_value,
-    separating_halves,
-)
+from keras_adaclip.training import issues, made_up
+from keras_adaclip.training.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.training.outside_state import OutsideState
-from keras_adaclip.training.traced_model import TracedModel
+from keras_adaclip.training.traced_model import TracedModel, Values
 
 _NUM_ROWS = 8
 # Rows of the batch with which larger ones are compared.
@@ -113,38 +94,43 @@ class Probe:
                 Python only once.
         """
         traced, generator = self.traced, np.random.default_rng(self.traced.size)
-        issues = [] if at_step_shape else self._outside_state(generator)
-        if issues:
-            return Finding(issues)
-        found = _Compared(unrepeatable=self._unrepeatable_eagerly(generator) if eagerly else None)
+        found = [] if at_step_shape else self._outside_state(generator)
+        if found:
+            return Finding(found)
+        unrepeatable = self._unrepeatable_eagerly(generator) if eagerly else None
+        dependent = set[int]()
         updated: dict[int, keras.Variable] = {}
-        for state in range(NUM_STATES + NUM_FAR_STATES):
-            if state >= NUM_STATES and not self._counting:
+        for state in range(made_up.NUM_STATES + made_up.NUM_FAR_STATES):
+            if state >= made_up.NUM_STATES and not self._counting:
                 break
             try:
-                found = found.joined(self._compared_at(state, generator, at_step_shape))
+                compared = self._compared_at(state, generator, at_step_shape)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
                     raise
                 continue
+            found, unrepeatable = compared.issues, unrepeatable or compared.unrepeatable_layer
+            dependent.update(map(id, compared.dependent))
             updated |= {id(variable): variable for variable in traced.updated}
             self._counting |= updated.keys()
-            if found.mixing is not None or found.counting is not None:
+            if found:
                 break
-        issues = [
-            issue_with(traced.model, variable, *ASSIGNED)
-            for number, variable in updated.items()
-            if number in found.dependent
+        found = [
+            *(
+                issues.issue_with(traced.model, variable, *issues.ASSIGNED)
+                for number, variable in updated.items()
+                if number in dependent
+            ),
+            *(PrivacyIssue(layer.name, *issues.ADDED) for layer in traced.added),
+            *(PrivacyIssue(v.path, *issues.ASSIGNED_OUTSIDE) for v in traced.outside.assigned),
+            *found,
         ]
-        issues += [PrivacyIssue(layer.name, *ADDED) for layer in traced.added]
-        issues += [PrivacyIssue(each.path, *ASSIGNED_OUTSIDE) for each in traced.outside.assigned]
-        issues += self._issues(found)
         return Finding(
-            list({issue.layer: issue for issue in issues}.values()),
-            found.unrepeatable,
-            [each for number, each in updated.items() if number not in found.dependent],
-            traced.forward.effects.branches,
+            list({issue.layer: issue for issue in found}.values()),
+            unrepeatable,
+            [each for number, each in updated.items() if number not in dependent],
+            branches=traced.forward.effects.branches,
         )
 
     def issues_now(self, number: int) -> list[PrivacyIssue]:
@@ -155,12 +141,12 @@ class Probe:
         """
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
-        issues: list[PrivacyIssue] = []
+        found: list[PrivacyIssue] = []
         for _ in range(2):  # A difference is looked at again on other rows.
-            issues = self._issues(self._compared(values, number, generator, number % 3 == 1))
-            if not issues:
+            found = self._compared(values, number, generator, number % 3 == 1).issues
+            if not found:
                 break
-        return issues
+        return found
 
     def moves_in_python(self) -> bool:
         """Return whether a pass changes something outside of variables, such as a counter."""
@@ -190,7 +176,7 @@ class Probe:
         """Return the name of the first layer in which two eager runs on the same rows differ."""
         rows = self.traced.rows(0, generator)
         first, again = (self.traced.eager_outputs(rows) for _ in range(2))
-        number = first_difference(first, again, False)
+        number = _first_difference(first, again, False)
         return None if number is None else self.traced.layers[number].name
 
     def _outside_state(self, generator: np.random.Generator) -> list[PrivacyIssue]:
@@ -204,7 +190,7 @@ class Probe:
         # The step leaves metrics as the forward pass did: they must not be read by the next one.
         measured = {id(variable) for variable in traced.model.metrics_variables}
         values = [
-            moved_value(backend.array_of(each), 1, False, generator)
+            made_up.moved_value(backend.array_of(each), 1, False, generator)
             if id(each) in measured
             else each.value
             for each in traced.variables
@@ -214,24 +200,15 @@ class Probe:
         if not names and effects.writes:
             names = [traced.model.name]
         first, _, _, *others = outputs
-        differing = [first_difference(first, each, backend.computes_on_cpu()) for each in others]
-        found = [number for number in differing if number is not None]
-        if not names and not effects.draws and found:
-            names = [traced.layers[min(found)].name]
-        return [PrivacyIssue(name, *OUTSIDE) for name in names]
-
-    def _issues(self, found: "_Compared") -> list[PrivacyIssue]:
-        """Return what a comparison says about rows."""
-        issues = []
-        if found.mixing is not None:
-            issues.append(mixing_issue(self.traced.model, found.mixing))
-        elif found.counting is not None:
-            issues.append(issue_with(self.traced.model, found.counting, COUNTS, ALONE))
-        return issues
+        differing = [_first_difference(first, each, backend.computes_on_cpu()) for each in others]
+        numbers = [number for number in differing if number is not None]
+        if not names and not effects.draws and numbers:
+            names = [traced.layers[min(numbers)].name]
+        return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
     def _compared_at(
         self, state: int, generator: np.random.Generator, with_gradients: bool
-    ) -> "_Compared":
+    ) -> Finding:
         """Compare at one of the states, which include variables that only a pass shows."""
         while True:
             values = self._values_at(state, generator)
@@ -245,7 +222,7 @@ class Probe:
 
     def _compared(
         self, values: list[Any], state: int, generator: np.random.Generator, with_gradients: bool
-    ) -> "_Compared":
+    ) -> Finding:
         """Compare a pass with others, for which other rows were exchanged or left out.
 
         Args:
@@ -254,18 +231,18 @@ class Probe:
             generator: Draws rows.
             with_gradients: Whether derivatives are taken too.
         """
-        traced = self.traced
+        traced, model = self.traced, self.traced.model
         rows, others = (traced.rows(state, generator) for _ in range(2))
         further = (values, traced.seed_values(state))
         first, assigned = traced.forward(rows, further)
         again, _ = traced.forward(rows, further)
-        differing = first_difference(first, again, False)
+        differing = _first_difference(first, again, False)
         if differing is not None:
-            return _Compared(unrepeatable=traced.layers[differing].name)
+            return Finding([], traced.layers[differing].name)
         # What runs on the same rows to the last bit must do so on the same row.
-        is_exact = first_difference(first, again, True) is None
+        is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        dependent: set[int] = set()
+        dependent: list[keras.Variable] = []
         halves = self._halves(state, generator)
         for half in halves:
             changed = [
@@ -273,25 +250,71 @@ class Probe:
                 for one, two in zip(rows, others, strict=True)
             ]
             outputs, now = traced.forward(changed, further)
-            number = first_difference(first, outputs, is_exact, ~half)
+            number = _first_difference(first, outputs, is_exact, ~half)
             mixing += [] if number is None else [number]
-            dependent.update(
-                id(variable)
+            dependent += [
+                variable
                 for variable, one, two in zip(traced.updated, assigned, now, strict=True)
                 if _differ(one, two, is_exact)
+            ]
+        part = traced.layers[min(mixing)] if mixing else None
+        if part is None and with_gradients:
+            part = traced.leaking(rows, further, ~halves[0])
+        if part is not None:
+            return Finding([issues.mixing_issue(model, part)], dependent=dependent)
+        for few, many in self._pairs:
+            layer = self._counting_layer(few, many, further, state, generator)
+            if layer is not None:
+                issue = issues.issue_with(model, layer, issues.COUNTS, issues.ALONE)
+                return Finding([issue], dependent=dependent)
+        return Finding([], dependent=dependent)
+
+    def _counting_layer(
+        self,
+        few: TracedModel,
+        many: TracedModel,
+        values: Values,
+        state: int,
+        generator: np.random.Generator,
+    ) -> keras.layers.Layer | None:
+        """Return the first layer of `few` that returns something else with the rows of `many`."""
+        for each in (few, many):
+            if len(each.variables) != len(self.traced.variables):
+                each.use_variables(self.traced.variables)
+        moved = (values[0], many.seed_values(state + 1))
+        differing = None
+        # A difference is looked at again on other rows: rounding may decide close to a threshold.
+        for _ in range(2):
+            rows = many.rows(state, generator)
+            first_rows = [each[: few.size] for each in rows[: len(few.examples)]]
+            outputs = many.forward(rows, values)[0]
+            alone, redrawn = (few.forward(first_rows, each)[0] for each in (values, moved))
+            # Behind a layer that draws random numbers, rows of another number are another draw.
+            layers, end = few.layers, _first_difference(alone, redrawn, True)
+            if not many.without_draws:  # where two draws happen to be alike too
+                end = next((n for n, each in enumerate(layers[:end]) if few.is_drawing(each)), end)
+            own = [each for each in many.layers if not isinstance(each, OwnLoss)]
+            outputs = outputs[: len(own)]
+            if layers != own:  # What has as many entries as there are rows is not known.
+                if end is not None:
+                    return None
+                layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
+            differing = next(
+                (
+                    layer
+                    for layer, one, other in zip(layers, alone[:end], outputs, strict=False)
+                    if len(one) == few.size and not _are_close(one, other[: few.size])
+                ),
+                None,
             )
-        if mixing:
-            return _Compared(traced.layers[min(mixing)], dependent=dependent)
-        leaking = traced.leaking(rows, further, ~halves[0]) if with_gradients else None
-        counting = None
-        for few, many in self._pairs if leaking is None else ():
-            counting = counting or _counting_layer(few, many, traced, further, state, generator)
-        return _Compared(leaking, counting, dependent)
+            if differing is None:
+                break
+        return differing
 
     def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return masks of the rows to exchange."""
         if state == 0 and self.traced.size == _NUM_ROWS:
-            return separating_halves(_NUM_ROWS)
+            return made_up.separating_halves(_NUM_ROWS)
         half = generator.permutation(self.traced.size) < self.traced.size // 2
         return [half, ~half]
 
@@ -299,92 +322,23 @@ class Probe:
         """Return the values of the variables at one of the states that are tried."""
         if state == 0:
             return [variable.value for variable in self.traced.variables]
-        if state >= NUM_STATES:
+        if state >= made_up.NUM_STATES:
             return [
-                far_value(backend.array_of(variable), state == NUM_STATES)
+                made_up.far_value(backend.array_of(variable), state == made_up.NUM_STATES)
                 if id(variable) in self._counting
                 else variable.value
                 for variable in self.traced.variables
             ]
         trained = {id(variable) for variable in self.traced.model.trainable_variables}
         return [
-            moved_value(backend.array_of(variable), state, id(variable) in trained, generator)
+            made_up.moved_value(
+                backend.array_of(variable), state, id(variable) in trained, generator
+            )
             for variable in self.traced.variables
         ]
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """The result of one comparison, or of several.
-
-    Args:
-        mixing: The first layer (or the loss) that mixes examples.
-        counting: The first layer that heeds how many rows there are.
-        dependent: The `id` of each variable that is assigned a value which depends on the rows.
-        unrepeatable: Name of the first layer in which two runs on the same rows differ.
-    """
-
-    mixing: keras.layers.Layer | OwnLoss | None = None
-    counting: keras.layers.Layer | None = None
-    dependent: set[int] = field(default_factory=set)
-    unrepeatable: str | None = None
-
-    def joined(self, other: "_Compared") -> "_Compared":
-        """Return what this comparison and a later one found."""
-        return _Compared(
-            self.mixing or other.mixing,
-            self.counting or other.counting,
-            self.dependent | other.dependent,
-            self.unrepeatable or other.unrepeatable,
-        )
-
-
-def _counting_layer(
-    few: TracedModel,
-    many: TracedModel,
-    known: TracedModel,
-    values: tuple[list[Any], list[np.ndarray]],
-    state: int,
-    generator: np.random.Generator,
-) -> keras.layers.Layer | None:
-    """Return the first layer of `few` that returns something else with the rows of `many`."""
-    for each in (few, many):
-        if len(each.variables) != len(known.variables):
-            each.use_variables(known.variables)
-    moved = (values[0], many.seed_values(state + 1))
-    layer = None
-    # A difference is looked at again on other rows: rounding may decide close to a threshold.
-    for _ in range(2):
-        rows = many.rows(state, generator)
-        first_rows = [each[: few.size] for each in rows[: len(few.examples)]]
-        outputs = many.forward(rows, values)[0]
-        alone, others = (few.forward(first_rows, each)[0] for each in (values, moved))
-        # Behind a layer that draws random numbers, rows of another number are another draw.
-        layers = few.layers
-        drawn = first_difference(alone, others, True)
-        end = len(layers) if drawn is None else drawn
-        if not many.without_draws:  # where two draws happen to be alike too
-            end = next((n for n in range(end) if few.is_drawing(layers[n])), end)
-        own = [each for each in many.layers if not isinstance(each, OwnLoss)]
-        outputs = outputs[: len(own)]
-        if layers != own:  # What has as many entries as there are rows is not known.
-            if end < len(layers):
-                return None
-            layers, outputs, alone, end = layers[-1:], outputs[-1:], alone[-1:], 1
-        layer = next(
-            (
-                each
-                for each, one, other in zip(layers[:end], alone, outputs, strict=False)
-                if len(one) == few.size and not _are_close(one, other[: few.size])
-            ),
-            None,
-        )
-        if layer is None:
-            return None
-    return layer
-
-
-def first_difference(
+def _first_difference(
     one: list[np.ndarray], other: list[np.ndarray], is_exact: bool, rows: Any = slice(None)
 ) -> int | None:
     """Return the number of the first layer output that differs in `rows`, or None."""

@@ -224,8 +224,8 @@ FAULTS = (
     Fault(
         "layers that mix examples let through",
         "training/preflight.py",
-        "    refuse(model, [PrivacyIssue(*parts) for parts in found])\n",
-        "",
+        "    refuse(model, found)\n    return finding",
+        "    return finding",
         "tests/models/test_probe.py tests/models/test_refusals.py",
     ),
     Fault(
@@ -491,22 +491,24 @@ FAULTS = (
     Fault(
         "padding counts in a layer of clients that mixes rows",
         "federated/preflight.py",
-        "            *_padding_issues(model, rows),\n",
-        "",
+        "finding = Probe(model, rows, counts_rows=True).examined(eagerly=True)",
+        "finding = Finding([])",
         "tests/federated/test_refusals.py",
     ),
     Fault(
         "layers of clients examined in inference alone",
-        "federated/preflight.py",
-        "for training in (True, False) if seeds else (True,):",
-        "for training in (False,):",
+        "training/traced_model.py",
+        """call_model(self.model, x, training=True)
+            if self.loss""",
+        """call_model(self.model, x, training=False)
+            if self.loss""",
         "tests/federated/test_refusals.py",
     ),
     Fault(
         "a loss that counts padding behind random numbers",
         "federated/preflight.py",
-        "elif not all(is_heeded):",
-        "elif not all(is_heeded) and not keras_private.seed_generator_states(model):",
+        "if not all(map(is_close, padded)):",
+        "if not all(map(is_close, padded)) and not keras_private.seed_generator_states(model):",
         "tests/federated/test_refusals.py",
     ),
     Fault(
@@ -593,14 +595,14 @@ FAULTS = (
     Fault(
         "layers examined on a few rows only, not at the shapes of the steps",
         "training/step_isolation.py",
-        "key = self._known((number, max(size * copies, 2)))",
-        "key = (number, 8)",
+        "key = self._known((number, max(size * copies, 2), counts_rows))",
+        "key = (number, 8, counts_rows)",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
         "layers examined with the variables of the first step only",
         "training/probe.py",
-        "for state in range(_NUM_STATES + _NUM_FAR_STATES):",
+        "for state in range(made_up.NUM_STATES + made_up.NUM_FAR_STATES):",
         "for state in range(1):",
         "tests/models/test_mixing_later.py",
     ),
@@ -649,8 +651,8 @@ FAULTS = (
     Fault(
         "counters examined at small numbers only",
         "training/probe.py",
-        "if state >= _NUM_STATES and not self._counting:",
-        "if state >= _NUM_STATES:",
+        "if state >= made_up.NUM_STATES and not self._counting:",
+        "if state >= made_up.NUM_STATES:",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -670,15 +672,15 @@ FAULTS = (
     Fault(
         "state outside of Keras's variables not looked for",
         "training/probe.py",
-        "issues = [] if at_step_shape else self.outside_state(generator)",
-        "issues: list[tuple[str, str, str]] = []",
+        "found = [] if at_step_shape else self._outside_state(generator)",
+        "found: list[PrivacyIssue] = []",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
         "state from the data taken for state of the weights",
         "training/probe.py",
-        "if differ(one, two, is_exact)\n",
-        "if False\n",
+        "if _differ(one, two, is_exact)\n            ]",
+        "if False\n            ]",
         "tests/models/test_refusals.py",
     ),
     Fault(
@@ -718,9 +720,9 @@ FAULTS = (
     ),
     Fault(
         "the examination sees no padded sequences",
-        "training/probe.py",
-        "padding = paddings[turn % len(paddings)] if renews and is_odd else None",
-        "padding = None",
+        "training/traced_model.py",
+        "        if is_odd:\n",
+        "        if False:\n",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -754,8 +756,8 @@ FAULTS = (
     Fault(
         "layers may heed how many rows were drawn",
         "training/step_isolation.py",
-        "                if others_vary:\n",
-        "                if False:\n",
+        "counts_rows = others_vary or len(sizes) > 1",
+        "counts_rows = False",
         "tests/federated/test_refusals.py tests/models/test_mixing_later.py",
     ),
     Fault(
