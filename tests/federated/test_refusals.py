@@ -23,11 +23,12 @@ def fit(
     kind=FederatedSequential,
     clients=CLIENTS,
     callbacks=None,
+    client_batch_size=None,
 ):
     model = kind([keras.Input((4,)), *stack, layers.Dense(3, activation="softmax")])
     model.compile(
         optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
-        client_batch_size=None,
+        client_batch_size=client_batch_size,
         loss=loss,
     )
     before = [ops.convert_to_numpy(each) for each in model.trainable_variables]
@@ -82,10 +83,11 @@ def test_random_numbers_and_state_of_a_layer_are_no_padding_that_the_loss_counts
     assert np.isfinite(fit([kind()])).all()
 
 
+@pytest.mark.parametrize("client_batch_size", [None, 4])
 @pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
-def test_a_layer_that_lets_padding_count_is_named(others):
+def test_a_layer_that_lets_padding_count_is_named(others, client_batch_size):
     with pytest.raises(ValueError, match=r"centring: Its output for one row depends on other rows"):
-        fit([*others, Centring(name="centring")])
+        fit([*others, Centring(name="centring")], client_batch_size=client_batch_size)
 
 
 def test_a_layer_that_divides_by_the_number_of_rows_is_named():
