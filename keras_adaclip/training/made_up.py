@@ -111,7 +111,7 @@ def cut_short(rows: np.ndarray, padding: float, generator: np.random.Generator) 
     if rows.dtype.kind not in "fiu" or rows.ndim < least or rows.shape[1] < 2:
         return rows
     rows = rows.copy()
-    longest = generator.integers(1, rows.shape[1] + 1)
+    longest = generator.integers(1, rows.shape[1])
     for row in rows:
         row[generator.integers(1, longest + 1) :] = padding
     return rows

@@ -232,7 +232,9 @@ class Probe:
             with_gradients: Whether derivatives are taken too.
         """
         traced, model = self.traced, self.traced.model
-        rows, others = (traced.rows(state, generator) for _ in range(2))
+        rows = traced.rows(state, generator)
+        # Whole sequences, so that the longest one of the batch always changes.
+        others = traced.rows(state, generator, with_padding=False)
         further = (values, traced.seed_values(state))
         first, assigned = traced.forward(rows, further)
         again, _ = traced.forward(rows, further)

@@ -121,12 +121,15 @@ class TracedModel:
             return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
         return self.loss if any(leak > 0.0 for each in of_losses for leak in each) else None
 
-    def rows(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def rows(
+        self, state: int, generator: np.random.Generator, with_padding: bool = True
+    ) -> list[np.ndarray]:
         """Return random inputs, and targets drawn from the given ones.
 
         Args:
             state: Decides the spread of the inputs, and whether sequences are cut short.
             generator: Draws the rows.
+            with_padding: Whether sequences may be cut short.
         """
         spread = SPREADS[state % len(SPREADS)]
         rows = [
@@ -134,7 +137,7 @@ class TracedModel:
             for each in self.examples
         ]
         turn, is_odd = divmod(state, 2)
-        if is_odd:
+        if is_odd and with_padding:
             padding = self._paddings[turn % len(self._paddings)]
             rows = [cut_short(each, padding, generator) for each in rows]
         # Not every loss is defined for random targets.

@@ -721,7 +721,7 @@ FAULTS = (
     Fault(
         "the examination sees no padded sequences",
         "training/traced_model.py",
-        "        if is_odd:\n",
+        "        if is_odd and with_padding:\n",
         "        if False:\n",
         "tests/models/test_mixing_later.py",
     ),
