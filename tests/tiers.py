@@ -35,6 +35,7 @@ _CONTRACT = (
     "tests/federated/test_round.py",
     "tests/gradients",
     "tests/models/test_golden_runs.py",
+    "tests/models/test_saved_by_0_1.py",
     "tests/models/test_saving.py",
     "tests/models/test_sampling_in_fit.py",
     "tests/test_noise.py",
