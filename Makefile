@@ -32,6 +32,8 @@ test-contract-jax test-all-jax: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/bu
 test-contract-jax test-all-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
 test-contract-jax test-all-jax: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# As users have it; conftest.py switches it off elsewhere, where some virtual machines fail with it.
+test-all-tensorflow: export TF_ENABLE_ONEDNN_OPTS ?= 1
 
 TFP_VENV := .venv-tensorflow-privacy
 OLDEST_VENV := .venv-oldest
