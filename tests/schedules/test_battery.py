@@ -168,8 +168,8 @@ def test_a_factor_must_be_positive(name, factor):
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
-        (-1, ValueError, "Argument `step` must lie between 0 and 2147483647"),
-        (2**31, ValueError, "Argument `step` must lie between 0 and 2147483647"),
+        (-1, ValueError, "Argument `step` must (be at least 0|lie between 0 and 2147483647)"),
+        (2**31, ValueError, "Argument `step` must (be at least 0|lie between 0 and 2147483647)"),
         (1.0, TypeError, "Argument `step` must be an integer"),
         (True, TypeError, "Argument `step` must be an integer"),
     ],
@@ -206,7 +206,7 @@ def test_a_schedule_that_was_not_told_of_epochs_says_so(name):
     for call in (schedule, schedule.value_at):
         with pytest.raises(ValueError, match=rf"`{name}` counts in epochs .* steps_per_epoch=None"):
             call(5)
-        with pytest.raises(ValueError, match="`steps_per_epoch` must lie between 1"):
+        with pytest.raises(ValueError, match="`steps_per_epoch` must be at least 1"):
             call(5, steps_per_epoch=0)
 
 
