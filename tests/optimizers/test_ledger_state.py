@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, LedgerVariables, Run
+from keras_adaclip.optimizers import MAX_ROWS, Run
+from keras_adaclip.optimizers.ledger_state import LedgerState
 
 ROWS = {
     "poisson": (Sampling.POISSON, 4, 10, None),
@@ -24,7 +25,7 @@ def add_variable(name, value):
 
 
 def new():
-    return LedgerVariables(add_variable, np.float32(1.0))
+    return LedgerState(add_variable, np.float32(1.0))
 
 
 def fresh_row(kind="poisson", noise_multiplier=1.0):
