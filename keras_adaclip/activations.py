@@ -6,12 +6,13 @@ Source: Papernot et al. 2021, "Tempered sigmoid activations for deep learning wi
 privacy".
 """
 
-from typing import Any, Self
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_adaclip._checks import check_positive, check_real
+from keras_adaclip._configurable import Configurable
 
 __all__ = ["TemperedSigmoid"]
 
@@ -19,7 +20,7 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class TemperedSigmoid:
+class TemperedSigmoid(Configurable):
     """A bounded activation, which keeps gradients short: fewer are clipped than with ReLU.
 
     It is `scale * sigmoid(inverse_temperature * x) - offset`; with the default values this is the
@@ -56,20 +57,3 @@ class TemperedSigmoid:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the activation of each entry of `x`, in its shape and float type."""
         return self.scale * ops.sigmoid(self.inverse_temperature * x) - self.offset
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "scale": self.scale,
-            "inverse_temperature": self.inverse_temperature,
-            "offset": self.offset,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return the activation that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"

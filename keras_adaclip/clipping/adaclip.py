@@ -118,15 +118,6 @@ class AdaClip(ClippingStrategy):
             updated[_variance(number)] = self.beta2 * variance + (1.0 - self.beta2) * seen
         return updated
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "min_variance": self.min_variance,
-            "max_variance": self.max_variance,
-        }
-
     @staticmethod
     def _coordinates(state: State, num_variables: int) -> list[tuple[Tensor, Tensor]]:
         stddevs = [ops.sqrt(state[_variance(number)]) for number in range(num_variables)]

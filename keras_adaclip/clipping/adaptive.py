@@ -49,8 +49,8 @@ class AdaptiveClipping(ClippingStrategy):
         least = noise_multiplier * math.sqrt(num_groups) / 2.0
         if stddev <= least:
             raise ValueError(
-                f"The noise multiplier {noise_multiplier:g} leaves no budget for the {num_groups} "
-                f"statistics of `{name}`: their noise must have a standard deviation above "
+                f"The noise multiplier {noise_multiplier:g} leaves nothing for the statistics of "
+                f"`{name}` ({num_groups}): their noise must have a standard deviation above "
                 f"{least:g}. Raise `{argument}` above {least:g}; where it is None, raise "
                 f"`batch_size` (of clients, `cohort_size`) above {20.0 * least:g}. "
                 f"Received: noise_multiplier={noise_multiplier}, {argument}={stddev}"

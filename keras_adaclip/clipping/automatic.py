@@ -6,8 +6,6 @@ Source: Bu et al. 2023, "Automatic clipping: differentially private deep learnin
 stronger", section 3 (AUTO-S).
 """
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -69,11 +67,3 @@ class AutomaticClipping(ClippingStrategy):
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
         """Return `clip_norm / (norm + stabilizer)`, of shape `(batch_size, num_groups)`."""
         return state["clip_norm"] / (norms + self.stabilizer)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "clip_norm": self.clip_norm,
-            "stabilizer": self.stabilizer,
-            **self._group_config(),
-        }

@@ -5,7 +5,6 @@ McMahan et al. 2018, "Learning differentially private recurrent language models"
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -78,7 +77,3 @@ class FixedClipping(ClippingStrategy):
                 f"Received: clip_norm={self.clip_norm}"
             )
         return {"clip_norm": np.asarray(self.clip_norm, np.float32)}
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {"clip_norm": self.clip_norm, **self._group_config()}

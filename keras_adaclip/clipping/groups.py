@@ -14,13 +14,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_choice, check_positive
+from keras_adaclip._checks import check_positive
 
 # The square of a smaller norm vanishes in float32, and a norm that reads 0 is never clipped; the
 # square of a larger one overflows. Between the two, norms and noise can be trusted.
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
 
 GroupsArgument = str | Callable[[Any], Hashable]
+_NAMES = ("flat", "per_layer")
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,13 @@ def check_groups(groups: Any) -> GroupsArgument:
     """
     if isinstance(groups, dict):
         groups = keras.saving.deserialize_keras_object(groups)
-    if isinstance(groups, str):
-        return check_choice("groups", groups, ("flat", "per_layer"))
-    if not callable(groups):
-        raise TypeError(
-            "Argument `groups` must be 'flat', 'per_layer' or a function that takes a variable and "
-            f"returns the name of its group. Received: groups={groups!r}"
-        )
-    return groups
+    if (isinstance(groups, str) and groups in _NAMES) or callable(groups):
+        return groups
+    kind = ValueError if isinstance(groups, str) else TypeError
+    raise kind(
+        f"Argument `groups` must be one of {_NAMES} or a function that takes a variable and "
+        f"returns the name of its group. Received: groups={groups!r}"
+    )
 
 
 def _layer_of(variable: keras.Variable) -> str:

@@ -7,8 +7,6 @@
 Source: van der Veen et al. 2018, "Three tools for practical differential privacy", section 3.
 """
 
-from typing import Any
-
 import keras
 import numpy as np
 from keras import ops
@@ -103,13 +101,3 @@ class MeanNormClipping(AdaptiveClipping):
         mean = bound * (release.statistics / release.expected_units + 0.5)
         clip_norm = ops.clip(self.factor * mean, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
         return {"clip_norm": clip_norm}
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "initial_clip_norm": self.initial_clip_norm,
-            "factor": self.factor,
-            "norm_bound_factor": self.norm_bound_factor,
-            "mean_noise_stddev": self.mean_noise_stddev,
-            **self._group_config(),
-        }

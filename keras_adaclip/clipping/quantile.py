@@ -147,15 +147,6 @@ class QuantileClipping(AdaptiveClipping):
             "unclipped_fraction": unclipped_fraction,
         }
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "target_quantile": self.target_quantile,
-            "initial_clip_norm": self.initial_clip_norm,
-            "learning_rate": self.learning_rate,
-            "count_noise_stddev": self.count_noise_stddev,
-            "update": self.update_rule,
-            "min_clip_norm": self.min_clip_norm,
-            "max_clip_norm": self.max_clip_norm,
-            **self._group_config(),
-        }
+    def _argument(self, name: str) -> Any:
+        # `update` is also a method.
+        return self.update_rule if name == "update" else super()._argument(name)

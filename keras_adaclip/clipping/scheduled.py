@@ -103,10 +103,3 @@ class ScheduledClipping(ClippingStrategy):
     def _clip_norm(self, state: State, step: int, steps_per_epoch: int | None) -> np.ndarray:
         value = self.schedule.value_at(step, steps_per_epoch)
         return split_evenly(value, len(state["clip_norm"]))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "schedule": keras.saving.serialize_keras_object(self.schedule),
-            **self._group_config(),
-        }

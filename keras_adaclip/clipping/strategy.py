@@ -8,13 +8,13 @@ noised, and the state of the next step.
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_adaclip._checks import check_choice
+from keras_adaclip._configurable import Configurable
 from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_groups
 from keras_adaclip.noise import ALLOCATIONS
 
@@ -41,8 +41,10 @@ class Release:
     step: Tensor
 
 
-class ClippingStrategy(abc.ABC):
+class ClippingStrategy(Configurable, abc.ABC):
     """Base class of clipping strategies.
+
+    The constructor arguments of a subclass are attributes of the same names.
 
     Args:
         groups: `"flat"` clips the whole contribution to one norm, `"per_layer"` the part of each
@@ -205,23 +207,3 @@ class ClippingStrategy(abc.ABC):
         if num_groups > 1:
             text += f"; {num_groups} groups, noise allocation {self.noise_allocation!r}"
         return text
-
-    @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return the strategy that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
-
-    def _group_config(self) -> dict[str, Any]:
-        """Return the part of the config that all strategies with groups share."""
-        groups = self.groups
-        if not isinstance(groups, str):
-            groups = keras.saving.serialize_keras_object(groups)
-        return {"groups": groups, "noise_allocation": self.noise_allocation}

@@ -11,8 +11,8 @@ from keras_adaclip.federated.weighting import checked_weighting
 from keras_adaclip.optimizers import check_plain_optimizer
 
 _FORBIDDEN_TO_CLIENTS = {
-    "gradient_accumulation_steps": "would leave gradients unapplied when a client's training ends; "
-    "use a larger `client_batch_size`",
+    "gradient_accumulation_steps": "would accumulate gradients that are lost when a client's "
+    "training ends; use a larger `client_batch_size`",
 }
 
 

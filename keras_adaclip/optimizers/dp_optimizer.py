@@ -148,7 +148,7 @@ class DPOptimizer(AccountedOptimizer):
         if not isinstance(grads, ClippedSum):
             raise ValueError(
                 "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` or a "
-                "`FederatedModel` makes; plain gradients have no bound on the contribution of one "
+                "`FederatedModel` makes; plain gradients carry no bound on the contribution of one "
                 "example or client. Train with `fit`. "
                 f"Received: grads of type {type(grads).__name__}"
             )

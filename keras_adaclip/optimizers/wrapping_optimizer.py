@@ -156,24 +156,19 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         Raises:
             ValueError: If number or shapes differ. (Keras itself warns and goes on.)
         """
-        variables = self.variables
-        if len(store.keys()) != len(variables):
+        saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
+        found = {name: value.shape for name, value in saved.items()}
+        variables = {str(number): variable for number, variable in enumerate(self.variables)}
+        expected = {name: tuple(variable.shape) for name, variable in variables.items()}
+        if found != expected:
             raise ValueError(
-                f"The saved state of {self.name!r} holds {len(store.keys())} variables, this "
-                f"optimizer has {len(variables)}. Clipping norm and privacy ledger cannot be "
-                "restored from it: build the model and compile it as it was when it was saved."
+                f"The saved state of {self.name!r} does not fit: it holds {len(found)} variables, "
+                f"this optimizer has {len(expected)}, or their shapes differ. Clipping norm and "
+                "privacy ledger cannot be restored from it: build the model and compile it as it "
+                "was when it was saved. Variables that differ (number and saved shape): "
+                f"{dict(sorted(found.items() - expected.items()))}"
             )
-        values = {}
-        for number, variable in enumerate(variables):
-            value = np.asarray(store[str(number)])
-            if tuple(variable.shape) != value.shape:
-                raise ValueError(
-                    f"The saved state of {self.name!r} does not fit: variable {variable.path!r} "
-                    f"has shape {tuple(variable.shape)}, the saved one {value.shape}. Build the "
-                    "model and compile it as it was when it was saved."
-                )
-            values[id(variable)] = value
-        return values
+        return {id(variable): saved[name] for name, variable in variables.items()}
 
     @abc.abstractmethod
     def _refuse_plain_model(self) -> None:
@@ -223,7 +218,7 @@ def check_plain_optimizer(
         value = getattr(optimizer, option, None)
         if value is not None:
             raise ValueError(
-                f"Argument `{name}` must be an optimizer without `{option}`, which {consequence}. "
+                f"Argument `{name}` must not have `{option}`: it {consequence}. "
                 f"Received: {option}={value}"
             )
     return optimizer

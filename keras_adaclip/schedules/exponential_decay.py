@@ -46,14 +46,6 @@ class ExponentialDecay(Schedule):
         self.decay_rate = check_value("decay_rate", decay_rate)
         self.total_steps = check_integer("total_steps", total_steps, minimum=1)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "initial_value": self.initial_value,
-            "decay_rate": self.decay_rate,
-            "total_steps": self.total_steps,
-        }
-
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         share = as_float(time, array_namespace) / float(self.total_steps)
         return self.initial_value * array_namespace.exp(-math.log(self.decay_rate) * share)

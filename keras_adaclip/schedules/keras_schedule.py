@@ -44,13 +44,6 @@ class KerasSchedule(Schedule):
         """Return a schedule with every value multiplied by `factor`, a positive float."""
         return type(self)(self.schedule, self.factor * check_value("factor", factor))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name, the Keras schedule serialized."""
-        return {
-            "schedule": keras.saving.serialize_keras_object(self.schedule),
-            "factor": self.factor,
-        }
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Return the schedule that `get_config` describes."""

@@ -43,10 +43,6 @@ class LinearDecay(Schedule):
         self.initial_value = check_value("initial_value", initial_value)
         self.total_steps = check_integer("total_steps", total_steps, minimum=1)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {"initial_value": self.initial_value, "total_steps": self.total_steps}
-
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         share = as_float(time, array_namespace) / float(self.total_steps)
         return self.initial_value / array_namespace.minimum(2.0, 1.0 + share)

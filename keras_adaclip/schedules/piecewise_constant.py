@@ -91,10 +91,6 @@ class PiecewiseConstant(EpochSchedule):
         factor = check_value("factor", factor)
         return type(self)([value * factor for value in self.values], self.steps_per_epoch)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {"values": list(self.values), "steps_per_epoch": self.steps_per_epoch}
-
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         epoch = array_namespace.minimum(time, len(self.values) - 1)
         return array_namespace.take(as_float(np.asarray(self.values), array_namespace), epoch)

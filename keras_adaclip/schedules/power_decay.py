@@ -53,13 +53,5 @@ class PowerDecay(EpochSchedule):
                 f"Received: power={power!r}"
             )
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        return {
-            "initial_value": self.initial_value,
-            "power": self.power,
-            "steps_per_epoch": self.steps_per_epoch,
-        }
-
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         return self.initial_value * (1.0 + as_float(time, array_namespace)) ** -self.power

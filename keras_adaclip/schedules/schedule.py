@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip._checks import check_integer, check_real, optional
+from keras_adaclip._configurable import Configurable
 
 Number = Any  # a number of the host or a tensor
 
@@ -19,11 +20,11 @@ Number = Any  # a number of the host or a tensor
 SMALLEST_VALUE, LARGEST_VALUE = 1e-30, 1e30
 
 
-class Schedule(abc.ABC):
+class Schedule(Configurable, abc.ABC):
     """Base class of schedules: a positive value for every step, counted from 0.
 
-    A subclass implements `_formula` and `get_config`, and `scaled` unless its values are
-    proportional to an attribute `initial_value`.
+    A subclass implements `_formula`, and `scaled` unless its values are proportional to an argument
+    `initial_value`. Its constructor arguments are attributes of the same names.
 
     Guarantees:
         Every value is finite and positive. A value outside of the range from 1e-30 to 1e30 is
@@ -78,19 +79,6 @@ class Schedule(abc.ABC):
         return self.from_config(
             {**config, "initial_value": config["initial_value"] * check_value("factor", factor)}
         )
-
-    @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return the schedule that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
 
     @abc.abstractmethod
     def _formula(self, time: Number, array_namespace: Any) -> Number:

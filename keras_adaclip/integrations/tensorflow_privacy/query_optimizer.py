@@ -113,7 +113,7 @@ class QueryOptimizer(QueryAccounting):
         if not isinstance(grads, QuerySample) or not self._is_configured:
             raise ValueError(
                 "`QueryOptimizer.apply` takes only the sum of the clients in a round of a "
-                "`FederatedModel`, inside of `fit`; plain gradients have no bound on the "
+                "`FederatedModel`, inside of `fit`; plain gradients carry no bound on the "
                 f"contribution of one client. Received: grads of type {type(grads).__name__}"
             )
         # First: if the rest is interrupted, the round is on the ledger.
