@@ -114,6 +114,7 @@ class AuditCallback(keras.callbacks.Callback):
             self._audit()
 
     def _audit(self) -> None:
+        """Audit the model with the present losses of the canaries."""
         spent = self.model.privacy_spent(self.delta)
         self._audited_steps = spent.steps
         self.result = OneRunAudit.from_scores(

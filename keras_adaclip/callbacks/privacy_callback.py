@@ -171,6 +171,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self.model.privacy_report(self._effective_delta).save(self.report_path)
 
     def _find_allowed_steps(self, model: Any, target: float) -> int:
+        """Return the number of further steps within the target."""
         *past, row = model.privacy_ledger.rows
         allowed = max_steps_within(past, row, self._effective_delta, target, self.accountant)
         first = self._execution_size(0)

@@ -120,6 +120,7 @@ class AdaClip(ClippingStrategy):
 
     @staticmethod
     def _coordinates(state: State, num_variables: int) -> list[tuple[Tensor, Tensor]]:
+        """Return centre and scale of each variable."""
         stddevs = [ops.sqrt(state[_variance(number)]) for number in range(num_variables)]
         sums = [ops.sum(stddev) for stddev in stddevs]
         total = sum(sums[1:], sums[0])
@@ -135,6 +136,7 @@ _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e-20, 1e20
 
 
 def _check_variance(name: str, value: Any) -> float:
+    """Return a variance in the range of float32."""
     variance = check_positive(name, value)
     if not _SMALLEST_VARIANCE <= variance <= _LARGEST_VARIANCE:
         raise ValueError(
@@ -145,8 +147,10 @@ def _check_variance(name: str, value: Any) -> float:
 
 
 def _centre(number: int) -> str:
+    """Return the name of a centre in the state."""
     return f"centre_{number}"
 
 
 def _variance(number: int) -> str:
+    """Return the name of a variance in the state."""
     return f"variance_{number}"

@@ -1,4 +1,4 @@
-"""Clipping norms that adapt to noised statistics of the units, and what the statistics cost.
+"""Clipping norms that adapt to noised statistics of the units, and the cost of the statistics.
 
     z_D = (z^-2 - K (2 s)^-2)^(-1/2)
 

@@ -117,6 +117,7 @@ class QuantileClipping(AdaptiveClipping):
 
     @property
     def _highest(self) -> float:
+        """The upper bound of the norm."""
         return float(self.max_clip_norm or LARGEST_CLIP_NORM)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
@@ -148,5 +149,6 @@ class QuantileClipping(AdaptiveClipping):
         }
 
     def _argument(self, name: str) -> Any:
+        """Return a constructor argument."""
         # `update` is also a method.
         return self.update_rule if name == "update" else super()._argument(name)

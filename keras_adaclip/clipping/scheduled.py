@@ -101,5 +101,6 @@ class ScheduledClipping(ClippingStrategy):
         return self._clip_norm(state, step, int(state["steps_per_epoch"]) or None)
 
     def _clip_norm(self, state: State, step: int, steps_per_epoch: int | None) -> np.ndarray:
+        """Return the schedule's norm for a step, divided among the groups."""
         value = self.schedule.value_at(step, steps_per_epoch)
         return split_evenly(value, len(state["clip_norm"]))

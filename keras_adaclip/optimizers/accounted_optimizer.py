@@ -311,6 +311,7 @@ class AccountedOptimizer(WrappingOptimizer):
     # Private
 
     def _refuse_plain_model(self) -> None:
+        """Raise if no private model was compiled with this optimizer."""
         if not self._is_for_private_model:
             raise ValueError(self._plain_model_message)
 
@@ -322,12 +323,14 @@ class AccountedOptimizer(WrappingOptimizer):
         self._ledger.include(self._past_run)
 
     def _renew_key(self) -> None:
+        """Draw a new key from the operating system, with a seed too."""
         # Another process may have continued from the same state, with the same seed.
         self._forget_seed()
         self._key.assign(noise.fresh_key())
 
     @property
     def _steps_taken(self) -> int:
+        """The number of steps so far."""
         return int(backend.array_of(self.iterations))
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:

@@ -92,21 +92,24 @@ class ClipState:
                 "state of training apart from the variables. Read it when the epoch ends, or call "
                 "`model.jax_state_sync()` first."
             )
-        return self._arrays()[name]
+        return np.reshape(backend.array_of(variable), self._shapes[name])
 
     def read_of_step(self, step: int) -> np.ndarray:
         """Return the clipping norms to log for the latest step, counted from 0."""
         return np.asarray(self._strategy.clip_norm_of_step(self._arrays(), step))
 
     def _is_single(self, name: str) -> bool:
+        """Return whether the variable is a scalar instead of an array with one entry."""
         return self._groups.is_flat and self._shapes[name] == (1,)
 
     def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the state as arrays."""
         return {
             name: np.reshape(backend.array_of(variable), self._shapes[name])
             for name, variable in self._variables.items()
         }
 
     def _assign(self, values: Mapping[str, Any]) -> None:
+        """Assign new values to some variables of the state."""
         for name, value in values.items():
             self._variables[name].assign(value[0] if self._is_single(name) else value)

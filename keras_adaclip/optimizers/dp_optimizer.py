@@ -253,6 +253,7 @@ class DPOptimizer(AccountedOptimizer):
     # Implements `AccountedOptimizer`
 
     def _build_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Create clipping state, noise state and ledger."""
         add = self._add_own_variable
         groups = ParameterGroups.of(self.clipping.groups, variables)
         self._clip = ClipState(add, self.clipping, groups)
@@ -261,9 +262,11 @@ class DPOptimizer(AccountedOptimizer):
         self._build_ledger()
 
     def _forget_seed(self) -> None:
+        """Take all later keys from the operating system."""
         self._noise.forget_seed()
 
     def _restored_variables(self) -> list[keras.Variable]:
+        """Return the clipping state, unless it is constant."""
         # A constant clipping norm is the compiled one, not the saved one.
         return self._clip.variables if self.built and not self.clipping.is_constant else []
 
@@ -287,9 +290,11 @@ class DPOptimizer(AccountedOptimizer):
         return split
 
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
+        """Set noise and divisor to those of the row."""
         self._noise.configure(*split, row.expected_batch_size, self.ledger.steps)
 
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
+        """Let the clipping strategy begin a run of steps."""
         self._clip.begin_run(step, steps_per_epoch)
 
     def _read(self, name: str) -> Any:
@@ -318,4 +323,5 @@ def check_microbatch_size(value: Any) -> int | None:
 
 
 def _check_bytes(name: str, value: Any) -> int:
+    """Return a positive number of bytes."""
     return check_integer(name, value, minimum=1, maximum=2**63 - 1)

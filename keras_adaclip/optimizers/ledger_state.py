@@ -163,6 +163,7 @@ class LedgerState:
             self.include(Run(self._written, run.identity, run.included))
 
     def _write_closed(self, ledger: Ledger) -> None:
+        """Write the table of closed rows."""
         # One row fewer than the table has: the current row must fit too.
         rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)
         self._closed.assign(rows)

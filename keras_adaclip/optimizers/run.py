@@ -103,4 +103,5 @@ class Run:
 
 
 def _covers(ledger: Ledger | None, earlier: Ledger) -> bool:
+    """Return whether a ledger covers an earlier state."""
     return ledger is not None and earlier.is_covered_by(ledger)

@@ -17,7 +17,7 @@ NO_LEGACY_FILE = (
     "the key of the noise and not the privacy ledger. Save it as `.keras`, or its weights as "
     "`.weights.h5`."
 )
-# Options of an optimizer that break clipping or noise, and what each of them would do.
+# Options of an optimizer that break clipping or noise, with the effect of each.
 FORBIDDEN_OPTIONS = {
     "clipnorm": "would clip the noised mean a second time, variable by variable",
     "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
@@ -29,7 +29,7 @@ FORBIDDEN_OPTIONS = {
 
 
 class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.Optimizer):
-    """Delegates to an inner optimizer, and keeps variables of its own beside that one's.
+    """Delegates to an inner optimizer, and has further variables.
 
     Args:
         inner_optimizer: the optimizer that applies the updates: an instance, its name or its
@@ -154,7 +154,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Return the saved array of each variable, by the variable's `id`.
 
         Raises:
-            ValueError: If number or shapes differ. (Keras itself warns and goes on.)
+            ValueError: If number or shapes differ. (Keras itself only warns.)
         """
         saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
         found = {name: value.shape for name, value in saved.items()}
@@ -179,6 +179,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Create the optimizer's own variables."""
 
     def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
+        """Create a variable with an initial array, and list it among the own variables."""
         variable = self.add_variable(
             value.shape,
             initializer="zeros",
@@ -200,7 +201,7 @@ def check_plain_optimizer(
     Args:
         name: name of the argument, for the message.
         optimizer: a Keras optimizer, its name or its config.
-        forbidden: options that must not be set, and what each of them would do.
+        forbidden: options that must not be set, with the effect of each.
 
     Raises:
         ValueError: If it is not plain, or has a forbidden option.

@@ -47,5 +47,6 @@ class ExponentialDecay(Schedule):
         self.total_steps = check_integer("total_steps", total_steps, minimum=1)
 
     def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the value at a step."""
         share = as_float(time, array_namespace) / float(self.total_steps)
         return self.initial_value * array_namespace.exp(-math.log(self.decay_rate) * share)

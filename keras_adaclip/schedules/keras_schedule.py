@@ -1,4 +1,4 @@
-"""Learning rate schedules of Keras as schedules, and `get` for what a user writes."""
+"""Learning rate schedules of Keras as schedules, and `get` for a `schedule` argument."""
 
 from typing import Any, Self
 
@@ -51,6 +51,7 @@ class KerasSchedule(Schedule):
         return cls(**{**config, "schedule": schedule})
 
     def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the scaled value of the Keras schedule."""
         return as_float(self.schedule(time), array_namespace) * self.factor
 
 

@@ -92,5 +92,6 @@ class PiecewiseConstant(EpochSchedule):
         return type(self)([value * factor for value in self.values], self.steps_per_epoch)
 
     def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the value of an epoch."""
         epoch = array_namespace.minimum(time, len(self.values) - 1)
         return array_namespace.take(as_float(np.asarray(self.values), array_namespace), epoch)

@@ -54,4 +54,5 @@ class PowerDecay(EpochSchedule):
             )
 
     def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the value of an epoch."""
         return self.initial_value * (1.0 + as_float(time, array_namespace)) ** -self.power

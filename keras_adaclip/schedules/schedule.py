@@ -85,9 +85,11 @@ class Schedule(Configurable, abc.ABC):
         """Return the value at a time, an integer counted in steps or epochs from 0."""
 
     def _time(self, step: Any, steps_per_epoch: Any, array_namespace: Any) -> Number:
+        """Return the argument of the formula: a step, or an epoch."""
         return _as_integer("step", step, 0, array_namespace)
 
     def _value(self, step: Any, steps_per_epoch: Any, array_namespace: Any) -> Number:
+        """Return the value of the formula, clipped to the range of values."""
         time = self._time(step, steps_per_epoch, array_namespace)
         value = self._formula(time, array_namespace)
         value = array_namespace.where(value > SMALLEST_VALUE, value, SMALLEST_VALUE)
@@ -111,6 +113,7 @@ class EpochSchedule(Schedule):
         return self.steps_per_epoch is None
 
     def _time(self, step: Any, steps_per_epoch: Any, array_namespace: Any) -> Number:
+        """Return the argument of the formula: a step, or an epoch."""
         length = steps_per_epoch if self.steps_per_epoch is None else self.steps_per_epoch
         if length is None:
             raise ValueError(
@@ -143,6 +146,7 @@ def as_float(value: Any, array_namespace: Any) -> Number:
 
 
 def _check_count(name: str, value: Any) -> int:
+    """Return a positive integer."""
     return check_integer(name, value, minimum=1)
 
 

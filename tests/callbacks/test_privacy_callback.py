@@ -2,13 +2,15 @@
 
 import csv
 import sys
+import types
+from unittest import mock
 
 import keras
 import pytest
 
 import keras_adaclip as ka
 from keras_adaclip import backend
-from keras_adaclip.callbacks import PrivacyCallback
+from keras_adaclip.callbacks import PassCounter, PrivacyCallback
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -274,3 +276,15 @@ def test_what_is_loaded_within_an_epoch_counts_from_the_next_step_on(tmp_path, w
         fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), load])
     ran = 1 if when == "on_train_batch_begin" else 2
     assert model.privacy_ledger.steps == 16 + ran
+
+
+def test_the_pass_counter_opens_once_and_begins_epochs():
+    for every_epoch in (True, False):
+        optimizer = types.SimpleNamespace(begin_epoch=mock.Mock())
+        open_ledger = mock.Mock()
+        counter = PassCounter(open_ledger, every_epoch)
+        counter.set_model(types.SimpleNamespace(optimizer=optimizer))
+        for epoch in range(3):
+            counter.on_epoch_begin(epoch)
+        open_ledger.assert_called_once_with()
+        assert optimizer.begin_epoch.mock_calls == [mock.call(is_pass=every_epoch)] * 2

@@ -65,21 +65,6 @@ def test_the_bounds_hold(update):
         assert state["clip_norm"] == bound
 
 
-@pytest.mark.parametrize("update", ["geometric", "linear"])
-def test_the_norm_comes_back_from_its_smallest_and_largest_value(update):
-    strategy = ka.clipping.QuantileClipping(0.5, 1.0, 10.0, 1.0, update)
-    for norms in ([0.0] * 10, [1e17] * 10):
-        state = strategy.initial_state(SINGLE)
-        for _ in range(100):
-            state = step(strategy, state, norms, 0.0, 10)
-        far = state["clip_norm"]
-        assert not 0.1 < far < 10.0
-        opposite = [1e17] * 10 if far < 1 else [0.0] * 10
-        for _ in range(3):
-            state = step(strategy, state, opposite, 0.0, 10)
-        assert (state["clip_norm"] > far) == (far < 1)
-
-
 def test_the_default_noise_is_a_twentieth_of_the_units():
     found = ka.clipping.QuantileClipping().noise_split(1.0, 256)
     np.testing.assert_allclose(found, ((1 - 1 / 25.6**2) ** -0.5, 12.8), rtol=1e-12)
@@ -125,16 +110,6 @@ def test_fifty_steps_of_a_mean_follow_the_formula():
         np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-5)
         clip_norm = float(state["clip_norm"][0])
     assert 0.2 < clip_norm < 5.0
-
-
-def test_the_norm_finds_the_mean_from_far_below_and_above():
-    for start in (1e-4, 1e4):
-        strategy = ka.clipping.MeanNormClipping(start)
-        state = strategy.initial_state(SINGLE)
-        for _ in range(30):
-            total = summed_statistics(strategy, state, np.full((100, 1), 2.5))
-            state = updated(strategy, state, total, 100)
-        np.testing.assert_allclose(state["clip_norm"], 2.5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -323,29 +323,24 @@ def test_a_trained_optimizer_tells_what_was_paid():
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (0.0, ValueError, "must be positive"),
-        (float("nan"), ValueError, "must be finite"),
-        (1e-30, ValueError, "must lie between 1e-10 and 1e"),
-        (1e30, ValueError, "must lie between 1e-10 and 1e"),
-        (True, TypeError, "must be a number"),
-        (np.ones((2, 2)), TypeError, "must be a number"),
-    ],
-)
-@pytest.mark.parametrize(
     ("cls", "argument"),
     [
         (ka.clipping.FixedClipping, "clip_norm"),
         (ka.clipping.QuantileClipping, "initial_clip_norm"),
-        (ka.clipping.AutomaticClipping, "clip_norm"),
         (ka.clipping.AutomaticClipping, "stabilizer"),
         (ka.clipping.MeanNormClipping, "initial_clip_norm"),
     ],
 )
-def test_a_clip_norm_that_is_none_is_refused(cls, argument, value, error, message):
-    with pytest.raises(error, match=f"Argument `{argument}` {message}"):
-        cls(**{argument: value})
+def test_a_clip_norm_out_of_range_is_refused(cls, argument):
+    for value, message in ((0.0, "must be positive"), (math.nan, "must be finite")):
+        with pytest.raises(ValueError, match=f"Argument `{argument}` {message}"):
+            cls(**{argument: value})
+    for value in (1e-30, 1e30):
+        with pytest.raises(ValueError, match=f"Argument `{argument}` must lie between 1e-10"):
+            cls(**{argument: value})
+    for value in (True, "1", np.ones((2, 2))):
+        with pytest.raises(TypeError, match=f"Argument `{argument}` must be a number"):
+            cls(**{argument: value})
 
 
 @pytest.mark.parametrize(

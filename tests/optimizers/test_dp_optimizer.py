@@ -56,18 +56,6 @@ def test_a_noise_multiplier_that_is_set_is_checked():
     assert optimizer.noise_multiplier == 1.0
 
 
-def test_numbers_of_numpy_are_numbers():
-    optimizer = DPOptimizer(
-        "sgd",
-        np.float32(0.5),
-        noise_multiplier=np.float32(1.5),
-        microbatch_size=np.int64(2),
-        seed=np.int32(3),
-    )
-    assert (optimizer.clip_norm, optimizer.noise_multiplier) == (0.5, 1.5)
-    assert (optimizer.microbatch_size, optimizer.seed) == (2, 3)
-
-
 # Config and saving
 
 
@@ -141,26 +129,6 @@ def test_learning_rate_is_the_inner_ones_and_can_be_set():
     optimizer.learning_rate = 0.0
     train(model, 1)
     np.testing.assert_array_equal(flat_weights(model), before)
-
-
-def test_a_learning_rate_schedule_follows_the_inner_iterations():
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.125])
-    optimizer = around(keras.optimizers.SGD(schedule))
-    train(line_model(optimizer), 2)
-    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 1.0
-    train(line_model(around(keras.optimizers.SGD(schedule))), 4)
-    model = train(line_model(optimizer := around(keras.optimizers.SGD(schedule))), 4)
-    assert int(model.optimizer.iterations) == 4
-    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 0.125
-    with pytest.raises(TypeError, match="LearningRateSchedule"):
-        optimizer.learning_rate = 0.1
-
-
-def test_keras_learning_rate_callbacks_reach_the_inner_optimizer():
-    model = line_model(dp_sgd(1.0, 0.0))
-    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 2.0**-epoch)
-    recorder = recorded_fit(model, *line_data([9.0] * 4), 4, 3, callbacks=[callback])
-    np.testing.assert_allclose(recorder.updates[:, 0], [1.0, 0.5, 0.25], rtol=1e-6)
 
 
 def test_moving_averages_of_weights_are_finalized():

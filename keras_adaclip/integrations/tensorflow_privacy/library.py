@@ -57,6 +57,7 @@ def is_own(value: Any) -> bool:
 
 
 def _module(name: str) -> Any:
+    """Return a module of queries, imported on demand."""
     sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
     try:
         importlib.import_module("tensorflow_privacy")
@@ -70,4 +71,5 @@ def _module(name: str) -> Any:
 
 
 def _path(module: str) -> str:
+    """Return the full name of a module of queries."""
     return f"tensorflow_privacy.privacy.dp_query.{module}"

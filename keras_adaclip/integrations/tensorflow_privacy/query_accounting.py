@@ -75,6 +75,7 @@ class QueryAccounting(AccountedOptimizer):
         }
 
     def _build_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Create key, divisor, stated noise, the state of the query and the ledger."""
         add = self._add_own_variable
         self._key = add("random_key", noise.fresh_key())
         self._divisor = add("divisor", np.ones((), np.float32))
@@ -128,6 +129,7 @@ class QueryAccounting(AccountedOptimizer):
         return None
 
     def _restart_trees(self) -> None:
+        """Restart the trees of the query, if it has any."""
         if trees.has_trees(self._query):
             self._rounds.state = trees.restarted(self._query, self._rounds.state)
 
@@ -150,6 +152,7 @@ class QueryAccounting(AccountedOptimizer):
         return stated
 
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
+        """Set stated noise and divisor to those of the row."""
         self._stated_noise.assign(np.float32(row.noise_multiplier))
         self._divisor.assign(np.float32(1.0 if self._is_mean else row.expected_batch_size))
 

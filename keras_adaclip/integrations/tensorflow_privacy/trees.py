@@ -147,5 +147,6 @@ def _inner(query: Any) -> tuple[str, Any] | None:
 
 
 def _unwrapped(query: Any) -> Any:
+    """Return the innermost query."""
     inner = _inner(query)
     return query if inner is None else _unwrapped(inner[1])
