@@ -86,7 +86,9 @@ def test_a_global_seed_does_not_repeat_the_noise():
 
 
 def tree(seed=None):
-    return queries.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 2.0, SPECS, noise_seed=seed)
+    return queries.TreeResidualSumQuery.build_l2_gaussian_query(
+        1.0, 2.0, SPECS, noise_seed=seed, use_efficient=False
+    )
 
 
 def test_rounds_of_a_tree_add_up_to_the_noise_of_its_nodes_and_restart_with_a_pass():
