@@ -18,7 +18,11 @@ class Configurable:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return the object that `get_config` describes."""
+        """Return the object that `get_config` describes.
+
+        Args:
+            config: the value of `get_config`.
+        """
         return cls(**config)
 
     def __repr__(self) -> str:

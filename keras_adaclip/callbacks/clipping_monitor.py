@@ -37,7 +37,12 @@ class ClippingMonitor(keras.callbacks.Callback):
         self.private_diagnostics = private_diagnostics
 
     def prepare(self, model: Any, data: Any) -> None:
-        """Warn of private diagnostics; `fit` calls it before training."""
+        """Warn of private diagnostics; `fit` calls it before training.
+
+        Args:
+            model: the private model.
+            data: its training data.
+        """
         if self.private_diagnostics:
             warnings.warn(
                 "`ClippingMonitor(private_diagnostics=True)` logs raw gradient norms and true clip "

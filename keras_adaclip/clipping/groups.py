@@ -89,7 +89,11 @@ class ParameterGroups:
 
     @classmethod
     def single(cls, shapes: Sequence[Sequence[int]] = ()) -> "ParameterGroups":
-        """Return one group of variables with the given shapes."""
+        """Return one group of variables.
+
+        Args:
+            shapes: the shape of each variable.
+        """
         tuples = tuple(tuple(map(int, shape)) for shape in shapes)
         return cls(("all",), (0,) * len(tuples), tuples, is_flat=True)
 

@@ -96,7 +96,11 @@ class ClippingStrategy(Configurable, abc.ABC):
         return ops.where(norms <= clip_norm, 1.0, clip_norm / ops.where(norms > 0.0, norms, 1.0))
 
     def num_statistics(self, num_groups: int) -> int:
-        """Return the number of statistics that each unit adds."""
+        """Return the number of statistics that each unit adds.
+
+        Args:
+            num_groups: number of groups.
+        """
         return 0
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:

@@ -114,7 +114,11 @@ class AccountedOptimizer(WrappingOptimizer):
         return self._is_configured
 
     def include_run(self, run: Run) -> None:
-        """Take over the steps of another run; the ledger is never lowered."""
+        """Take over the steps of another run; the ledger is never lowered.
+
+        Args:
+            run: the run to cover.
+        """
         AccountedOptimizer.num_inclusions += 1
         if self.built:
             self.renew_after_fork()
@@ -349,6 +353,9 @@ class AccountedOptimizer(WrappingOptimizer):
 
 def check_noise_multiplier_or_schedule(value: Any) -> Any:
     """Return a noise multiplier as a float, a schedule or its config as a schedule.
+
+    Args:
+        value: a number, a schedule or the config of one.
 
     Raises:
         TypeError: If it is neither a number nor a schedule.

@@ -318,7 +318,11 @@ class DPOptimizer(AccountedOptimizer):
 
 
 def check_microbatch_size(value: Any) -> int | None:
-    """Return the number of units that are processed at a time, None to let the step decide."""
+    """Return the number of units that are processed at a time, None to let the step decide.
+
+    Args:
+        value: an integer from 1, or None.
+    """
     return None if value is None else check_integer("microbatch_size", value, minimum=1)
 
 

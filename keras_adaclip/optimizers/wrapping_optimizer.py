@@ -65,7 +65,11 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         super().build(variables)
 
     def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
-        """Return whether the optimizer was built for these trainable variables, in this order."""
+        """Return whether the optimizer was built for exactly these variables.
+
+        Args:
+            variables: the trainable variables of a model, in order.
+        """
         return [id(variable) for variable in variables] == self._built_for
 
     @property
