@@ -165,12 +165,13 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         variables = {str(number): variable for number, variable in enumerate(self.variables)}
         expected = {name: tuple(variable.shape) for name, variable in variables.items()}
         if found != expected:
+            name = next(name for name in expected | found if found.get(name) != expected.get(name))
             raise ValueError(
                 f"The saved state of {self.name!r} does not fit: it holds {len(found)} variables, "
-                f"this optimizer has {len(expected)}, or their shapes differ. Clipping norm and "
-                "privacy ledger cannot be restored from it: build the model and compile it as it "
-                "was when it was saved. Variables that differ (number and saved shape): "
-                f"{dict(sorted(found.items() - expected.items()))}"
+                f"this optimizer has {len(expected)}, and variable {name} has shape "
+                f"{expected.get(name)}, the saved one {found.get(name)}. Clipping norm and privacy "
+                "ledger cannot be restored from it: build the model and compile it as it was when "
+                "it was saved."
             )
         return {id(variable): saved[name] for name, variable in variables.items()}
 
