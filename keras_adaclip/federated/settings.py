@@ -8,7 +8,12 @@ import keras
 from keras_adaclip.accounting import check_integer, check_real
 from keras_adaclip.federated.cohort_batches import LocalBatches
 from keras_adaclip.federated.weighting import checked_weighting
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import check_plain_optimizer
+
+_FORBIDDEN_TO_CLIENTS = {
+    "gradient_accumulation_steps": "would accumulate gradients that are lost when a client's "
+    "training ends; use a larger `client_batch_size`",
+}
 
 
 @dataclass(frozen=True)
@@ -65,23 +70,7 @@ class FederatedSettings:
 
 
 def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    if isinstance(optimizer, dict):
-        optimizer = keras.optimizers.deserialize(optimizer)
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, AccountedOptimizer):
-        raise ValueError(
-            "Argument `client_optimizer` must be a plain Keras optimizer: a client's training is "
-            "clipped and noised as a whole, by `optimizer`."
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Argument `client_optimizer` must not scale its loss. Give the optimizer inside of it."
-        )
-    if getattr(optimizer, "gradient_accumulation_steps", None) is not None:
-        raise ValueError(
-            "Argument `client_optimizer` must not accumulate gradients, which a client's training "
-            "might end without applying. Use a larger `client_batch_size`."
-        )
+    optimizer = check_plain_optimizer("client_optimizer", optimizer, _FORBIDDEN_TO_CLIENTS)
     if getattr(optimizer, "use_ema", False):
         raise ValueError(
             "Argument `client_optimizer` must not keep a moving average of the weights, which "
