@@ -6,7 +6,8 @@ from scipy import stats
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
-from keras_adaclip.federated.cohort_batches import CohortBatches, LocalBatches
+from keras_adaclip.federated.cohorts import CohortBatches
+from keras_adaclip.federated.settings import FederatedSettings
 
 SIZES = (3, 0, 8, 25)
 
@@ -18,7 +19,7 @@ def clients_of(sizes):
     return ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
 
 
-OF_FOUR = LocalBatches(epochs=1, batch_size=4)
+OF_FOUR = FederatedSettings(client_batch_size=4)
 
 
 def cohorts_of(
@@ -28,7 +29,7 @@ def cohorts_of(
 
 
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
-    cohorts = cohorts_of(SIZES, local=LocalBatches(epochs=2, batch_size=4))
+    cohorts = cohorts_of(SIZES, local=FederatedSettings(local_epochs=2, client_batch_size=4))
     batch = cohorts.take(np.arange(4), np.random.default_rng(0))
     assert batch["num_steps"].tolist() == [2, 4, 14]
     for client, (number, size) in enumerate(((0, 3), (2, 8), (3, 25))):
@@ -46,7 +47,7 @@ def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
 
 
 def test_a_limit_takes_other_examples_each_round():
-    cohorts = cohorts_of((30,), 1, LocalBatches(1, 5, examples_limit=10))
+    cohorts = cohorts_of((30,), 1, FederatedSettings(client_batch_size=5, client_examples_limit=10))
     seen = [set(cohorts[0]["x"][0, :10, 1].tolist()) for _ in range(3)]
     assert [len(each) for each in seen] == [10, 10, 10]
     assert seen[0] != seen[1]
@@ -89,7 +90,7 @@ def test_seeds():
 @pytest.mark.parametrize("padded", [None, 6])
 @pytest.mark.parametrize("sampling", [Sampling.FIXED, Sampling.SHUFFLE])
 def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded):
-    local = LocalBatches(epochs=2, batch_size=None, examples_limit=5)
+    local = FederatedSettings(local_epochs=2, client_batch_size=None, client_examples_limit=5)
     cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, local, sampling=sampling)
     cohorts.num_padded_clients = padded
     batch = cohorts[0]

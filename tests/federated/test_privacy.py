@@ -7,7 +7,7 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential
-from keras_adaclip.federated.cohort_batches import CohortBatches
+from keras_adaclip.federated.cohorts import CohortBatches
 
 NUM_CLIENTS, SIZE = 12, 5
 LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
@@ -148,7 +148,7 @@ def test_a_shuffled_epoch_is_one_release():
     model.fit(clients, 5, epochs=3, steps_per_epoch=2, verbose=0, sampling="shuffle")
     assert sum(row.releases for row in model.privacy_ledger) == 5
     steps = model.privacy_ledger.steps
-    with pytest.raises(ValueError, match="at most 3 rounds"):
+    with pytest.raises(ValueError, match="`steps_per_epoch` must lie between 1 and 3"):
         model.fit(clients, 5, epochs=1, steps_per_epoch=4, verbose=0, sampling="shuffle")
     assert model.privacy_ledger.steps == steps
 
@@ -182,7 +182,7 @@ def test_no_weight_lets_a_client_contribute_more(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"client_weighting": "examples"}, ValueError, "need a bound"),
+        ({"client_weighting": "examples"}, ValueError, "limit bounds the sensitivity"),
         ({"client_weighting": "size"}, ValueError, "must be 'uniform'"),
         ({"local_epochs": 0}, ValueError, "local_epochs"),
         ({"client_batch_size": 2.5}, TypeError, "client_batch_size"),
@@ -212,10 +212,10 @@ def test_wrong_arguments_of_compile(arguments, error, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"cohort_size": NUM_CLIENTS + 1}, ValueError, "must not exceed the number of clients"),
+        ({"cohort_size": NUM_CLIENTS + 1}, ValueError, "must lie between 1 and 12"),
         ({"cohort_size": 0}, ValueError, "cohort_size"),
         ({"steps_per_epoch": 0}, ValueError, "steps_per_epoch"),
-        ({"sampling": "all"}, ValueError, "'poisson', 'fixed', 'shuffle'"),
+        ({"sampling": "all"}, ValueError, "one of 'poisson', 'fixed', 'shuffle'"),
     ],
 )
 def test_wrong_arguments_of_fit(arguments, error, message):
@@ -229,9 +229,9 @@ def test_wrong_arguments_of_fit(arguments, error, message):
 
 def test_examples_without_clients_are_refused():
     x, y, _ = arrays()
-    with pytest.raises(TypeError, match="to which client each example belongs"):
+    with pytest.raises(TypeError, match="says to which client each example belongs"):
         compiled().fit(x, y, verbose=0)
-    with pytest.raises(NotImplementedError, match="to which client an example belongs"):
+    with pytest.raises(NotImplementedError, match="does not say to which client"):
         compiled().train_on_batch(x, y)
 
 

@@ -228,9 +228,6 @@ class Twice(ClientData):
 
     client_ids = ("ann", "bob", "ann")
 
-    def position_of(self, client_id):
-        return self.client_ids.index(client_id)
-
     def num_examples_at(self, position):
         return 4
 
@@ -249,15 +246,15 @@ def budget(*args, **arguments):
 X, Y = CLIENTS.all_examples()
 QUANTILE, MEAN_NORM = ka.clipping.QuantileClipping(), ka.clipping.MeanNormClipping()
 CASES = {
-    "arrays": (compiled, lambda: (X, Y), {}, r"tells to which client.*type ndarray"),
+    "arrays": (compiled, lambda: (X, Y), {}, r"says to which client.*type ndarray"),
     "Poisson-sampled examples": (
         compiled,
         lambda: (ka.sampling.PoissonDataset(X, Y, expected_batch_size=2),),
         {},
-        "tells to which client.*type PoissonDataset",
+        "says to which client.*type PoissonDataset",
     ),
     "a client twice": (compiled, lambda: (Twice(), 2), {}, "3 entries of 2 clients"),
-    "too large": (compiled, lambda: (CLIENTS, 5), {}, "`cohort_size`.*number of clients, 4"),
+    "too large": (compiled, lambda: (CLIENTS, 5), {}, "`cohort_size` must lie between 1 and 4"),
     "none": (compiled, lambda: (CLIENTS, 0), {}, "`cohort_size` must lie between 1"),
     "no integer": (compiled, lambda: (CLIENTS, 2.5), {}, "`cohort_size` must be an integer"),
     "bits": (lambda: compiled(QUANTILE), None, {}, r"`cohort_size`\) above 10"),

@@ -45,7 +45,7 @@ LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 @pytest.fixture
 def recorded(monkeypatch):
     """The batches that `fit` drew, as arrays."""
-    from keras_adaclip.federated.cohort_batches import CohortBatches
+    from keras_adaclip.federated.cohorts import CohortBatches
 
     batches, take = [], CohortBatches.__getitem__
 

@@ -17,7 +17,7 @@ pytest.importorskip(
 import tensorflow as tf  # noqa: E402
 
 import keras_adaclip as ka  # noqa: E402
-from keras_adaclip.federated.cohort_batches import CohortBatches  # noqa: E402
+from keras_adaclip.federated.cohorts import CohortBatches  # noqa: E402
 from tests.federated import oracle  # noqa: E402
 from tests.integrations.support import (  # noqa: E402
     NUM_CLIENTS,
