@@ -92,23 +92,6 @@ SHARED_NAMES = {
             "with_objects",
         }
     ),
-    "keras_adaclip.sampling": frozenset(
-        {
-            "FixedShapeBatches",
-            "HostShare",
-            "SharedBatches",
-            "as_array",
-            "checked_batch_size",
-            "checked_seed",
-            "common_length",
-            "dealt",
-            "generator_of_draw",
-            "seed_of_run",
-            "holds_strings",
-            "padding",
-            "poisson_draw",
-        }
-    ),
 }
 
 

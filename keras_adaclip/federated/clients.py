@@ -85,13 +85,14 @@ class ClientData(abc.ABC):
             position: The position of the client in `client_ids`.
         """
 
-    @abc.abstractmethod
     def num_examples_at(self, position: int) -> int:
         """Return the number of examples of one client.
 
         Args:
             position: The position of the client in `client_ids`.
         """
+        x, _ = self.examples_at(position)
+        return len(keras.tree.flatten(x)[0])
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
@@ -141,9 +142,7 @@ class ClientData(abc.ABC):
 class _ArrayClients(ClientData):
     """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
 
-    def __init__(
-        self, x: Any, y: Any, client_ids: Any, population: Sequence[Hashable] | None = None
-    ) -> None:
+    def __init__(self, x: Any, y: Any, client_ids: Any, population: Any) -> None:
         ids = np.asarray(client_ids)
         if ids.ndim != 1 or ids.dtype.kind in "Of":
             raise TypeError(
@@ -189,13 +188,7 @@ class _Hdf5Clients(ClientData):
     Memory holds the names of the clients alone. Another process opens the file again.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        x: Any,
-        y: Any = None,
-        preprocess: Callable[[Any, Any], tuple[Any, Any]] | None = None,
-    ) -> None:
+    def __init__(self, path: Any, x: Any, y: Any, preprocess: Any) -> None:
         self._path = path
         self._features = (x, y)
         self._preprocess = preprocess
@@ -212,8 +205,7 @@ class _Hdf5Clients(ClientData):
 
     def num_examples_at(self, position: int) -> int:
         if self._preprocess is not None:
-            x, _ = self.examples_at(position)
-            return len(keras.tree.flatten(x)[0])
+            return super().num_examples_at(position)
         name = keras.tree.flatten(self._features[0])[0]
         return int(self._feature(self._ids[position], name).shape[0])
 

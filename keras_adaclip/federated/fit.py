@@ -66,7 +66,6 @@ class FederatedTraining(TrainingBase):
         cohort_noise_size: int | None = None,
         loss: Any = None,
         metrics: Any = None,
-        weighted_metrics: Any = None,
         jit_compile: Any = "auto",
         **keras_arguments: Any,
     ) -> None:
@@ -93,9 +92,9 @@ class FederatedTraining(TrainingBase):
                 noise. For the epsilon of the large cohort, call `accounting.compute_epsilon`.
             loss: As for Keras.
             metrics: As for Keras. During `fit` they are those of the clients' local steps.
-            weighted_metrics: As for Keras.
             jit_compile: As for Keras; not on PyTorch.
-            **keras_arguments: `loss_weights`, `run_eagerly`, `steps_per_execution`, as for Keras.
+            **keras_arguments: `loss_weights`, `weighted_metrics`, `run_eagerly` and
+                `steps_per_execution`, as for Keras.
 
         Raises:
             TypeError: If an argument is of the wrong type.
@@ -119,12 +118,11 @@ class FederatedTraining(TrainingBase):
             optimizer=optimizer,
             loss=loss,
             metrics=metrics,
-            weighted_metrics=weighted_metrics,
             jit_compile=jit_compile,
             auto_scale_loss=False,
             **keras_arguments,
         )
-        self._remember_metrics(metrics, weighted_metrics)
+        self._remember_metrics(metrics, keras_arguments.get("weighted_metrics"))
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
         keras_private.set_attribute(self, "step_isolation", None)
@@ -283,15 +281,9 @@ class FederatedTraining(TrainingBase):
             rounds = check_integer("steps_per_epoch", steps_per_epoch, minimum=1, **limit)
         settings = self.federated_settings
         assert settings is not None
-        noise_scale = 1.0
-        if settings.cohort_noise_size is not None:
-            noise_scale = cohort_size / settings.cohort_noise_size
-            if noise_scale > 1.0:
-                raise ValueError(
-                    "Argument `cohort_noise_size` of `compile` simulates a larger cohort than that "
-                    f"of `fit`. Received: cohort_noise_size={settings.cohort_noise_size}, "
-                    f"cohort_size={cohort_size}"
-                )
+        # The simulated cohort is at least as large as that of `fit`.
+        noise_size = settings.cohort_noise_size or cohort_size
+        noise_size = check_integer("cohort_noise_size", noise_size, minimum=cohort_size)
         seed = self.optimizer.seed  # type: ignore[attr-defined]
         kind = Sampling[sampling.upper()]
         return TrainingData(
@@ -303,7 +295,7 @@ class FederatedTraining(TrainingBase):
             steps_per_epoch=rounds,
             poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
             unit=Unit.CLIENT,
-            noise_scale=noise_scale,
+            noise_scale=cohort_size / noise_size,
         )
 
     def _prepare_rounds(self, data: TrainingData) -> None:

@@ -58,7 +58,7 @@ def test_wrong_arrays(arguments, error, message):
 
 @pytest.mark.parametrize("unknown", ["z", ["a"]])
 def test_an_unknown_id(unknown):
-    with pytest.raises(KeyError, match="no client .* among the 3 clients"):
+    with pytest.raises(KeyError, match=r"no client .* among the 3 clients"):
         ClientData.from_arrays(X, Y, IDS)[unknown]
 
 
