@@ -15,9 +15,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import Sampling
+from keras_adaclip._checks import check_batch_size, check_choice, check_integer
+from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import (
     as_array,
     draw_generator,
@@ -26,6 +28,7 @@ from keras_adaclip.sampling import (
     split_among_devices,
     uniform_draw,
 )
+from keras_adaclip.training import TrainingData
 
 
 class CohortBatches(keras.utils.PyDataset):
@@ -233,6 +236,58 @@ class CohortBatches(keras.utils.PyDataset):
                 f"{sorted(lengths)}"
             )
         return client
+
+
+def rounds_over(
+    clients: Any,
+    settings: FederatedSettings,
+    cohort_size: Any,
+    steps_per_epoch: Any,
+    sampling: str,
+    seed: int | None,
+) -> TrainingData:
+    """Return the rounds over a population; the arguments are those of `FederatedModel.fit`.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or a client comes twice.
+    """
+    if not isinstance(clients, ClientData):
+        raise TypeError(
+            "A federated model trains on `keras_adaclip.federated.ClientData`, which says to which "
+            "client each example belongs: `ClientData.from_arrays(x, y, client_ids)`. To protect "
+            "single examples, train a `keras_adaclip.PrivateModel`. "
+            f"Received: clients of type {type(clients).__name__}"
+        )
+    num_clients = len(clients)
+    if len(set(clients.client_ids)) < num_clients:
+        raise ValueError(
+            "Every client must have one entry in `client_ids`: with two it would contribute twice "
+            f"to a round. Received: {num_clients:,} entries of {len(set(clients.client_ids)):,} "
+            "clients"
+        )
+    check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
+    kind = Sampling[sampling.upper()]
+    cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
+    rounds = math.ceil(num_clients / cohort_size)
+    if steps_per_epoch is not None:
+        # A shuffled epoch goes through the clients once.
+        limit = {"maximum": rounds} if kind is Sampling.SHUFFLE else {}
+        rounds = check_integer("steps_per_epoch", steps_per_epoch, minimum=1, **limit)
+    # The simulated cohort is at least as large as that of `fit`.
+    noise_size = settings.cohort_noise_size or cohort_size
+    noise_size = check_integer("cohort_noise_size", noise_size, minimum=cohort_size)
+    return TrainingData(
+        kind,
+        cohort_size,
+        num_clients,
+        Batch(*clients.first_examples()),
+        {"shuffle": False},
+        steps_per_epoch=rounds,
+        poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
+        unit=Unit.CLIENT,
+        noise_scale=cohort_size / noise_size,
+    )
 
 
 def rounded_up(number: int) -> int:

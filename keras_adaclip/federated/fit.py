@@ -4,20 +4,18 @@
 the sequential model.
 """
 
-import math
 from typing import Any
 
 import keras
 
 from keras_adaclip import backend
-from keras_adaclip._checks import check_batch_size, check_choice, check_integer
-from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.functional_optimizer import functional_optimizer
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.cohorts import CohortBatches
-from keras_adaclip.federated.layout import cohort_layout
+from keras_adaclip.federated.cohorts import rounds_over
+from keras_adaclip.federated.layout import lay_out
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.preflight import (
     PADDING_COUNTS,
@@ -185,7 +183,9 @@ class FederatedTraining(TrainingBase):
                 breaks the guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        data = self._rounds(clients, cohort_size, steps_per_epoch, sampling)
+        settings, seed = self.federated_settings, self.optimizer.seed  # type: ignore[attr-defined]
+        assert settings is not None
+        data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = strings_as_tensors(validation_data)
@@ -249,55 +249,6 @@ class FederatedTraining(TrainingBase):
             "with that much less noise, and epsilon is that of what ran"
         )
 
-    def _rounds(
-        self, clients: Any, cohort_size: Any, steps_per_epoch: Any, sampling: str
-    ) -> TrainingData:
-        """Return the rounds over a population; the arguments are those of `fit`.
-
-        Raises:
-            TypeError: If an argument is of the wrong type.
-            ValueError: If an argument is out of range, or a client comes twice.
-        """
-        if not isinstance(clients, ClientData):
-            raise TypeError(
-                "A federated model trains on `keras_adaclip.federated.ClientData`, which says to "
-                "which client each example belongs: `ClientData.from_arrays(x, y, client_ids)`. To "
-                "protect single examples, train a `keras_adaclip.PrivateModel`. "
-                f"Received: clients of type {type(clients).__name__}"
-            )
-        num_clients = len(clients)
-        if len(set(clients.client_ids)) < num_clients:
-            raise ValueError(
-                "Every client must have one entry in `client_ids`: with two it would contribute "
-                f"twice to a round. Received: {num_clients:,} entries of "
-                f"{len(set(clients.client_ids)):,} clients"
-            )
-        check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
-        cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
-        rounds = math.ceil(num_clients / cohort_size)
-        if steps_per_epoch is not None:
-            # A shuffled epoch goes through the clients once.
-            limit = {"maximum": rounds} if sampling == "shuffle" else {}
-            rounds = check_integer("steps_per_epoch", steps_per_epoch, minimum=1, **limit)
-        settings = self.federated_settings
-        assert settings is not None
-        # The simulated cohort is at least as large as that of `fit`.
-        noise_size = settings.cohort_noise_size or cohort_size
-        noise_size = check_integer("cohort_noise_size", noise_size, minimum=cohort_size)
-        seed = self.optimizer.seed  # type: ignore[attr-defined]
-        kind = Sampling[sampling.upper()]
-        return TrainingData(
-            kind,
-            cohort_size,
-            num_clients,
-            Batch(*clients.first_examples()),
-            {"shuffle": False},
-            steps_per_epoch=rounds,
-            poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
-            unit=Unit.CLIENT,
-            noise_scale=cohort_size / noise_size,
-        )
-
     def _prepare_rounds(self, data: TrainingData) -> None:
         """Build and examine the model, set up local training, then open the ledger."""
         refuse(self, metric_issues(self))
@@ -308,13 +259,10 @@ class FederatedTraining(TrainingBase):
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         refuse_clients_of_one_process()
-        layout = cohort_layout(self, cohorts, finding.branches)
-        cohorts.num_padded_clients = layout.num_padded_clients
-        cohorts.num_shards = backend.num_batch_shards()
-        cohorts.num_seeds = len(keras_private.seed_generator_states(self))
-        self._use_local_training(layout.is_vectorized)
-        if layout.chunk_size != self.private_chunk_size:
-            self.private_chunk_size = layout.chunk_size
+        chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized)
+        if chunk_size != self.private_chunk_size:
+            self.private_chunk_size = chunk_size
             self.train_function = None
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ trains after the other.
 """
 
 import math
-from dataclasses import dataclass
 
 import keras
 
@@ -26,29 +25,16 @@ _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
 
 
-@dataclass(frozen=True)
-class CohortLayout:
-    """The shape of a round.
-
-    Args:
-        chunk_size: The number of clients that are processed at a time.
-        is_vectorized: Whether they train side by side.
-        num_padded_clients: A divisor of the number of clients in every batch; None leaves cohorts
-            as they are drawn.
-    """
-
-    chunk_size: int
-    is_vectorized: bool
-    num_padded_clients: int | None
-
-
-def cohort_layout(model: keras.Model, cohorts: CohortBatches, branches: bool) -> CohortLayout:
-    """Return the layout that is least work for the backend.
+def lay_out(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tuple[int, bool]:
+    """Choose the layout that is least work for the backend, and set the shapes of the batches.
 
     Args:
         model: A compiled and built federated model.
         cohorts: The rounds.
         branches: Whether the model branches on values, so that clients cannot train side by side.
+
+    Returns:
+        The number of clients that are processed at a time, and whether they train side by side.
 
     Raises:
         ValueError: If the optimizer's `microbatch_size` is `"auto"`.
@@ -70,13 +56,15 @@ def cohort_layout(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
     if num_shards > 1:
         # That many clients on each device, side by side with those on the others.
         chunk_size, is_vectorized = chunk_size * num_shards, True
-    if not backend.needs_fixed_shapes(model):
-        return CohortLayout(chunk_size, is_vectorized, None)
-    largest = cohorts.cohort_size
-    if cohorts.sampling is Sampling.POISSON:
-        deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
-        largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
-    return CohortLayout(chunk_size, is_vectorized, math.ceil(largest / chunk_size) * chunk_size)
+    cohorts.num_shards = num_shards
+    cohorts.num_seeds = len(keras_private.seed_generator_states(model))
+    if backend.needs_fixed_shapes(model):
+        largest = cohorts.cohort_size
+        if cohorts.sampling is Sampling.POISSON:
+            deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
+            largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
+        cohorts.num_padded_clients = math.ceil(largest / chunk_size) * chunk_size
+    return chunk_size, is_vectorized
 
 
 def _usual_chunk_size(cohort_size: int, num_weights: int, is_vectorized: bool) -> int:

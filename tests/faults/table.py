@@ -272,7 +272,7 @@ FAULTS = (
     ),
     Fault(
         "rounds over clients counted as steps over examples",
-        "federated/fit.py",
+        "federated/cohorts.py",
         "unit=Unit.CLIENT,",
         "unit=Unit.EXAMPLE,",
         "tests/federated/test_models.py",
@@ -483,7 +483,7 @@ FAULTS = (
     ),
     Fault(
         "a client with two entries contributes twice",
-        "federated/fit.py",
+        "federated/cohorts.py",
         "if len(set(clients.client_ids)) < num_clients:",
         "if False:",
         "tests/federated/test_refusals.py",
