@@ -73,13 +73,6 @@ def test_the_size_of_a_draw_is_binomial():
     assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
 
 
-def test_empty_draws_occur_as_often_as_they_must():
-    num_draws, probability = 5000, (1 - 1 / 50) ** 50
-    empty = np.sum(inclusions(50, 1, num_draws).sum(axis=1) == 0)
-    deviation = math.sqrt(num_draws * probability * (1 - probability))
-    assert abs(empty - num_draws * probability) < 5 * deviation
-
-
 def test_with_probability_one_every_draw_is_everything():
     dataset = PoissonDataset(numbered(6), expected_batch_size=6)
     assert dataset.sampling_probability == 1.0

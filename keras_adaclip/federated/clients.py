@@ -121,18 +121,14 @@ class ClientData(abc.ABC):
         Raises:
             ValueError: If no client has an example.
         """
-        taken: list[tuple[Any, Any]] = []
-        missing = num_examples
+        parts, missing = [], num_examples
         for position in range(len(self)):
-            size = min(self.num_examples_at(position), missing)
-            if size > 0:
-                taken.append(_rows_of(self.examples_at(position), slice(size)))
-                missing -= size
-            if missing == 0:
-                break
-        if not taken:
+            if missing > 0 and self.num_examples_at(position) > 0:
+                parts.append(_rows_of(self.examples_at(position), slice(missing)))
+                missing -= self.num_examples_at(position)
+        if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
-        return _joined(taken)
+        return _joined(parts)
 
     def all_examples(self) -> tuple[Any, Any]:
         """Return the examples of all clients, one client after the other, as arrays in memory."""

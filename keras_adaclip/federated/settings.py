@@ -117,21 +117,16 @@ class FederatedSettings:
 def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     """Return the clients' optimizer, which must suit short training without privacy of its own."""
     optimizer = keras.optimizers.get(optimizer)
-    is_broken_by_rule = {
-        "be a plain Keras optimizer, since a client's training is clipped and noised as a whole, "
-        "by `optimizer`": isinstance(optimizer, AccountedOptimizer),
-        "not scale its loss; give the optimizer inside it": isinstance(
-            optimizer, keras.optimizers.LossScaleOptimizer
-        ),
-        "not accumulate gradients, which a client may never apply; use larger batches": (
-            getattr(optimizer, "gradient_accumulation_steps", None) is not None
-        ),
-        "not keep a moving average of the weights, which would begin anew with every round; give "
-        "`use_ema=True` to the server's optimizer": getattr(optimizer, "use_ema", False),
-    }
-    for rule, is_broken in is_broken_by_rule.items():
-        if is_broken:
-            raise ValueError(f"Argument `client_optimizer` must {rule}.")
+    if (
+        isinstance(optimizer, (AccountedOptimizer, keras.optimizers.LossScaleOptimizer))
+        or getattr(optimizer, "gradient_accumulation_steps", None) is not None
+        or getattr(optimizer, "use_ema", False)
+    ):
+        raise ValueError(
+            "Argument `client_optimizer` must be a plain Keras optimizer, without loss scaling, "
+            "gradient accumulation or `use_ema`: `optimizer` clips and noises a client's training "
+            f"as a whole. Received: client_optimizer={optimizer!r}"
+        )
     return optimizer
 
 

@@ -1,5 +1,7 @@
 """Rounds as they are drawn and laid out."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -74,17 +76,27 @@ def test_each_client_takes_part_independently_with_the_same_probability():
     assert statistic < stats.chi2.ppf(1 - 1e-6, 9)
 
 
-def test_an_empty_draw_is_one_client_of_padding():
-    batch = cohorts_of(SIZES).take(np.array([], int), np.random.default_rng(0))
-    assert batch["mask"].tolist() == [False]
-    assert batch["num_steps"].tolist() == [0]
-
-
-def test_seeds():
-    assert np.array_equal(cohorts_of(SIZES)[0]["order"], cohorts_of(SIZES)[0]["order"])
+def test_seeds_repeat_draws_within_a_run_alone():
     many = (2,) * 200
-    one, other = (cohorts_of(many, 100, seed=None)[0]["x"] for _ in range(2))
-    assert one.shape != other.shape or not np.array_equal(one, other)
+    runs = [cohorts_of(many, 100, seed=seed) for seed in (0, 0, 0, None, None)]
+    runs[2].begin_run(3)
+    for cohorts in runs:
+        cohorts.num_seeds = 2
+    first, again, *others = [run[0] for run in runs]
+    assert np.array_equal(first["order"], again["order"])
+    assert np.array_equal(first["seeds"], again["seeds"])
+    found = [clients_in(batch) for batch in (first, *others)]
+    assert all(one != other for one, other in itertools.combinations(found, 2))
+
+
+def test_every_client_step_and_generator_has_random_numbers_of_its_own():
+    cohorts = cohorts_of((5,) * 50, 50, FederatedSettings(client_batch_size=1), seed=None)
+    cohorts.num_seeds = 3
+    seeds = np.concatenate([cohorts[0]["seeds"] for _ in range(2)])
+    assert (seeds.shape, seeds.dtype) == ((100, 6, 3, 2), np.int32)
+    # Equal pairs among 1,800 have probability 1.4e-12; PyTorch adds up the two: 8e-4.
+    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 1800
+    assert seeds.min() >= 0
 
 
 @pytest.mark.parametrize("padded", [None, 6])
