@@ -116,7 +116,10 @@ class ClientData(abc.ABC):
         return f"<ClientData with {len(self):,} clients>"
 
     def first_examples(self, num_examples: int = 3) -> tuple[Any, Any]:
-        """Return up to `num_examples` examples of the first clients that have any.
+        """Return a few examples of the first clients that have any.
+
+        Args:
+            num_examples: The largest number of examples to return.
 
         Raises:
             ValueError: If no client has an example.

@@ -56,7 +56,11 @@ class ByExamples:
         self.__dict__.update(limit=limit, mean=mean)
 
     def weight(self, num_examples: int) -> float:
-        """Return the weight of a client with `num_examples` examples, between 0 and 1."""
+        """Return the weight of a client, between 0 and 1.
+
+        Args:
+            num_examples: The number of examples of the client.
+        """
         return min(num_examples, self.limit) / self.limit
 
     @property
@@ -70,7 +74,11 @@ class ByExamples:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ByExamples":
-        """Return the weighting that `get_config` described."""
+        """Return the weighting that `get_config` described.
+
+        Args:
+            config: The return value of `get_config`.
+        """
         return cls(**config)
 
 

@@ -37,7 +37,7 @@ def cnn():
 
 
 # Norms below which some contributions lie, and above which others do.
-CLIP = {"mlp": 0.45, "cnn": 2.4}
+CLIP = {"mlp": 0.45, "cnn": 2.0}
 STACKS = {"mlp": (mlp, (6,)), "cnn": (cnn, (6, 6, 1))}
 LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
