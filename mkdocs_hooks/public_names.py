@@ -90,23 +90,6 @@ SHARED_NAMES = {
             "refuse_legacy_file",
         }
     ),
-    "keras_adaclip.sampling": frozenset(
-        {
-            "FixedShapeBatches",
-            "HostShare",
-            "SharedBatches",
-            "as_array",
-            "checked_batch_size",
-            "checked_seed",
-            "common_length",
-            "dealt",
-            "generator_of_draw",
-            "seed_of_run",
-            "holds_strings",
-            "padding",
-            "poisson_draw",
-        }
-    ),
 }
 
 

@@ -162,7 +162,7 @@ FAULTS = (
     ),
     Fault(
         "rows that are not present drawn",
-        "sampling/poisson_dataset.py",
+        "sampling/poisson.py",
         "return rows if self._present is None else rows[self._present[rows]]",
         "return rows",
         "tests/test_sampling.py tests/audit/test_canaries.py",
@@ -170,8 +170,8 @@ FAULTS = (
     Fault(
         "the same rows drawn in every fit",
         "training/base.py",
-        "return seed_of_run(seed, self.privacy_ledger.steps)",
-        "return 0 if seed is None else seed",
+        "data.poisson.begin_run(self.privacy_ledger.steps)",
+        "data.poisson.begin_run(0)",
         f"{_SOUND}/test_rules_noise_keys.py",
     ),
     Fault(
@@ -272,14 +272,14 @@ FAULTS = (
     ),
     Fault(
         "rounds over clients counted as steps over examples",
-        "federated/rounds.py",
+        "federated/cohorts.py",
         "unit=Unit.CLIENT,",
         "unit=Unit.EXAMPLE,",
         "tests/federated/test_models.py",
     ),
     Fault(
         "clients drawn with twice the probability",
-        "federated/cohort_batches.py",
+        "federated/cohorts.py",
         "return poisson_draw(generator, num_clients, self.sampling_probability)",
         "return poisson_draw(generator, num_clients, min(1.0, 2 * self.sampling_probability))",
         "tests/federated/test_cohorts.py",
@@ -300,9 +300,9 @@ FAULTS = (
     ),
     Fault(
         "shuffled epochs over clients counted as one",
-        "federated/federated_training.py",
-        "is_pass = data.poisson, data.sampling is Sampling.SHUFFLE",
-        "is_pass = data.poisson, False",
+        "federated/fit.py",
+        "cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE",
+        "cohorts, is_pass = data.poisson, False",
         "tests/federated/test_privacy.py",
     ),
     Fault(
@@ -411,7 +411,7 @@ FAULTS = (
     ),
     Fault(
         "a data set with a seed draws the same again when a model goes on training",
-        "sampling/poisson_dataset.py",
+        "sampling/poisson.py",
         "self._steps_before = steps_before",
         "self._steps_before = 0 * steps_before",
         "tests/models/test_sampling_in_fit.py",
@@ -474,7 +474,7 @@ FAULTS = (
     ),
     Fault(
         "a client without examples votes, and is zero in AdaClip's coordinates",
-        "federated/cohort_batches.py",
+        "federated/cohorts.py",
         """            if num_examples == 0:
                 continue
 """,
@@ -483,8 +483,8 @@ FAULTS = (
     ),
     Fault(
         "a client with two entries contributes twice",
-        "federated/rounds.py",
-        "if len(set(clients.client_ids)) < len(clients):",
+        "federated/cohorts.py",
+        "if len(set(clients.client_ids)) < num_clients:",
         "if False:",
         "tests/federated/test_refusals.py",
     ),
@@ -546,7 +546,7 @@ FAULTS = (
     ),
     Fault(
         "strings that pad a batch are numbers",
-        "sampling/checking.py",
+        "sampling/arrays.py",
         'np.full(shape, "" if dtype.kind == "O" else 0, dtype)',
         "np.full(shape, 0, dtype)",
         "tests/models/test_strings.py",
@@ -732,7 +732,7 @@ FAULTS = (
     ),
     Fault(
         "the padding of large clients not examined",
-        "federated/federated_training.py",
+        "federated/fit.py",
         "rows, row_counts if others_decide else []",
         "rows, []",
         "tests/federated/test_refusals.py",

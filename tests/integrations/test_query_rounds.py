@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_adaclip as ka
-from keras_adaclip.federated.cohort_batches import CohortBatches
+from keras_adaclip.federated.cohorts import CohortBatches
 from tests.federated import oracle
 from tests.integrations.support import (
     NUM_CLIENTS,
