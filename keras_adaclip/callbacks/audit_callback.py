@@ -5,29 +5,30 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_integer
-from keras_adaclip.accounting import Unit, check_delta
-from keras_adaclip.audit import Canaries, OneRunAudit, check_confidence
+from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip.accounting import Unit
+from keras_adaclip.audit import Canaries, OneRunAudit
 
 
 class AuditCallback(keras.callbacks.Callback):
-    """Audits a model while it trains on `Canaries.dataset`.
+    """Audits while a model trains on `Canaries.dataset`.
 
-    `audit_epsilon` appears in the logs of every epoch: a lower bound on epsilon from the losses of
-    the canaries at the last audit. Each value alone holds with the given confidence; the highest of
-    many does not. `result` is the last audit. None of it is private: it reveals the coins of the
-    canaries without noise.
+    `audit_epsilon` appears in the logs of every epoch: what epsilon is at least, as far as the
+    losses of the canaries told at the last audit. Each value alone holds with the given confidence;
+    the highest of many does not. `result` has the last audit. Nothing of it is private: it tells,
+    without noise, of the coins.
 
     Args:
         canaries: the `Canaries` whose `dataset` is trained on.
         delta: between 0 and 1; far below one over the number of canaries.
         confidence: between 0 and 1.
-        frequency: positive, number of epochs between audits; the last epoch is always audited. An
-            audit evaluates the canaries, which takes a second more when it is compiled.
+        frequency: positive, number of epochs from one audit to the next; the last epoch is always
+            audited. An audit evaluates the canaries, and takes a second more where that is
+            compiled.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
+        TypeError: where an argument has the wrong type.
+        ValueError: where an argument is out of range.
 
     Example:
 
@@ -51,8 +52,8 @@ class AuditCallback(keras.callbacks.Callback):
                 f"Received: an object of type {type(canaries).__name__}"
             )
         self.canaries = canaries
-        self.delta = check_delta(delta)
-        self.confidence = check_confidence(confidence)
+        self.delta = check_between_0_and_1("delta", delta)
+        self.confidence = check_between_0_and_1("confidence", confidence)
         self.frequency = check_integer("frequency", frequency, minimum=1)
         self.result: OneRunAudit | None = None
         self._audited_model: Any = None
@@ -60,19 +61,20 @@ class AuditCallback(keras.callbacks.Callback):
         self._audited_steps: int | None = None
 
     def prepare(self, model: Any, data: Any) -> None:
-        """Check the data; `fit` calls it before training.
+        """Called by `fit` before training starts.
 
         Args:
             model: the private model.
             data: its training data.
 
         Raises:
-            ValueError: If these are not the canaries' data, or the units are clients.
+            ValueError: where these are not the canaries' data, or it trains over clients.
         """
         if data.unit is Unit.CLIENT:
             raise ValueError(
-                "`AuditCallback` audits the protection of single examples, and a federated model "
-                "protects whole clients. Leave it out, or audit a `keras_adaclip.PrivateModel`."
+                "`AuditCallback` audits what protects single examples: its canaries are examples, "
+                "and a federated model protects whole clients. Leave it out, or audit a "
+                "`keras_adaclip.PrivateModel`."
             )
         canaries, present = self.canaries, getattr(data.poisson, "present", None)
         if (
@@ -81,15 +83,15 @@ class AuditCallback(keras.callbacks.Callback):
             or not np.array_equal(present[canaries.rows], canaries.is_member)
         ):
             raise ValueError(
-                "`AuditCallback` audits training on the data of its own canaries: "
+                "`AuditCallback` knows what its own canaries' coins decided. Train on their data: "
                 "`model.fit(canaries.dataset(batch_size), ...)`."
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Record the losses of the canaries before a model's first training.
+        """Notes the losses of the canaries, the first time that it sees a model.
 
         Raises:
-            TypeError: If the model is not private.
+            TypeError: where the model is not private.
         """
         self._audited_steps = None
         if self._audited_model is not self.model:
@@ -102,19 +104,18 @@ class AuditCallback(keras.callbacks.Callback):
             self._losses_before = self.canaries.losses(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add `audit_epsilon` to the logs: that of the last audit, which still holds."""
+        """Adds `audit_epsilon` to the logs: that of the last audit, which still holds."""
         if (epoch + 1) % self.frequency == 0:
             self._audit()
         if logs is not None:
             logs["audit_epsilon"] = 0.0 if self.result is None else self.result.epsilon_lower_bound
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Audit the last epoch, if it was not audited."""
+        """Audits the last epoch, if it was not audited."""
         if self._audited_steps != self.model.privacy_ledger.steps:
             self._audit()
 
     def _audit(self) -> None:
-        """Audit the model with the present losses of the canaries."""
         spent = self.model.privacy_spent(self.delta)
         self._audited_steps = spent.steps
         self.result = OneRunAudit.from_scores(

@@ -454,8 +454,8 @@ FAULTS = (
     Fault(
         "two selections in one row cost the larger one",
         "accounting/row.py",
-        "tuple(np.array(releases, np.float64) @ divergences)",
-        "tuple(divergences.max(axis=0))",
+        "np.array(releases, np.float64) @ [self.divergences, other.divergences]",
+        "np.max([self.divergences, other.divergences], axis=0)",
         "tests/accounting/test_ledger.py",
     ),
     Fault(
