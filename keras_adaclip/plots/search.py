@@ -32,7 +32,7 @@ def search(tuner: Any, path: str | Path | None = None, title: str | None = None)
     """
     if hasattr(tuner, "best_schedule"):
         return finished(_greedy(tuner), path, title)
-    if hasattr(tuner, "privacy_report"):
+    if hasattr(tuner, "privacy_spent"):
         raise ValueError(
             "A private search keeps all but its best run secret: there is nothing to plot. "
             f"Received: tuner={tuner!r}"
@@ -55,8 +55,8 @@ def _greedy(tuner: Any) -> Any:
     norms.plot(numbers, best, color=BLUE, marker="o", linewidth=2, label="best")
     if len(epochs) > 1:
         trend = tuner.trend()
-        values = [trend.schedule.initial_value / number**trend.power for number in numbers]
-        label = f"{trend.schedule.initial_value:.2g} / epoch^{trend.power:.2g}"
+        values = [trend.initial_value / number**trend.power for number in numbers]
+        label = f"{trend.initial_value:.2g} / epoch^{trend.power:.2g}"
         norms.plot(numbers, values, color=ORANGE, linestyle="--", linewidth=2, label=label)
     scores.plot(
         numbers,
