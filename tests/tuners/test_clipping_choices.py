@@ -86,10 +86,10 @@ def test_a_name_scope_keeps_two_of_them_apart():
         ({"strategies": ["fixed", "fixed"]}, ValueError, "each once"),
         ({"strategies": "fixed"}, TypeError, "`strategies` must be a sequence"),
         ({"strategies": ["linear"]}, ValueError, "`total_steps` must be given"),
-        ({"strategies": ["linear"], "total_steps": 0}, ValueError, "`total_steps` must lie"),
+        ({"strategies": ["linear"], "total_steps": 0}, ValueError, "`total_steps` must be"),
         ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must name some of"),
-        ({"ranges": {"clip_norm": (2.0, 1.0)}}, ValueError, "the smallest one first"),
-        ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "positive numbers"),
+        ({"ranges": {"clip_norm": (2.0, 1.0)}}, ValueError, "the smallest value first"),
+        ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "must be positive"),
         ({"ranges": {"clip_norm": 1.0}}, TypeError, "pairs of a smallest and a largest"),
     ],
 )
