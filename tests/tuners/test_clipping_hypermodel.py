@@ -160,12 +160,6 @@ def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path
     assert best.privacy_ledger.steps == 8
 
 
-def test_the_target_holds_by_pld_too():
-    space = hypermodel(target_epsilon=TARGET, batch_sizes=(8,), accountant="pld")
-    plan = space.privacy_plan(keras_tuner.HyperParameters())
-    assert 0.99 * TARGET < ledger_epsilon(plan, DELTA, "pld") <= TARGET
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("noise_multiplier", [0.05, 0.8, 3.0])
 def test_no_strategy_fails_for_what_its_statistics_cost(strategy, noise_multiplier):
@@ -276,13 +270,6 @@ def test_another_number_of_rows_ends_the_search_before_a_step(num_rows):
     if num_rows == 64:
         history = run(hypermodel(), x, y, validation_split=0.5, epochs=1)
         assert "val_loss" in history.history
-
-
-def test_data_sets_are_refused():
-    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=16)
-    for data in (dataset, iter([(X, Y)])):
-        with pytest.raises(ValueError, match="`batch_size`"):
-            run(hypermodel(), data)
 
 
 def test_an_error_ends_the_search_before_it_trains(tmp_path):
@@ -405,3 +392,10 @@ def test_a_private_search_needs_a_plan_for_each_batch_size_only():
     space.build(hp)
     assert len(hp.space) > 2
     assert len(planned_bounds(space, hp).plans) == 2
+
+
+def test_data_sets_are_refused():
+    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=16)
+    for data in (dataset, iter([(X, Y)])):
+        with pytest.raises(ValueError, match="`batch_size`"):
+            run(hypermodel(), data)

@@ -203,11 +203,6 @@ def test_the_schedule_survives_its_file_and_trains_other_data(tmp_path):
     assert [note["before"]["clip_norm"] for note in notes] == pytest.approx(schedule.values)
 
 
-def test_there_is_no_schedule_before_an_epoch_is_finished(tmp_path):
-    with pytest.raises(RuntimeError, match="No epoch is finished yet"):
-        tuner_in(tmp_path).best_schedule()
-
-
 def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
     x, y = line_data([10.0] * NUM_EXAMPLES)
     norm = tuners.initial_norm_from(

@@ -1,7 +1,5 @@
 """Searches with scores from a table: their order, interruptions, files and lines."""
 
-import math
-
 import keras_tuner
 import numpy as np
 import pytest
@@ -148,18 +146,6 @@ def test_each_line_of_progress_fits_a_terminal(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "This search is NOT private" in shown
     assert f"{EPOCHS} of {EPOCHS} epochs are finished, after {EPOCHS * MOST} trials" in shown
-
-
-def test_a_quiet_search_prints_nothing(tmp_path, capsys):
-    ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0)).search(verbose=0)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_constant_objective_ends_at_the_cap(tmp_path):
-    tuner = ScriptedTuner(lambda *_: 0.5, tmp_path, **options(False, math.pi))
-    tuner.search(verbose=0)
-    assert tuner.best_schedule().values == [0.1] * EPOCHS
-    assert list(map(len, tuner.visited)) == [MOST] * EPOCHS
 
 
 @given(st.lists(st.floats(0.01, 10.0), min_size=2, max_size=8))

@@ -197,12 +197,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 epochs=epoch,
                 verbose=2 if self._verbose > 1 else 0,
             )
-            if start.epochs != [epoch]:
-                raise ValueError(
-                    "A trial must train exactly one epoch with the given callbacks. A hypermodel "
-                    "with its own `fit` must pass `initial_epoch`, `epochs` and `callbacks` on to "
-                    f"`model.fit`. Received: epochs {start.epochs} instead of [{epoch}]"
-                )
+            start.check(epoch)
             metrics = _metrics_of(results, self.oracle.objective.name)
         except Exception as error:
             raise keras_tuner.errors.FatalRuntimeError(
@@ -379,15 +374,12 @@ class _TrialStart(keras.callbacks.Callback):
         path: The file of the weights. The first trial writes it, if it is that of the initial
             weights.
         clip_norm: The norm, of all groups together.
-
-    Attributes:
-        epochs: The epochs that the trial has begun, from 1.
     """
 
     def __init__(self, path: Path, clip_norm: float) -> None:
         super().__init__()
         self._path, self._clip_norm = path, clip_norm
-        self.epochs: list[int] = []
+        self._epochs: list[int] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Load the file, and set the norm."""
@@ -402,7 +394,16 @@ class _TrialStart(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the epoch."""
-        self.epochs.append(epoch + 1)
+        self._epochs.append(epoch + 1)
+
+    def check(self, epoch: int) -> None:
+        """Raise `ValueError` if the trial has not trained exactly its own epoch, from 1."""
+        if self._epochs != [epoch]:
+            raise ValueError(
+                "A trial must train exactly one epoch with the given callbacks. A hypermodel with "
+                "its own `fit` must pass `initial_epoch`, `epochs` and `callbacks` on to "
+                f"`model.fit`. Received: epochs {self._epochs} instead of [{epoch}]"
+            )
 
 
 def _check_model(model: Any) -> None:

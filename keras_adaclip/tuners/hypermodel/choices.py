@@ -111,12 +111,10 @@ def clipping_choices(
         owners = [each for each in names if name in STRATEGIES[each]]
         if owners:
             with hp.conditional_scope("clipping", owners):
-                is_fixed = low == high
-                values[name] = (
-                    hp.Fixed(name, low)
-                    if is_fixed
-                    else hp.Float(name, low, high, sampling=sampling)
-                )
+                if low == high:
+                    values[name] = hp.Fixed(name, low)
+                else:
+                    values[name] = hp.Float(name, low, high, sampling=sampling)
     return _built(strategy, values, total_steps, statistics_noise_stddev)
 
 
@@ -152,22 +150,18 @@ def _checked_ranges(
 ) -> dict[str, tuple[float, float, str]]:
     """Return all ranges with their sampling: the given ones, and defaults for the others."""
     bounds = dict(_RANGES)
-    for name, pair in (ranges or {}).items():
+    for name, (smallest, largest) in (ranges or {}).items():
         if name not in _RANGES:
             raise ValueError(
                 f"Argument `ranges` must name some of {', '.join(map(repr, _RANGES))}. "
                 f"Received: ranges={ranges!r}"
             )
-        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
-            raise TypeError(
-                "Argument `ranges` must hold pairs of a smallest and a largest value. "
-                f"Received: ranges[{name!r}]={pair!r}"
-            )
-        low, high = (check_positive(f"ranges[{name!r}]", end) for end in pair)
+        low = check_positive(f"ranges[{name!r}]", smallest)
+        high = check_positive(f"ranges[{name!r}]", largest)
         if low > high:
             raise ValueError(
                 "Argument `ranges` must hold pairs with the smallest value first. "
-                f"Received: ranges[{name!r}]={pair!r}"
+                f"Received: ranges[{name!r}]=({low}, {high})"
             )
         bounds[name] = (low, high, _RANGES[name][2])
     return bounds

@@ -30,7 +30,11 @@ from keras_adaclip.tuners.private.record import (
 )
 from keras_adaclip.tuners.private.run import CONTINUED, FATAL, SEEDED, RunMonitor, has_seed
 
+# The operating system's randomness: what can be reproduced is no secret.
+_RANDOM = secrets.SystemRandom()
 
+
+@dataclasses.dataclass(frozen=True)
 class SearchLoop:
     """Begins a search or continues it, and fixes what is released.
 
@@ -43,22 +47,12 @@ class SearchLoop:
         record: The record of the search.
     """
 
-    def __init__(
-        self,
-        hypermodel: Any,
-        space: keras_tuner.HyperParameters,
-        objective: Any,
-        bounds: RunBounds,
-        selection: RandomSelection,
-        record: SearchRecord,
-    ) -> None:
-        self._hypermodel = hypermodel
-        self._space = space
-        self._objective = objective
-        self._bounds = bounds
-        self._selection = selection
-        self._record = record
-        self._random = secrets.SystemRandom()
+    hypermodel: Any
+    space: keras_tuner.HyperParameters
+    objective: Any
+    bounds: RunBounds
+    selection: RandomSelection
+    record: SearchRecord
 
     def run(
         self, settings: dict[str, Any], fit_args: tuple[Any, ...], fit_kwargs: dict[str, Any]
@@ -71,26 +65,26 @@ class SearchLoop:
             fit_kwargs: The named arguments of the hypermodel's `fit`.
         """
         first_ledger = self._checked_build()
-        if not self._record.has_begun:
-            num_runs = self._selection.draw(self._random)
-            self._record.begin(settings, first_ledger, num_runs)
+        if not self.record.has_begun:
+            num_runs = self.selection.draw(_RANDOM)
+            self.record.begin(settings, first_ledger, num_runs)
         with warnings.catch_warnings():
             # A warning in every run would tell their number.
             warnings.simplefilter("ignore")
-            while self._record.outcome is None:
-                state = self._record.state
+            while self.record.outcome is None:
+                state = self.record.state
                 if state.num_done < state.num_runs:
                     self._advance(state, fit_args, fit_kwargs)
                 elif state.best is not None:
                     best = dict(state.best)
-                    self._record.keep_best(best.pop("slot"))
-                    self._record.end(RELEASED, best)
+                    self.record.keep_best(best.pop("slot"))
+                    self.record.end(RELEASED, best)
                 else:
-                    self._record.end(FAILED if state.num_runs else NO_RUN)
+                    self.record.end(FAILED if state.num_runs else NO_RUN)
 
     def _checked_build(self) -> Ledger:
         """Return the ledger of a new model, once the hypermodel is checked, before any run."""
-        model = self._hypermodel.build(self._space.copy())
+        model = self.hypermodel.build(self.space.copy())
         ledger = getattr(model, "privacy_ledger", None)
         if not isinstance(ledger, Ledger) or not model.compiled:
             raise TypeError(
@@ -99,9 +93,9 @@ class SearchLoop:
             )
         if has_seed(model):
             raise ValueError(SEEDED)
-        if self._record.has_begun and ledger != self._record.first_ledger:
+        if self.record.has_begun and ledger != self.record.first_ledger:
             raise ValueError(CONTINUED)
-        if not self._bounds.covers(ledger):
+        if not self.bounds.covers(ledger):
             raise ValueError(
                 "The model that `hypermodel.build` returns has spent more already than a run may. "
                 "Build a new model each time."
@@ -113,18 +107,18 @@ class SearchLoop:
     ) -> None:
         """Run the next run, or the interrupted one again, and keep its weights if it is best."""
         if state.values is None:
-            values = draw_values(self._space, self._random.random)
+            values = draw_values(self.space, _RANDOM.random)
             # If the run is interrupted, it runs again with the same hyperparameters.
             state = dataclasses.replace(state, values=values)
-            self._record.save(state)
-        hp = self._space.copy()
+            self.record.save(state)
+        hp = self.space.copy()
         hp.values = dict(state.values or {})
         score, model = self._run_one(hp, fit_args, fit_kwargs)
-        if self._record.outcome is not None:
+        if self.record.outcome is not None:
             return
         slot, best = state.free_slot, state.best
         if math.isfinite(score) and (best is None or self._is_better(score, best["score"])):
-            model.save_weights(self._record.run_weights(slot))
+            model.save_weights(self.record.run_weights(slot))
             best = {
                 "hyperparameters": hp.get_config(),
                 "score": score,
@@ -132,8 +126,8 @@ class SearchLoop:
                 "slot": slot,
             }
         state = SearchState(state.num_runs, state.num_done + 1, None, best)
-        self._record.save(state)
-        self._record.run_weights(state.free_slot).unlink(missing_ok=True)
+        self.record.save(state)
+        self.record.run_weights(state.free_slot).unlink(missing_ok=True)
 
     def _run_one(
         self, hp: keras_tuner.HyperParameters, fit_args: tuple[Any, ...], fit_kwargs: dict[str, Any]
@@ -142,19 +136,19 @@ class SearchLoop:
         # With one global seed for all runs, initial weights would depend on the number of runs
         # before, and without a new session so would the names that Keras gives to layers.
         keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(self._random.getrandbits(32))
-        monitor = RunMonitor(self._objective, self._bounds)
+        keras.utils.set_random_seed(_RANDOM.getrandbits(32))
+        monitor = RunMonitor(self.objective, self.bounds)
         callbacks = [*copy.deepcopy(fit_kwargs["callbacks"]), monitor]
         arguments = {**fit_kwargs, "callbacks": callbacks}
         model, score, problem = None, math.nan, None
         try:
-            model = self._hypermodel.build(hp)
-            if model.privacy_ledger == self._record.first_ledger:
-                score = monitor.score(self._hypermodel.fit(hp, model, *fit_args, **arguments))
+            model = self.hypermodel.build(hp)
+            if model.privacy_ledger == self.record.first_ledger:
+                score = monitor.score(self.hypermodel.fit(hp, model, *fit_args, **arguments))
             else:
                 problem = CONTINUED
         except keras_tuner.errors.FatalError:
-            self._record.end(REFUSED, FATAL)
+            self.record.end(REFUSED, FATAL)
             raise
         except Exception:
             # The run loses. Its error may depend on the data, so it is not told.
@@ -162,14 +156,14 @@ class SearchLoop:
         # Failed runs must keep to the account too.
         if problem is None and model is not None:
             problem = monitor.problem(model)
-        if new := new_names(hp, self._space):
+        if new := new_names(hp, self.space):
             problem = (
                 f"A run has asked for {new}, which the search space does not have, so its "
                 "distribution was not fixed before the search. Nothing is released. Declare it in "
                 "`declare_hyperparameters` or `hyperparameters`, and begin another search."
             )
         if problem is not None:
-            self._record.end(REFUSED, problem)
+            self.record.end(REFUSED, problem)
         elif model is not None and model.built:
             self._carry(model)
         return score, model
@@ -184,11 +178,11 @@ class SearchLoop:
         own = model.optimizer.run
         first, second = fresh_key().tolist()
         included = {**own.included, own.identity: own.ledger}
-        cost = self._bounds.selected(self._selection)
+        cost = self.bounds.selected(self.selection)
         model.optimizer.include_run(Run(cost, (first, second), included))
 
     def _is_better(self, score: float, other: float) -> bool:
-        return score > other if self._objective.direction == "max" else score < other
+        return score > other if self.objective.direction == "max" else score < other
 
 
 def draw_values(space: keras_tuner.HyperParameters, random: Callable[[], float]) -> dict[str, Any]:

@@ -166,18 +166,16 @@ class PrivateSearch(keras_tuner.Tuner):
             # Another process may have begun or continued the search since this object was made.
             self._check_folder()
             if self._record.outcome is None:
-                self._loop().run(self._settings(), fit_args, fit_kwargs)
+                loop = SearchLoop(
+                    self.hypermodel,
+                    self._space,
+                    self._objective,
+                    self._bounds,
+                    self._selection,
+                    self._record,
+                )
+                loop.run(self._settings(), fit_args, fit_kwargs)
         self._released()
-
-    def _loop(self) -> SearchLoop:
-        return SearchLoop(
-            self.hypermodel,
-            self._space,
-            self._objective,
-            self._bounds,
-            self._selection,
-            self._record,
-        )
 
     # The release and its cost
 
