@@ -245,7 +245,7 @@ FAULTS = (
     Fault(
         "losing runs, and how many they were, left on the disk",
         "tuners/private/loop.py",
-        "        self._record.run_weights(state.free_slot).unlink(missing_ok=True)\n",
+        "        self.record.run_weights(state.free_slot).unlink(missing_ok=True)\n",
         "",
         "tests/tuners/test_private_search.py",
     ),
@@ -259,7 +259,7 @@ FAULTS = (
     Fault(
         "an interrupted run of a search drawn again",
         "tuners/private/loop.py",
-        "            self._record.save(state)\n        hp =",
+        "            self.record.save(state)\n        hp =",
         "        hp =",
         "tests/tuners/test_private_search_interrupted.py",
     ),
