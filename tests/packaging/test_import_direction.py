@@ -124,6 +124,10 @@ def test_relative_imports_start_from_the_package_itself():
         ("keras_adaclip.accounting.ledger", "from keras_adaclip._validation import positive"),
         ("keras_adaclip.backend.jax", "import jax\nfrom keras.src import x\nx._hidden()"),
         ("keras_adaclip.integrations.tensorflow_privacy", "import tensorflow_privacy"),
+        (
+            "keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries",
+            "import tensorflow as tf",
+        ),
         ("keras_adaclip.noise", "import keras\nkeras.__version__\nkeras.ops.abs(x)._hidden"),
         ("keras_adaclip.models.fit", "from keras import Model\nModel._hidden"),
     ],
