@@ -20,20 +20,16 @@ class OwnConvolution(layers.Conv2D):
     [
         {},
         {"padding": "same", "activation": "tanh"},
-        {"padding": "same", "strides": 2},
         {"padding": "same", "strides": 3, "use_bias": False},
         {"padding": "same", "dilation_rate": 2},
         {"strides": 2},
-        {"dilation_rate": 2},
     ],
     ids=str,
 )
 @pytest.mark.parametrize(
     ("kind", "size", "shape"),
     [
-        (layers.Conv1D, 1, (2, 9, 4)),
         (layers.Conv1D, 4, (2, 9, 4)),
-        (layers.Conv2D, 1, (2, 7, 6, 4)),
         (layers.Conv2D, (2, 3), (2, 7, 6, 4)),
         (layers.Conv2D, 3, (0, 7, 6, 4)),
     ],
@@ -53,7 +49,7 @@ def test_convolutions_give_the_same(kind, size, shape, arguments):
 
         return [call(x), *jax.grad(inner_product, (0, 1))(x, layer.kernel.value)]
 
-    found, expected = outcome(backend.quicker_call_in_loop(layer)), outcome(layer)
+    found, expected = outcome(backend.fast_call_in_loop(layer)), outcome(layer)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -72,8 +68,8 @@ def test_convolutions_give_the_same(kind, size, shape, arguments):
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_layers_call_themselves(layer):
-    assert backend.quicker_call_in_loop(layer) is None
+    assert backend.fast_call_in_loop(layer) is None
 
 
 def test_outside_of_loops_convolutions_are_xlas_own():
-    assert backend.quicker_call(layers.Conv2D(3, 2)) is None
+    assert backend.fast_call(layers.Conv2D(3, 2)) is None

