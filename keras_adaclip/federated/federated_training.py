@@ -11,7 +11,6 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.backend.functional_optimizer import functional_optimizer
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.client_data import ClientData
 from keras_adaclip.federated.layout import cohort_layout
@@ -317,7 +316,7 @@ class FederatedTraining(TrainingBase):
             if self.local_training.recording is not None:
                 self.local_training.recording.clear()
             return
-        optimizer = functional_optimizer(settings.client_optimizer)
+        optimizer = keras_private.functional_optimizer(settings.client_optimizer)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         training = LocalTraining(
             self,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_adaclip.backend.functional_optimizer import functional_optimizer
+from keras_adaclip.backend.keras_private import functional_optimizer
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),

@@ -519,7 +519,7 @@ FAULTS = (
     Fault(
         "methods that were set on a model are not its own",
         "backend/keras_private.py",
-        "of_instance = name in vars(model) and name not in _OF_EACH_INSTANCE",
+        "of_instance = name in vars(model) and name not in _INSTANCE_ATTRIBUTES",
         "of_instance = False",
         "tests/models/test_privatize.py",
     ),
