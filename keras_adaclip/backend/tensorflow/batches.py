@@ -1,4 +1,4 @@
-"""Rows of batches on TensorFlow: how they are prepared, gathered and masked."""
+"""Batches on their way into Keras's `fit`, on TensorFlow."""
 
 import functools
 import weakref
@@ -12,38 +12,10 @@ from keras_adaclip.backend.tensorflow import devices
 
 Tensor = Any
 
-# Up to this many, a gather with the examples last is faster on a CPU: 4 times with one channel.
-_FEW_CHANNELS = 3
-
 
 def computes_on_cpu() -> bool:
     """Override: there is no GPU."""
     return not tf.config.list_logical_devices("GPU")
-
-
-def take_rows(rows: Tensor, places: Any) -> Tensor:
-    """Override: on a CPU, few channels are gathered with the examples last.
-
-    A gather copies slice after slice. With the examples last, a slice holds one number of each
-    example instead of a few numbers of one.
-    """
-    if rows.shape[2] is None or rows.shape[2] > _FEW_CHANNELS or not computes_on_cpu():
-        return tf.gather(rows, places, axis=1)
-    taken = tf.gather(tf.transpose(rows, (1, 2, 0)), places, axis=0)
-    rank = len(taken.shape)
-    return tf.transpose(taken, (rank - 1, *range(rank - 1)))
-
-
-def masked(kept: Tensor, values: Tensor) -> Tensor:
-    """Override: on a CPU, nothing is copied if all rows are kept."""
-
-    def zeroed() -> Tensor:
-        mask = tf.reshape(kept, (-1, *([1] * (len(values.shape) - 1))))
-        return tf.where(mask, values, tf.zeros_like(values))
-
-    if not computes_on_cpu():
-        return zeroed()
-    return tf.cond(tf.reduce_all(kept), lambda: values, zeroed)
 
 
 def fit_arguments(
