@@ -11,7 +11,6 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.backend.functional_optimizer import functional_optimizer
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
@@ -298,7 +297,7 @@ class FederatedTraining(TrainingBase):
             if present.recording is not None:
                 present.recording.clear()  # Layers may have changed.
             return
-        optimizer = functional_optimizer(settings.client_optimizer)
+        optimizer = keras_private.functional_optimizer(settings.client_optimizer)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         training = LocalTraining(
             self,

@@ -300,7 +300,7 @@ FAULTS = (
     ),
     Fault(
         "numbers of the first client that left PyTorch repeated for all",
-        "backend/torch_recording.py",
+        "backend/torch/recording.py",
         "if watched.are_taken or shapes.are_made:",
         "if shapes.are_made:",
         "tests/backend/test_recording.py",
@@ -519,7 +519,7 @@ FAULTS = (
     Fault(
         "methods that were set on a model are not its own",
         "backend/keras_private.py",
-        "of_instance = name in vars(model) and name not in _OF_EACH_INSTANCE",
+        "of_instance = name in vars(model) and name not in _INSTANCE_ATTRIBUTES",
         "of_instance = False",
         "tests/models/test_privatize.py",
     ),

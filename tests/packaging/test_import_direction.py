@@ -74,6 +74,7 @@ def test_relative_imports_start_from_the_package_itself():
         ("backend.jax", "import jax\nfrom keras.src import x\nx._hidden()"),
         ("noise", "import keras\nkeras.__version__\nkeras.ops.abs(x)._hidden"),
         ("models.fit", "from keras import Model\nModel._hidden"),
+        ("integrations.tensorflow_privacy.tensorflow_queries", "import tensorflow as tf"),
     ],
 )
 def test_what_is_allowed_passes(module, source):

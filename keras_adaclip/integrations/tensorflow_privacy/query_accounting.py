@@ -36,7 +36,7 @@ class QueryAccounting(AccountedOptimizer):
     """
 
     def __init__(self, inner_optimizer: Any, query: Any, name: str | None) -> None:
-        from keras_adaclip.backend.tensorflow_queries import QueryRounds
+        from keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries import QueryRounds
 
         super().__init__(inner_optimizer, 0.0, name)
         self._query = query

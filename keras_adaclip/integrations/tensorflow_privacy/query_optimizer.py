@@ -107,7 +107,7 @@ class QueryOptimizer(QueryAccounting):
         Raises:
             ValueError: If `grads` are plain gradients.
         """
-        from keras_adaclip.backend.tensorflow_queries import QuerySample
+        from keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries import QuerySample
 
         self._refuse_plain_model()
         if not isinstance(grads, QuerySample) or not self._is_configured:

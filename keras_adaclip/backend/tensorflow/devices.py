@@ -1,8 +1,8 @@
 """Private training over several devices on TensorFlow: `tf.distribute`.
 
-Each replica clips and sums the units that it was given. The sums of all replicas are added up. From
-there on all replicas do the same: the noise is a function of a key and a counter that they share,
-so that there is one noise, and each assigns its copy of one ledger.
+Each replica clips and sums its own units, and the sums of all replicas are added. After that every
+replica does the same: the noise is a function of a key and a counter that all share, so there is
+one noise, and each replica updates its copy of one ledger.
 """
 
 import contextlib
@@ -17,19 +17,13 @@ from keras_adaclip.backend import keras_private
 
 Tensor = Any
 
-# The jobs of a cluster that train, in the order of their replicas.
+# Jobs of a cluster that train, in the order of their replicas.
 _WORKING = ("chief", "worker")
 _SUPPORTED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def unsupported_distribution(model: keras.Model) -> str | None:
-    """Says why private training cannot run the way `model` is distributed; None where it can.
-
-    A model remembers the strategy in whose scope it was made.
-
-    Args:
-        model: a compiled private model.
-    """
+    """Override: a model remembers the strategy in whose scope it was made."""
     own, current = model.distribute_strategy, tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and current is not own:
         return (
@@ -48,7 +42,7 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             "The optimizer was made outside of the `tf.distribute` strategy's scope that the model "
             "was made in. Make and compile the model and its optimizer within `strategy.scope()`."
         )
-    # What no step assigns may lie anywhere.
+    # Variables that no step assigns may be on any device.
     assigned = [
         *model.trainable_variables,
         *keras_private.seed_generator_states(model),
@@ -80,41 +74,18 @@ def unsupported_distribution(model: keras.Model) -> str | None:
     return None
 
 
-def num_batch_shards() -> int:
-    """Into how many parts, one a device, a compiler divides the first axis of what a step reads.
-
-    1 where each device has a step of its own, or where there is one device.
-    """
-    return 1
-
-
-def on_all_shards(value: Tensor) -> Tensor:
-    """`value`, its first axis divided among the devices as that of a batch is."""
-    return value
-
-
 def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums of `tensors` over all replicas, those of other workers too, the same on each.
-
-    Inside of a step. One all-reduce of all tensors is what a step sends.
-
-    Args:
-        tensors: of the same shapes on each replica.
-    """
+    """Override: a single all-reduce of all tensors."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(tensors)
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
 
 
-def applied_as_they_are(
+def without_all_reduce(
     optimizer: keras.optimizers.Optimizer,
 ) -> contextlib.AbstractContextManager[None]:
-    """Within it, gradients given to a Keras optimizer are those of all replicas, not summands.
-
-    Args:
-        optimizer: one of Keras's.
-    """
+    """Override: needed only with several replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return contextlib.nullcontext()
@@ -122,7 +93,7 @@ def applied_as_they_are(
 
 
 def num_processes() -> int:
-    """The processes that train together; of the strategy in whose scope this is called."""
+    """Override: the processes of the strategy in whose scope it is called."""
     strategy = tf.distribute.get_strategy()
     if not _has_workers(strategy):
         return 1
@@ -131,7 +102,7 @@ def num_processes() -> int:
 
 
 def process_number() -> int:
-    """The number of this process among them, from 0."""
+    """Override: the order of the replicas."""
     strategy = tf.distribute.get_strategy()
     if not _has_workers(strategy):
         return 0
@@ -142,19 +113,11 @@ def process_number() -> int:
 
 
 def gathered(array: np.ndarray) -> np.ndarray:
-    """An array of each process, called in all of them together: not inside of a step.
-
-    Args:
-        array: of the same shape and dtype in each process.
-
-    Returns:
-        An array of shape `(num_processes, *array.shape)`.
-    """
+    """Override: sends bytes, since not every collective takes every dtype."""
     array = np.asarray(array)
     if num_processes() == 1:
         return array[None]
     strategy = tf.distribute.get_strategy()
-    # Not every collective takes every dtype.
     sent = tf.constant(
         np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)[None], "int32"
     )
@@ -167,23 +130,15 @@ def gathered(array: np.ndarray) -> np.ndarray:
 
 
 def num_replicas(model: keras.Model) -> int:
-    """How many replicas run each step, over all processes.
-
-    Args:
-        model: made in the scope of a strategy, or of none.
-    """
+    """Override: the replicas of all processes."""
     return int(model.distribute_strategy.num_replicas_in_sync)
 
 
 def may_join_batches(model: keras.Model, data: Any) -> bool:
-    """Whether dividing a data set among the replicas may put rows of two batches into one step.
+    """Override: only for batches of unknown size.
 
-    TensorFlow has two ways of dividing batches, chosen by how the data set is shared out; one of
-    them fills up a smaller batch with rows of the next one, where it knows their size.
-
-    Args:
-        model: made in the scope of a strategy, or of none.
-        data: a data set of any kind.
+    TensorFlow has two ways of dividing the batches of a data set among replicas. If it knows the
+    size of a batch, the one that it takes never joins batches.
     """
     if num_replicas(model) == 1 or not isinstance(data, tf.data.Dataset):
         return False
@@ -193,51 +148,26 @@ def may_join_batches(model: keras.Model, data: Any) -> bool:
 
 
 def number_of_replica() -> Any:
-    """The number of the replica that runs this step, 0 where there is one."""
+    """Override: the number within the replica context."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
 
 
-def is_whole_in_each_process(variable: keras.Variable) -> bool:
-    """Whether no process holds only a part of a variable.
-
-    Args:
-        variable: of a model or an optimizer.
-    """
-    return True
-
-
 def logs_for_keras(logs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The logs of a step in the shape in which Keras takes their mean over workers.
-
-    Keras 3.15 takes it over the first axis of each log, and fails on scalars, which logs are.
-
-    Args:
-        logs: scalars.
-    """
+    """Override: Keras 3.15 averages logs of workers over a first axis, which scalars lack."""
     if not _has_workers(tf.distribute.get_strategy()):
         return logs
     return {name: tf.reshape(value, (1,)) for name, value in logs.items()}
 
 
 def num_local_replicas(strategy: tf.distribute.Strategy) -> int:
-    """The replicas of this process.
-
-    Args:
-        strategy: of a model.
-    """
+    """Return the number of replicas of this process."""
     return len(strategy.extended.worker_devices) if isinstance(strategy, _SUPPORTED) else 1
 
 
 @contextlib.contextmanager
 def scope_of_devices(model: keras.Model) -> Iterator[None]:
-    """Within it, variables are made and assigned on every device of `model`.
-
-    Besides, products of float32 matrices are float32, where a GPU would take TF32.
-
-    Args:
-        model: made in the scope of a strategy, or of none.
-    """
+    """Override: the scope of the strategy; besides, TF32 is off."""
     strategy = model.distribute_strategy
     takes_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -249,11 +179,13 @@ def scope_of_devices(model: keras.Model) -> Iterator[None]:
 
 
 def divided(batch: dict[str, Any], num_replicas: int) -> Iterator[dict[str, Any]]:
-    """The rows of a batch dealt out to the replicas of this process, padding to who gets none.
+    """Yield the rows of a batch, dealt out to the replicas of this process.
+
+    A replica for which there is no row gets a row of zeros, which is padding.
 
     Args:
-        batch: structures of NumPy arrays of shape `(batch_size, ...)`, `"mask"` among them.
-        num_replicas: how many parts to make.
+        batch: Structures of NumPy arrays of shape `(batch_size, ...)`, `"mask"` among them.
+        num_replicas: Number of parts.
     """
     if num_replicas == 1:
         yield batch

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_adaclip.backend.tensorflow_packing import Packing
+from keras_adaclip.integrations.tensorflow_privacy.tensorflow_packing import Packing
 
 Tensor = Any
 # From an event and the state before it: the noise over the sensitivity, None where unknown.

