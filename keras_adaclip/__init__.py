@@ -36,7 +36,7 @@ from keras_adaclip.models import (
 try:
     __version__ = version("keras-adaclip")
 except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0.1.0"
+    __version__ = "0.2.0"
 
 __all__ = [
     "FederatedModel",
