@@ -155,7 +155,7 @@ def quicker_calls_of(
         model: the model, built.
         in_loop: whether the calls happen in a loop inside of the step.
     """
-    find = backend.quicker_call_in_loop if in_loop else backend.quicker_call
+    find = backend.fast_call_in_loop if in_loop else backend.fast_call
     calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}
 

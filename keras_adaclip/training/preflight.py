@@ -15,7 +15,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows, repeated
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.issues import (
     Finding,
     PrivacyIssue,
@@ -31,7 +31,6 @@ _MIXING_LAYERS = tuple(
 )
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
-_FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _NUM_LOSS_ROWS = 3
 _LOSS_TOLERANCE = 1e-3
 
@@ -191,7 +190,7 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
             f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds what each example or client "
             "adds, `microbatch_size` saves memory.",
         )
-        for option in _FORBIDDEN_OPTIONS
+        for option in FORBIDDEN_OPTIONS
         if getattr(inner, option, None) is not None
     ]
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
-from keras_adaclip.sampling import HostShare
 from keras_adaclip.training.training_data import TrainingData
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -50,7 +49,7 @@ def refuse_data_of_one_process(data: TrainingData) -> None:
 
     It would contribute twice to a step.
     """
-    if backend.num_processes() > 1 and not isinstance(data.poisson, HostShare):
+    if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
             "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
             "its own share, with `sampling='poisson'`: only then is it known that an example "
