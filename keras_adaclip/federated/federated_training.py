@@ -134,7 +134,7 @@ class FederatedTraining(TrainingBase):
         self._remember_metrics(metrics, weighted_metrics)
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
-        keras_private.set_attribute(self, "step_isolation", None)
+        self.private_state.isolation = None
 
     def get_compile_config(self) -> Any:
         """What `compile` was called with, the clients' part included."""
@@ -280,9 +280,7 @@ class FederatedTraining(TrainingBase):
         data.poisson.num_padded_clients = layout.num_padded_clients
         data.poisson.num_shards = backend.num_batch_shards()
         self._use_local_training(layout.is_vectorized)
-        if layout.chunk_size != self.private_chunk_size:
-            self.private_chunk_size = layout.chunk_size
-            self.train_function = None
+        self._use_chunk_size(layout.chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
@@ -294,17 +292,13 @@ class FederatedTraining(TrainingBase):
             ValueError: where a layer lets the rows that pad a batch count.
         """
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
-        if self.step_isolation is None or shapes != self.planned_shapes:
-            isolation = StepIsolation(self, PADDING_COUNTS)
-            keras_private.set_attribute(self, "step_isolation", isolation)
-            keras_private.set_attribute(self, "planned_shapes", shapes)
-        assert self.step_isolation is not None
+        state = self.private_state
+        if state.isolation is None or shapes != state.planned_shapes:
+            state.isolation, state.planned_shapes = StepIsolation(self, PADDING_COUNTS), shapes
         assert self.federated_settings is not None
         # Of batches of one size, padding is the client's own.
         others_decide = self.federated_settings.client_batch_size is None
-        self.step_isolation.prove(
-            rows, row_counts if others_decide else [], others_vary=others_decide
-        )
+        state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Sets up the clients' training, anew where something of it was changed since."""

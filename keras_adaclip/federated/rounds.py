@@ -77,11 +77,11 @@ def training_data_of(
     )
     x, y = clients.first_examples()
     return TrainingData(
-        cohorts.sampling,
-        cohort_size,
-        len(clients),
-        Batch(x, y),
-        {"shuffle": False},
+        sampling=cohorts.sampling,
+        expected_batch_size=cohort_size,
+        num_examples=len(clients),
+        rows=Batch(x, y),
+        fit_arguments={"shuffle": False},
         steps_per_epoch=cohorts.num_batches,
         poisson=cohorts,
         is_sampled_by_fit=True,

@@ -1,6 +1,10 @@
 """Optimizers that noise clipped sums before they apply them."""
 
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, with_objects
+from keras_adaclip.optimizers.accounted_optimizer import (
+    AccountedOptimizer,
+    RunSettings,
+    with_objects,
+)
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
 from keras_adaclip.optimizers.saving import (
@@ -21,6 +25,7 @@ __all__ = [
     "MAX_ROWS",
     "NO_LEGACY_FILE",
     "Run",
+    "RunSettings",
     "checked_inner_optimizer",
     "checked_microbatch_size",
     "checked_noise_multiplier",

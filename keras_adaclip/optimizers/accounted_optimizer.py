@@ -24,7 +24,18 @@ from keras_adaclip.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What the ledger must know of a run of steps, besides the noise: see `configure`."""
+    """What the ledger must know of a run of steps, besides the noise.
+
+    Args:
+        sampling: How the units are sampled.
+        expected_batch_size: Expected number of units in a step, the divisor of the noised sum.
+        num_examples: Number of units in the data set, 0 if unknown.
+        steps_per_release: Steps in a pass, where passes are released.
+        steps_per_epoch: Steps in an epoch, for schedules; None if unknown.
+        noise_scale: Factor of the noise multiplier in this run. The row counts the product, which
+            is what is drawn.
+        unit: The unit of privacy.
+    """
 
     sampling: Sampling
     expected_batch_size: int
@@ -134,47 +145,24 @@ class AccountedOptimizer(WrappingOptimizer):
         """Adds to `used_seeds`; None stands for randomness of the operating system."""
         self.used_seeds |= {seed for seed in seeds if seed is not None}
 
-    def configure(
-        self,
-        sampling: Sampling,
-        expected_batch_size: int,
-        num_examples: int,
-        steps_per_release: int | None = None,
-        steps_per_epoch: int | None = None,
-        noise_scale: float = 1.0,
-        unit: Unit = Unit.EXAMPLE,
-    ) -> LedgerRow:
+    def configure(self, settings: RunSettings) -> LedgerRow:
         """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
 
         Args:
-            sampling: how the units are sampled.
-            expected_batch_size: expected number of units in a step.
-            num_examples: number of units in the data set, 0 where unknown.
-            steps_per_release: steps in a pass, where passes are released.
-            steps_per_epoch: steps in an epoch, for schedules; None where unknown.
-            noise_scale: what the noise multiplier is multiplied by for this run; the row counts the
-                product, which is what is drawn.
-            unit: whose contributions are clipped.
+            settings: What the ledger must know of the run besides the noise.
 
         Returns:
             The row as it stands before the first step.
 
         Raises:
-            ValueError: where the clipping strategy's statistics cannot be paid for, or a schedule
-                counts in epochs of unknown length.
+            ValueError: If the clipping strategy's statistics cannot be paid for, a schedule counts
+                in epochs of unknown length, or earlier steps were about another unit.
         """
         checked_inner_optimizer(self.inner_optimizer)
         self.renew_after_fork()
-        self._run_settings = RunSettings(
-            sampling,
-            expected_batch_size,
-            num_examples,
-            steps_per_release,
-            steps_per_epoch,
-            noise_scale,
-            unit,
-        )
+        self._run_settings = settings
         row = self._row_now()
+        unit = settings.unit
         if self.ledger.unit not in (None, unit):
             raise ValueError(
                 f"The optimizer has counted steps about single {self.ledger.unit.label}s, and this "
@@ -183,7 +171,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 "data, under a new optimizer."
             )
         split = self._noise_split(row)
-        self._begin_schedules(self._steps_taken, steps_per_epoch)
+        self._begin_schedules(self._steps_taken, settings.steps_per_epoch)
         # Nothing after this can fail and leave less noise than the open row says.
         row = self._ledger.open(row)
         self._set_noise(row, split)

@@ -4,9 +4,13 @@ from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.base import TrainingBase
 from keras_adaclip.training.batch_normalizations import batch_normalization_fix
 from keras_adaclip.training.chunks import CONVOLUTIONS, merge_over_chunks, sum_over_chunks
-from keras_adaclip.training.conversion import converted
 from keras_adaclip.training.findings import Finding
-from keras_adaclip.training.functional_form import ModelType, is_functional, make_functional
+from keras_adaclip.training.model_forms import (
+    ModelType,
+    converted,
+    is_functional,
+    make_functional,
+)
 from keras_adaclip.training.preflight import (
     PrivacyIssue,
     batch_normalization_issues,

@@ -95,14 +95,14 @@ def test_large_examples_are_processed_in_chunks(sampling):
     assert plan.numbers_per_example == 8
     limit = 1 << (21 if XLA else 24)
     for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
-        model.gradient_plan = replace(plan, numbers_per_example=int(limit / share))
+        model.private_state.plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
         if chunk_size is None and XLA and sampling == "poisson":
             chunk_size = 16
         assert found.chunk_size == chunk_size
     # XLA's convolutions are slow in a loop.
     model = private(convolutional)
-    model.gradient_plan = replace(plan, numbers_per_example=1 << 27)
+    model.private_state.plan = replace(plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
 
 
@@ -114,7 +114,7 @@ def test_what_the_layers_return_counts_with_xla():
     model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
     plan = model.gradient_plan
     assert (plan.outputs_per_example, plan.numbers_per_example) == (7, 8)
-    model.gradient_plan = replace(plan, outputs_per_example=1 << 16)
+    model.private_state.plan = replace(plan, outputs_per_example=1 << 16)
     assert layout(model, "shuffle").chunk_size == 25
 
 
@@ -125,7 +125,7 @@ def test_chunks_are_not_smaller_than_the_weights(num_weights, chunk_size, monkey
     x, y = arrays()
     model = private(dense)
     model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
-    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 17)
+    model.private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 17)
     monkeypatch.setattr("keras_adaclip.models.layout._num_weights", lambda _: num_weights)
     assert layout(model, "shuffle").chunk_size == chunk_size
 
@@ -150,7 +150,7 @@ def test_chunks_where_each_operation_runs_on_its_own(monkeypatch):
     def chunk_size(stack, numbers, outputs):
         model = private(stack, jit_compile=False)
         model.fit(x[:20], y[:20], batch_size=10, sampling="shuffle", steps_per_epoch=1, verbose=0)
-        model.gradient_plan = replace(
+        model.private_state.plan = replace(
             model.gradient_plan, numbers_per_example=numbers, outputs_per_example=outputs
         )
         return layout(model, "shuffle").chunk_size
@@ -181,7 +181,7 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     model.compile(optimizer=private(dense).optimizer, loss="mse")
     history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
     assert history.history["extra"] == [1.0]
-    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
+    model.private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
 
 
@@ -210,7 +210,7 @@ def test_sequences_of_many_lengths_in_chunks(microbatch_size, monkeypatch):
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     data = data.apply(tf.data.experimental.assert_cardinality(2))
     model.fit(data, num_examples=40, verbose=0)
-    assert model.private_chunk_size == (microbatch_size or 7)
+    assert model.private_state.chunk_size == (microbatch_size or 7)
 
 
 def test_layouts_where_any_shape_will_do():

@@ -8,7 +8,7 @@ from keras import layers
 import keras_adaclip as ka
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch, finite_rows, repeated
-from keras_adaclip.models import microbatches
+from keras_adaclip.models import layout
 
 WIDTH = 64
 
@@ -47,23 +47,23 @@ def bytes_of_step(monkeypatch):
         tried.append(batch.num_rows)
         return 1000 * batch.num_rows
 
-    monkeypatch.setattr(microbatches, "_peak_bytes", measured)
-    monkeypatch.setattr(microbatches.backend, "memory_in_use", lambda: 0)
+    monkeypatch.setattr(layout, "_peak_bytes", measured)
+    monkeypatch.setattr(layout.backend, "memory_in_use", lambda: 0)
     return tried
 
 
 @pytest.mark.parametrize(
     ("limit", "chunk_size", "sizes"),
     [
-        (1_000_000, None, [8, 16, 32, 64]),
-        (63_999, 32, [8, 16, 32, 64]),
-        (3_000, 2, [8, 4, 2]),
+        (1_000_000, None, [1, 2, 4, 8, 16, 32, 64]),
+        (63_999, 32, [1, 2, 4, 8, 16, 32, 64]),
+        (3_000, 2, [1, 2, 4]),
     ],
 )
 def test_sizes_are_doubled_while_they_fit(bytes_of_step, limit, chunk_size, sizes):
     model = private(microbatch_size="auto", memory_limit=limit)
     weights = train(model)
-    assert model.private_chunk_size == chunk_size
+    assert model.private_state.chunk_size == chunk_size
     assert bytes_of_step == sizes
     for found, expected in zip(weights, train(private()), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
@@ -93,8 +93,7 @@ def test_the_measurement_grows_with_the_rows():
     rows = Batch(np.ones((3, 16, WIDTH), "float32"), np.ones((3, 1), "float32"))
     before = backend.memory_in_use()
     small, large = (
-        microbatches._peak_bytes(model, repeated(finite_rows(rows), size)) - before
-        for size in (64, 4096)
+        layout._peak_bytes(model, repeated(finite_rows(rows), size)) - before for size in (64, 4096)
     )
     a_row = 4 * 16 * WIDTH
     assert large > 4096 * a_row
@@ -104,7 +103,7 @@ def test_the_measurement_grows_with_the_rows():
 def test_a_real_limit_is_kept():
     model = private(microbatch_size="auto")
     train(model)
-    assert model.private_chunk_size is None
+    assert model.private_state.chunk_size is None
 
 
 def test_arguments_are_checked_and_saved():

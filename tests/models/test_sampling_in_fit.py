@@ -129,7 +129,7 @@ def test_empty_data_sets_are_refused():
 )
 def test_arguments_of_arrays_are_refused_beside_data_sets(options):
     model = helpers.compiled()
-    with pytest.raises(ValueError, match=f"`{next(iter(options))}` belongs to arrays"):
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}` cannot be combined with"):
         model.fit(Batches(), verbose=0, **options)
 
 
@@ -258,7 +258,7 @@ def test_lists_of_inputs_are_tuples_from_the_first_look_on():
 @pytest.mark.parametrize("steps_per_epoch", [0, -1, 2.0, True])
 def test_epochs_of_no_length_are_refused(steps_per_epoch):
     model = helpers.compiled()
-    with pytest.raises(ValueError, match="`steps_per_epoch` must be a positive integer"):
+    with pytest.raises((TypeError, ValueError), match="`steps_per_epoch` must be"):
         model.fit(X, Y, batch_size=6, steps_per_epoch=steps_per_epoch)
     assert model.privacy_spent(DELTA).steps == 0
     helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=np.int64(2))

@@ -250,7 +250,7 @@ def test_build_model_gets_the_hyperparameters_unless_its_options_are_its_own():
     first, second = space.build(hp), space.build(hp)
     assert first.output_shape == (None, 5)
     assert isinstance(first, ka.PrivateSequential)
-    assert first.given_metrics[0] is not second.given_metrics[0]
+    assert first.private_state.given_metrics[0] is not second.private_state.given_metrics[0]
     space = hypermodel(build_model=build_alone)
     assert space.build(keras_tuner.HyperParameters()).output_shape == (None, 1)
 

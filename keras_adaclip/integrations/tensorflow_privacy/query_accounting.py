@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import noise
-from keras_adaclip.accounting import LedgerRow, Sampling, Unit
+from keras_adaclip.accounting import LedgerRow, Sampling
 from keras_adaclip.integrations.tensorflow_privacy import trees
 from keras_adaclip.integrations.tensorflow_privacy.checking import is_mean
 from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event
 from keras_adaclip.integrations.tensorflow_privacy.integer_records import IntegerRecords
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer, RunSettings
 
 Tensor = Any
 # What the ledger states is below what the event says: quotients and norms are float32.
@@ -64,31 +64,22 @@ class QueryAccounting(AccountedOptimizer):
             f"Received: noise_multiplier={noise_multiplier!r}"
         )
 
-    def configure(
-        self,
-        sampling: Sampling,
-        expected_batch_size: int,
-        num_examples: int,
-        steps_per_release: int | None = None,
-        steps_per_epoch: int | None = None,
-        noise_scale: float = 1.0,
-        unit: Unit = Unit.EXAMPLE,
-    ) -> LedgerRow:
+    def configure(self, settings: RunSettings) -> LedgerRow:
         """Prepares a run of rounds: see `AccountedOptimizer`. Trees restart.
 
         Raises:
             ValueError: where the query's noise is not a number, or does not go with the run.
         """
-        if noise_scale != 1.0:
+        if settings.noise_scale != 1.0:
             raise ValueError(
                 "The noise of a `QueryOptimizer` is its query's own, and cannot be scaled. "
-                f"Received: noise_scale={noise_scale}"
+                f"Received: noise_scale={settings.noise_scale}"
             )
         if self._grid is not None:
-            self._grid.check_sum(expected_batch_size)
+            self._grid.check_sum(settings.expected_batch_size)
         share = 0.0
-        if sampling is Sampling.SHUFFLE:
-            share = trees.share_of_pass(-(-num_examples // expected_batch_size))
+        if settings.sampling is Sampling.SHUFFLE:
+            share = trees.share_of_pass(-(-settings.num_examples // settings.expected_batch_size))
         self._share_of_pass.assign(np.float32(share))
         if not self._has_run and self.ledger.steps > 0:
             # An optimizer before this one may have drawn from the same seed.
@@ -96,18 +87,10 @@ class QueryAccounting(AccountedOptimizer):
         self._has_run = True
         self._restart_trees()
         self._key.assign(noise.fresh_key())
-        reason = self._unaccounted(sampling)
+        reason = self._unaccounted(settings.sampling)
         if reason is not None and not self._is_configured:
             warnings.warn(f"Epsilon is infinite: {reason}.", stacklevel=2)
-        return super().configure(
-            sampling,
-            expected_batch_size,
-            num_examples,
-            steps_per_release,
-            steps_per_epoch,
-            noise_scale,
-            unit,
-        )
+        return super().configure(settings)
 
     def begin_epoch(self, is_pass: bool) -> None:
         """Opens the row that counts a later epoch of the run; trees restart with a pass."""
