@@ -131,7 +131,6 @@ class FederatedTraining(TrainingBase):
             jit_compile=jit_compile,
             auto_scale_loss=False,
         )
-        self._remember_metrics(metrics, weighted_metrics)
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
         self.private_state.isolation = None

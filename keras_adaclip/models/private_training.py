@@ -54,25 +54,25 @@ class PrivateTraining(TrainingBase):
         jit_compile: Any = "auto",
         auto_scale_loss: bool = False,
     ) -> None:
-        """Configures private training; the arguments are Keras's.
+        """Configure private training; the arguments are Keras's.
 
-        What was spent under an earlier `compile` is carried over.
+        The privacy spent under an earlier `compile` is carried over.
 
         Args:
-            optimizer: a `DPOptimizer`.
-            loss: as for Keras; it is evaluated for each example alone.
-            loss_weights: as for Keras.
-            metrics: as for Keras.
-            weighted_metrics: as for Keras.
-            run_eagerly: as for Keras.
-            steps_per_execution: as for Keras (TensorFlow and JAX).
-            jit_compile: as for Keras; not on PyTorch. On JAX, training steps are compiled also
+            optimizer: A `DPOptimizer`.
+            loss: As for Keras; it is evaluated for each example alone.
+            loss_weights: As for Keras.
+            metrics: As for Keras.
+            weighted_metrics: As for Keras.
+            run_eagerly: As for Keras.
+            steps_per_execution: As for Keras (TensorFlow and JAX).
+            jit_compile: As for Keras; not on PyTorch. On JAX, training steps are compiled also
                 with layers that Keras does not compile, such as `RandomZoom`; `run_eagerly=True`
                 runs them operation by operation.
-            auto_scale_loss: ignored: norms, sums and noise are float32 in every precision.
+            auto_scale_loss: Ignored: norms, sums and noise are float32 in every precision.
 
         Raises:
-            ValueError: where `optimizer` is not a `DPOptimizer`.
+            ValueError: If `optimizer` is not a `DPOptimizer`.
         """
         optimizer = self._adopted(optimizer)
         super().compile(  # type: ignore[misc]
@@ -88,7 +88,6 @@ class PrivateTraining(TrainingBase):
         )
         self.private_state.plan = None
         self.private_state.fitting_chunk_sizes = {}
-        self._remember_metrics(metrics, weighted_metrics)
 
     @on_all_devices
     def fit(
@@ -116,81 +115,77 @@ class PrivateTraining(TrainingBase):
         augmentation: Any = None,
         augmentation_multiplicity: int = 1,
     ) -> Any:
-        """Trains privately; the arguments are Keras's, and five more.
+        """Train privately; the arguments are Keras's, and five more.
 
         With arrays and `sampling="poisson"`, each step draws every example with probability
         `batch_size / len(x)`, and an epoch is `ceil(len(x) / batch_size)` steps. The noised sum
-        is divided by `batch_size`, whatever was drawn.
+        is divided by `batch_size`, not by the number drawn.
 
         Args:
-            x: arrays (on TensorFlow of strings too), or a data set (which is accounted without
+            x: Arrays (on TensorFlow also of strings), or a data set (which is accounted without
                 amplification by sampling, unless it is a `PoissonDataset`).
-            y: targets.
-            batch_size: expected number of examples in a step, 32 by default.
-            epochs: as for Keras.
-            verbose: as for Keras.
-            callbacks: as for Keras.
-            validation_split: as for Keras; the training part counts as the private data.
-            validation_data: as for Keras.
-            shuffle: as for Keras, with `sampling="shuffle"` and data sets.
-            class_weight: as for Keras.
-            sample_weight: as for Keras; weights act before clipping, so no weight lets one
+            y: Targets.
+            batch_size: Expected number of examples in a step, 32 by default.
+            epochs: As for Keras.
+            verbose: As for Keras.
+            callbacks: As for Keras.
+            validation_split: As for Keras; the training part counts as the private data.
+            validation_data: As for Keras.
+            shuffle: As for Keras, with `sampling="shuffle"` and data sets.
+            class_weight: As for Keras.
+            sample_weight: As for Keras; weights act before clipping, so no weight lets one
                 example contribute more.
-            initial_epoch: as for Keras.
-            steps_per_epoch: as for Keras.
-            validation_steps: as for Keras.
-            validation_batch_size: as for Keras.
-            validation_freq: as for Keras.
+            initial_epoch: As for Keras.
+            steps_per_epoch: As for Keras.
+            validation_steps: As for Keras.
+            validation_batch_size: As for Keras.
+            validation_freq: As for Keras.
             sampling: `"poisson"`, or `"shuffle"` (Keras's own order, no amplification).
-            num_examples: number of examples in a data set that does not tell.
-            once_per_pass: your word that one pass over a data set holds each example at most
-                once; then a pass is one release, otherwise every step is.
-            augmentation: a Keras layer that augments each input alone, at random, and keeps its
-                shape, such as `keras.layers.RandomFlip`; None means none.
-            augmentation_multiplicity: number of augmented copies of each example, whose gradients
-                are averaged *before* clipping (De et al. 2022). They are one contribution, and
-                cost no privacy; a step costs as much time as one of so many times the examples.
+            num_examples: Number of examples, if the data set does not tell.
+            once_per_pass: Your word that one pass over a data set holds each example at most
+                once. Then a pass is one release, otherwise every step is.
+            augmentation: A Keras layer that augments each input alone, at random, and keeps its
+                shape, such as `keras.layers.RandomFlip`; None for no augmentation.
+            augmentation_multiplicity: Number of augmented copies of each example, whose gradients
+                are averaged *before* clipping (De et al. 2022). They are one contribution and cost
+                no privacy. The time of a step grows in proportion.
 
         Returns:
             Keras's `History`.
 
         Raises:
-            ValueError: where an argument is out of range, or the model has a part that breaks
-                the guarantee; nothing was trained then.
+            ValueError: If an argument is out of range, or the model has a part that breaks the
+                guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        if validation_batch_size is None and arrays.is_array_data(x):
-            validation_batch_size = batch_size
+        common = {
+            "class_weight": class_weight,
+            "sampling": sampling,
+            "steps_per_epoch": steps_per_epoch,
+            "shuffle": shuffle,
+        }
         if arrays.is_array_data(x):
+            if validation_batch_size is None:
+                validation_batch_size = batch_size
             if validation_split and validation_data is None:
                 (x, y, sample_weight), validation_data = arrays.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
+            seed = self._sampling_seed()
             data = training_data.from_arrays(
-                x,
-                y,
-                sample_weight,
-                class_weight,
-                batch_size=batch_size,
-                sampling=sampling,
-                steps_per_epoch=steps_per_epoch,
-                shuffle=shuffle,
-                seed=self._sampling_seed(),
+                x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )
         else:
             refuse_joined_batches(self, x)
             data = training_data.from_data_set(
                 x,
-                class_weight,
                 num_examples=num_examples,
                 once_per_pass=once_per_pass,
-                sampling=sampling,
-                steps_per_epoch=steps_per_epoch,
-                shuffle=shuffle,
                 y=y,
                 sample_weight=sample_weight,
                 batch_size=batch_size,
                 validation_split=validation_split or None,
+                **common,
             )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         sizes = self._prepare(data, augmentation=wanted)
@@ -221,7 +216,7 @@ class PrivateTraining(TrainingBase):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains on one batch, accounted as one full release of it; as Keras's otherwise."""
+        """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
         refuse_batch_of_every_replica(self)
         size = arrays.number_of_rows(x, y, sample_weight)
@@ -324,28 +319,28 @@ class PrivateTraining(TrainingBase):
         batch_size: int | None = None,
         print_fn: Callable[[str], Any] = print,
     ) -> None:
-        """Prints a table that says which way the per-example gradients of each layer take.
+        """Print a table of how the per-example gradients of each layer are computed.
 
-        For each layer with trainable weights: the rule, how norms are found (a product of two
-        norms, Gram matrices, gradients written out), and what is held of one example in memory.
-        Before the first `fit`, the table tells what the layers suggest; `fit` compares it with
-        plain gradients on a few rows, and afterwards the table says what was chosen.
+        For each layer with trainable weights: the rule, how norms are computed (a product of two
+        norms, Gram matrices, materialized gradients), and the memory of one example. Before the
+        first `fit`, the table shows the plan that the layers suggest. `fit` compares the plan with
+        plain gradients on a few rows; afterwards the table shows the plan that was chosen.
 
         Args:
-            x: a few inputs, for models whose input shapes are not known.
-            batch_size: the expected batch size, for the memory of a step.
-            print_fn: function that takes the text.
+            x: A few inputs, for models whose input shapes are not known.
+            batch_size: The expected batch size, for the memory of a step.
+            print_fn: Function that takes the text.
 
         Raises:
-            ValueError: where the input shapes are not known.
+            ValueError: If the input shapes are not known.
         """
         private_summary(self, x, batch_size, print_fn)
 
     def train_step(self, *args: Any) -> Any:
-        """One private step, in the form that the backend's trainer expects.
+        """Run one private step, in the form that the backend's trainer expects.
 
         Raises:
-            ValueError: where it is called outside of `fit` and `train_on_batch`.
+            ValueError: If it is called outside of `fit` and `train_on_batch`.
         """
         if self.private_state.plan is None:
             raise ValueError(
@@ -355,6 +350,6 @@ class PrivateTraining(TrainingBase):
         return backend.train_step(self, private_step, *args)
 
     def make_train_function(self, force: bool = False) -> None:
-        """As Keras's; the step is compiled as is best on a CPU, where that can be chosen."""
+        """Compile the step as Keras does, with the best options for a CPU."""
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)

@@ -58,13 +58,6 @@ class TrainingBase(SavedState):
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer
 
-    def _remember_metrics(self, metrics: Any, weighted_metrics: Any) -> None:
-        """Keep the metric objects of `compile`, which Keras looks at only when it builds them."""
-        given = keras.tree.flatten([metrics or [], weighted_metrics or []])
-        self.private_state.given_metrics = [
-            metric for metric in given if isinstance(metric, keras.metrics.Metric)
-        ]
-
     def _require_compiled(self) -> None:
         """Raise unless the model is compiled and no run with its optimizer is under way."""
         if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):  # type: ignore[attr-defined]

@@ -264,8 +264,7 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
     """Metrics that cannot be told to leave out padding, which Keras itself refuses too."""
     issues = []
-    state = getattr(model, "private_state", None)
-    for metric in keras_private.compiled_metrics(model) or getattr(state, "given_metrics", []):
+    for metric in keras_private.compiled_metrics(model):
         parameters = inspect.signature(metric.update_state).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if "sample_weight" not in parameters and not takes_any:

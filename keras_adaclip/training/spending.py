@@ -88,7 +88,6 @@ class PrivateState:
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
-        given_metrics: The metric objects of `compile`, which Keras builds later.
         loaded_account: The ledger of a model without an optimizer.
         lost_ledger: Why the ledger of loaded weights is unknown; None if it is known.
     """
@@ -103,7 +102,6 @@ class PrivateState:
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
-    given_metrics: Sequence[keras.metrics.Metric] = ()
     loaded_account: LoadedAccount | None = None
     lost_ledger: str | None = None
 

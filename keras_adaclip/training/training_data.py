@@ -77,8 +77,8 @@ def from_arrays(
     x: Any,
     y: Any,
     sample_weight: Any,
-    class_weight: dict[int, float] | None,
     *,
+    class_weight: dict[int, float] | None,
     batch_size: int | None,
     sampling: str,
     steps_per_epoch: int | None,
@@ -125,8 +125,8 @@ def from_arrays(
 
 def from_data_set(
     data: Any,
-    class_weight: dict[int, float] | None,
     *,
+    class_weight: dict[int, float] | None,
     num_examples: int | None,
     once_per_pass: bool,
     sampling: str,
