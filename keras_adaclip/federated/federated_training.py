@@ -133,7 +133,7 @@ class FederatedTraining(TrainingBase):
         )
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
-        self.private_state.isolation = None
+        self._private_state.isolation = None
 
     def get_compile_config(self) -> Any:
         """What `compile` was called with, the clients' part included."""
@@ -279,7 +279,7 @@ class FederatedTraining(TrainingBase):
         data.poisson.num_padded_clients = layout.num_padded_clients
         data.poisson.num_shards = backend.num_batch_shards()
         self._use_local_training(layout.is_vectorized)
-        self._use_chunk_size(layout.chunk_size)
+        self._set_in_steps("chunk_size", layout.chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
@@ -291,7 +291,7 @@ class FederatedTraining(TrainingBase):
             ValueError: where a layer lets the rows that pad a batch count.
         """
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
-        state = self.private_state
+        state = self._private_state
         if state.isolation is None or shapes != state.planned_shapes:
             state.isolation, state.planned_shapes = StepIsolation(self, PADDING_COUNTS), shapes
         assert self.federated_settings is not None

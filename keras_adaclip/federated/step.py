@@ -93,7 +93,7 @@ def _clipped_sum(model: keras.Model, units: Batch, deltas_of: Deltas) -> Clipped
         _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
-    total = sum_over_chunks(model, units, model.private_state.chunk_size, False, sum_of_chunk)
+    total = sum_over_chunks(model, units, model._private_state.chunk_size, False, sum_of_chunk)
     total = sum_of_replicas(total)
     if weighting is not None:
         total = dataclasses.replace(total, scale=weighting.scale)
@@ -114,7 +114,7 @@ def _aggregated(model: keras.Model, units: Batch, deltas_of: Deltas) -> Any:
         merge_over_chunks(
             model,
             units,
-            model.private_state.chunk_size,
+            model._private_state.chunk_size,
             False,
             sample_of_chunk,
             aggregation.start(),
@@ -173,7 +173,7 @@ def _observe_norms(
         finite: bool of shape `(num_clients,)`.
         clip_norms: of shape `(num_groups,)`; None where only an aggregation knows what it clips.
     """
-    metrics = model.private_state.diagnostics
+    metrics = model._private_state.diagnostics
     if metrics is None:
         return
     present = ops.cast(chunk.present, "float32")

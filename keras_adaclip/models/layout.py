@@ -114,7 +114,7 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
         model: A compiled private model with a plan.
         batch_size: The expected number of rows of a batch.
     """
-    plan = model.private_state.plan
+    plan = model._private_state.plan
     numbers = 0 if plan is None else plan.numbers_per_example
     is_compiled = backend.needs_fixed_shapes(model)
     if numbers == 0 or (is_compiled and _has(model, *CONVOLUTIONS)):
@@ -179,7 +179,7 @@ def _peak_bytes(model: keras.Model, batch: Batch) -> int:
 
     def sums(leaves: list[Any]) -> list[Any]:
         given = Batch(**keras.tree.pack_sequence_as(parts, leaves))
-        plan = model.private_state.plan
+        plan = model._private_state.plan
         return clipped_sum(model, given, model.optimizer.current_clipping, plan)[0].gradients
 
     variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
@@ -189,7 +189,7 @@ def _peak_bytes(model: keras.Model, batch: Batch) -> int:
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
     """Return the result of `largest_microbatch`, None for whole batches; once a batch size."""
-    known, most = model.private_state.fitting_chunk_sizes, _largest_batch(data)
+    known, most = model._private_state.fitting_chunk_sizes, _largest_batch(data)
     most = math.ceil(most / backend.num_batch_shards())
     if most not in known:
         fitting = largest_microbatch(model, data.rows, most)
@@ -224,7 +224,7 @@ def _padded_size(dataset: Any, deviations: float, multiple: int) -> int:
 
 def _is_weight_heavy(model: keras.Model, chunk_size: int) -> bool:
     """Return whether adding up the sums of chunks would cost more than rows of padding."""
-    plan = model.private_state.plan
+    plan = model._private_state.plan
     if plan is None:
         return False
     numbers = max(plan.numbers_per_example, plan.outputs_per_example)

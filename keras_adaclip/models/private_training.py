@@ -86,8 +86,8 @@ class PrivateTraining(TrainingBase):
             jit_compile=jit_compile,
             auto_scale_loss=False,
         )
-        self.private_state.plan = None
-        self.private_state.fitting_chunk_sizes = {}
+        self._private_state.plan = None
+        self._private_state.fitting_chunk_sizes = {}
 
     @on_all_devices
     def fit(
@@ -230,7 +230,7 @@ class PrivateTraining(TrainingBase):
         self._prepare(data, examine=False)
         # Digests would take as long as a step.
         with self._run_of_steps(take_digests=False):
-            self.private_state.isolation.prove_again_between_batches()
+            self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
@@ -278,7 +278,7 @@ class PrivateTraining(TrainingBase):
         self, data: TrainingData, examine: bool, augmentation: Augmentation | None
     ) -> tuple[int, ...]:
         """Build, examine and plan the model, and choose the shapes of its steps."""
-        state, rows = self.private_state, data.rows
+        state, rows = self._private_state, data.rows
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
         if not examine:
@@ -310,7 +310,7 @@ class PrivateTraining(TrainingBase):
         except BaseException:
             state.plan = None
             raise
-        self._use_chunk_size(layout.chunk_size)
+        self._set_in_steps("chunk_size", layout.chunk_size)
         return layout.sizes
 
     def private_summary(
@@ -342,7 +342,7 @@ class PrivateTraining(TrainingBase):
         Raises:
             ValueError: If it is called outside of `fit` and `train_on_batch`.
         """
-        if self.private_state.plan is None:
+        if self._private_state.plan is None:
             raise ValueError(
                 "`train_step` was called on a model that `fit` or `train_on_batch` did not "
                 "prepare, so neither sampling nor ledger is set up. Call one of these."

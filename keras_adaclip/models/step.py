@@ -61,7 +61,7 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 
 def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
     """Return the clipped sum over the batch, chunk by chunk if a chunk size is set, and metrics."""
-    optimizer, state = model.optimizer, model.private_state
+    optimizer, state = model.optimizer, model._private_state
     clipping = optimizer.current_clipping
     # Read here: inside the loop over chunks JAX knows the model's variables only.
     seed = None if state.augmentation is None else optimizer.augmentation_seed
@@ -84,7 +84,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
 
 def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:
     """Return augmented copies of the examples in chunk `index` of the replica's step."""
-    augmentation = model.private_state.augmentation
+    augmentation = model._private_state.augmentation
     if augmentation is None:
         return batch
     number = backend.number_of_replica()
@@ -112,7 +112,7 @@ def _diagnostics(
     model: keras.Model, observed: Observed, clipping: CurrentClipping
 ) -> list[tuple[Any, Tensor]]:
     """Return metrics of raw norms and clipped units, if asked for, with their values."""
-    metrics = model.private_state.diagnostics
+    metrics = model._private_state.diagnostics
     if metrics is None:
         return []
     is_clipped = ops.any(observed.norms > clipping.state["clip_norm"], axis=1)

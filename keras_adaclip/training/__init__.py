@@ -1,4 +1,4 @@
-"""What models of examples and models of clients share: examination, runs, saved state."""
+"""Code shared by models of examples and models of clients: examination, runs, saved state."""
 
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.base import TrainingBase

@@ -83,7 +83,7 @@ class TrainingBase(SavedState):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
-        return [*super().metrics, *(self.private_state.diagnostics or {}).values()]  # type: ignore[misc]
+        return [*super().metrics, *(self._private_state.diagnostics or {}).values()]  # type: ignore[misc]
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as Keras does; on TensorFlow also on arrays of strings of any kind."""
@@ -95,7 +95,7 @@ class TrainingBase(SavedState):
 
     def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
         """Make each step assign to variables what a forward pass on a row of zeros assigns."""
-        state = self.private_state
+        state = self._private_state
         zeros = keras.tree.map_structure(
             lambda value: padding((1, *value.shape[1:]), ops.convert_to_numpy(value).dtype), rows.x
         )
@@ -104,10 +104,10 @@ class TrainingBase(SavedState):
         state.assigned_by_forward = tuple(variables)
         state.row_of_zeros = zeros if variables else None
 
-    def _use_chunk_size(self, chunk_size: int | None) -> None:
-        """Make steps process so many units at a time, or all of them."""
-        if chunk_size != self.private_state.chunk_size:
-            self.private_state.chunk_size = chunk_size
+    def _set_in_steps(self, name: str, value: Any) -> None:
+        """Set an option of the step, which is compiled again if the option changes."""
+        if value != getattr(self._private_state, name):
+            setattr(self._private_state, name, value)
             self.train_function = None
 
     def test_step(self, *args: Any) -> Any:
@@ -172,27 +172,21 @@ class TrainingBase(SavedState):
             The callbacks for Keras.
         """
         try:
-            self._use_augmentation(augmentation)
+            self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
             with self._run_of_steps():
-                isolation = self.private_state.isolation
+                isolation = self._private_state.isolation
                 last = EpochCheck(isolation.prove_again)
                 if isolation.may_move_within_epochs:
                     last.before_execution.append(isolation.prove_again_within_epochs)
                 yield fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
         finally:
-            self._use_augmentation(None)
+            self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
-
-    def _use_augmentation(self, augmentation: Augmentation | None) -> None:
-        """Make the step augment its examples, or not."""
-        if augmentation is not self.private_state.augmentation:
-            self.private_state.augmentation = augmentation
-            self.train_function = None
 
     def _record_diagnostics(self, record: bool) -> None:
         """Make the step record raw norms and true clip fractions, which are not private, or not."""
-        state = self.private_state
+        state = self._private_state
         if record != (state.diagnostics is not None):
             names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
             state.diagnostics = {name: keras.metrics.Mean(name=name) for name in names} or None

@@ -150,7 +150,7 @@ class SavedState(PrivacySpending):
         try:
             self._load_privacy_state({key: np.asarray(store[key]) for key in present})
         except Exception as error:
-            self.private_state.lost_ledger = str(error)
+            self._private_state.lost_ledger = str(error)
             raise
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
         self._build_optimizer()

@@ -25,7 +25,7 @@ from keras_adaclip.gradients import Augmentation, GradientPlan
 from keras_adaclip.optimizers import AccountedOptimizer, Run
 from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
 
-_ACCOUNT = "_keras_adaclip_account"
+_ACCOUNT, _STATE = "_keras_adaclip_account", "_keras_adaclip_state"
 
 
 class LoadedAccount:
@@ -123,18 +123,18 @@ class PrivacySpending:
     pledged_ledger: Ledger | None = None
 
     @property
-    def private_state(self) -> PrivateState:
-        """What training holds of this model, for the code of this package."""
-        state: PrivateState | None = vars(self).get("_private_state")
+    def _private_state(self) -> PrivateState:
+        """What training holds of this model, past the tracking of Keras."""
+        state: PrivateState | None = vars(self).get(_STATE)
         if state is None:
             state = PrivateState()
-            keras_private.set_attribute(self, "_private_state", state)
+            keras_private.set_attribute(self, _STATE, state)
         return state
 
     @property
     def gradient_plan(self) -> GradientPlan | None:
         """How the gradients of each layer are computed; None until the model was examined."""
-        return self.private_state.plan
+        return self._private_state.plan
 
     @property
     def privacy_ledger(self) -> Ledger:
@@ -157,7 +157,7 @@ class PrivacySpending:
         under a second name, where no state was saved, and forget that the first one failed.
         """
         optimizer = getattr(self, "optimizer", None)
-        return self.private_state.loaded_account if optimizer is None else optimizer
+        return self._private_state.loaded_account if optimizer is None else optimizer
 
     @property
     def _run(self) -> Run:
@@ -170,7 +170,7 @@ class PrivacySpending:
         return run
 
     def _refuse_lost_ledger(self) -> None:
-        lost = self.private_state.lost_ledger
+        lost = self._private_state.lost_ledger
         if lost is not None:
             raise RuntimeError(
                 "The privacy spent on these weights is not known: they may come from a file whose "
@@ -294,7 +294,7 @@ class PrivacySpending:
     def _include_loaded(self, run: Run) -> None:
         """Include the ledger of weights that were loaded, and of those that they replaced."""
         if self._account() is None:
-            self.private_state.loaded_account = LoadedAccount()
+            self._private_state.loaded_account = LoadedAccount()
         for each in (run, *(other.run for other in self._other_accounts())):
             self._account().include_run(each)
         self._put_on_account(self.variables)  # type: ignore[attr-defined]

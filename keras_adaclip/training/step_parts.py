@@ -21,7 +21,7 @@ def assign_state(model: keras.Model) -> None:
     Args:
         model: a private or federated model.
     """
-    state = model.private_state
+    state = model._private_state
     if not state.assigned_by_forward:
         return
     with keras.StatelessScope([(each, each.value) for each in model.variables]) as scope:

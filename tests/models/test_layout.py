@@ -93,14 +93,14 @@ def test_large_examples_are_processed_in_chunks(sampling):
     assert plan.numbers_per_example == 8
     limit = 1 << (21 if XLA else 24)
     for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
-        model.private_state.plan = replace(plan, numbers_per_example=int(limit / share))
+        model._private_state.plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
         if chunk_size is None and XLA and sampling == "poisson":
             chunk_size = 16
         assert found.chunk_size == chunk_size
     # XLA's convolutions are slow in a loop.
     model = private(convolutional)
-    model.private_state.plan = replace(plan, numbers_per_example=1 << 27)
+    model._private_state.plan = replace(plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     model.compile(optimizer=private(dense).optimizer, loss="mse")
     history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
     assert history.history["extra"] == [1.0]
-    model.private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
+    model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
 
 
@@ -181,7 +181,7 @@ def trained_by(model, sampling="shuffle"):
 def test_sizes_are_doubled_while_they_fit(tried_sizes, limit, chunk_size, sizes):
     model = private(dense, microbatch_size="auto", memory_limit=limit)
     weights = trained_by(model)
-    assert model.private_state.chunk_size == chunk_size
+    assert model._private_state.chunk_size == chunk_size
     assert tried_sizes == sizes
     for found, expected in zip(weights, trained_by(private(dense)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
@@ -206,7 +206,7 @@ def test_too_small_a_limit_is_refused_before_training(tried_sizes):
 def test_the_memory_of_a_step_is_measured():
     model = private(dense, microbatch_size="auto")
     trained_by(model)
-    assert model.private_state.chunk_size is None
+    assert model._private_state.chunk_size is None
 
 
 def test_arguments_are_checked_and_saved():
