@@ -5,8 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import Unit, check_delta, check_integer
-from keras_adaclip.audit import Canaries, OneRunAudit, check_confidence
+from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip.accounting import Unit
+from keras_adaclip.audit import Canaries, OneRunAudit
 
 
 class AuditCallback(keras.callbacks.Callback):
@@ -51,9 +52,9 @@ class AuditCallback(keras.callbacks.Callback):
                 f"Received: an object of type {type(canaries).__name__}"
             )
         self.canaries = canaries
-        self.delta = check_delta(delta)
-        self.confidence = check_confidence(confidence)
-        self.frequency = check_integer(frequency, "frequency", minimum=1)
+        self.delta = check_between_0_and_1("delta", delta)
+        self.confidence = check_between_0_and_1("confidence", confidence)
+        self.frequency = check_integer("frequency", frequency, minimum=1)
         self.result: OneRunAudit | None = None
         self._audited_model: Any = None
         self._losses_before = np.zeros(0)

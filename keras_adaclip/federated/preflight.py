@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.federated.local_step import with_rows_masked
+from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.optimizers import AccountedOptimizer

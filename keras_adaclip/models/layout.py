@@ -21,6 +21,7 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, clipped_sum, finite_rows, repeated
+from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
 # Float32 numbers that a chunk writes for norms and sums. At most 128 MiB; on a CPU near the cache
@@ -205,7 +206,7 @@ def _largest_batch(data: TrainingData) -> int:
     return _padded_size(data.poisson, _ALMOST_ALL, 1)
 
 
-def _padded_size(dataset: Any, deviations: float, multiple: int) -> int:
+def _padded_size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     """Return rows for draws up to so many standard deviations above the mean.
 
     If processes have shares of the rows, the number is enough for the largest share in each.

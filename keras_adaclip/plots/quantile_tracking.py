@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.accounting import check_real
+from keras_adaclip._checks import check_real
 from keras_adaclip.plots.canvas import BLUE, GREY, ORANGE, finished, panels, scale_norms
 
 
@@ -49,7 +49,7 @@ def quantile_tracking(
     Reference:
         Andrew et al. 2021, "Differentially private learning with adaptive clipping".
     """
-    target = check_real(target_quantile, "target_quantile")
+    target = check_real("target_quantile", target_quantile)
     if not 0.0 < target < 1.0:
         raise ValueError(
             "Argument `target_quantile` must lie between 0 and 1. "

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_adaclip import schedules
-from keras_adaclip.accounting import check_integer
+from keras_adaclip._checks import check_integer
 from keras_adaclip.plots.canvas import finished, line_style, panels, scale_norms
 from keras_adaclip.schedules import PiecewiseConstant, Schedule
 
@@ -70,11 +70,11 @@ def thresholds(
     if not methods:
         raise ValueError("There is no method to draw: argument `methods` is empty.")
     if epochs is not None:
-        epochs = check_integer(epochs, "epochs", minimum=1)
+        epochs = check_integer("epochs", epochs, minimum=1)
     if steps_per_epoch is None:
         steps_per_epoch = next(filter(None, map(_steps_per_epoch, methods.values())), None)
     else:
-        steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
+        steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     given = {name: _schedule_or_runs(name, method) for name, method in methods.items()}
     if epochs is None:
         epochs = _longest(given)

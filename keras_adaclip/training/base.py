@@ -15,7 +15,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import AccountedOptimizer, DPOptimizer
-from keras_adaclip.sampling import padding, seed_of_run
+from keras_adaclip.sampling import padding
 from keras_adaclip.training import fit_callbacks, weight_digests
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.saved_state import SavedState
@@ -123,19 +123,9 @@ class TrainingBase(SavedState):
         """Set noise and divisor for a run on `data`, and open the row that counts its steps."""
         self.optimizer.configure(data.settings)  # type: ignore[attr-defined]
         self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
-        if data.poisson is None:
-            return
-        if data.is_sampled_by_fit:
-            # A checkpoint that was loaded meanwhile has moved the number of steps.
-            data.poisson.seed = self._sampling_seed()
-        else:
+        if data.poisson is not None:
             data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
-
-    def _sampling_seed(self) -> int | None:
-        """Return None, or a seed that differs between calls of `fit` with one optimizer seed."""
-        seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
-        return seed_of_run(seed, self.privacy_ledger.steps)
 
     @contextmanager
     def _run_of_steps(self, take_digests: bool = True) -> Iterator[None]:

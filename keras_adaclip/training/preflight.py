@@ -15,7 +15,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.batch_normalizations import batch_normalization_issue
 from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.loss_probe import probe_loss
@@ -27,7 +27,6 @@ _MIXING_LAYERS = tuple(
 )
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
-_FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
             f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds what each example or client "
             "adds, `microbatch_size` saves memory.",
         )
-        for option in _FORBIDDEN_OPTIONS
+        for option in FORBIDDEN_OPTIONS
         if getattr(inner, option, None) is not None
     ]
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.sampling import HostShare
 from keras_adaclip.training.training_data import TrainingData
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -42,7 +41,7 @@ def refuse_data_of_one_process(data: TrainingData) -> None:
     Raises:
         ValueError: unless the data are shares of one Poisson-sampled data set.
     """
-    if backend.num_processes() > 1 and not isinstance(data.poisson, HostShare):
+    if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
             "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
             "its own share, with `sampling='poisson'`: only so it is known that an example "

@@ -12,17 +12,11 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip._checks import check_choice, check_integer
+from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers import RunSettings
-from keras_adaclip.sampling import (
-    FixedShapeBatches,
-    HostShare,
-    PoissonDataset,
-    SharedBatches,
-    checked_batch_size,
-)
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, ProcessShare
 from keras_adaclip.training import arrays
 
 _ROWS_TO_COMPARE = 64
@@ -37,13 +31,11 @@ class TrainingData(RunSettings):
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
-        is_sampled_by_fit: Whether `fit` made that data set, from arrays.
     """
 
     rows: Batch
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
-    is_sampled_by_fit: bool = False
 
     @property
     def settings(self) -> RunSettings:
@@ -65,8 +57,7 @@ class TrainingData(RunSettings):
         """Return the arguments for Keras's `fit`, with Poisson draws padded to one of `sizes`."""
         if self.poisson is None:
             return self.fit_arguments
-        prepared_by = SharedBatches if isinstance(self.poisson, HostShare) else FixedShapeBatches
-        batches = prepared_by(
+        batches = FixedShapeBatches(
             self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards()
         )
         arguments = backend.fit_arguments(batches, self.poisson.first_rows, model)
@@ -95,7 +86,7 @@ def from_arrays(
     batch_size = 32 if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
-        batch_size = checked_batch_size(batch_size, num_examples)
+        batch_size = check_batch_size(batch_size, num_examples)
     if sampling == "shuffle":
         return TrainingData(
             sampling=Sampling.SHUFFLE,
@@ -120,7 +111,7 @@ def from_arrays(
         if is_shared
         else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
     )
-    return dataclasses.replace(_from_poisson(dataset, steps_per_epoch), is_sampled_by_fit=True)
+    return _from_poisson(dataset, steps_per_epoch)
 
 
 def from_data_set(
@@ -203,7 +194,7 @@ def from_data_set(
     )
 
 
-def _from_poisson(dataset: PoissonDataset | HostShare, steps_per_epoch: int | None) -> TrainingData:
+def _from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = dataset.first_rows
@@ -230,7 +221,7 @@ def _refuse_given(arguments: dict[str, Any], data: str) -> None:
 
 def host_share(
     x: Any, y: Any, sample_weight: Any, expected_batch_size: int, seed: int | None
-) -> HostShare:
+) -> PoissonDataset:
     """Return this process's share of the data; all processes call this together.
 
     Args:
@@ -245,7 +236,14 @@ def host_share(
         ValueError: If two processes hold the same rows, or rows of different kinds, or
             `expected_batch_size` is out of range.
     """
-    rows = PoissonDataset(x, y, sample_weight, expected_batch_size=1)
+    share = _share_of_this_process(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
+    return PoissonDataset(
+        x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
+    )
+
+
+def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
+    """Return what this process knows of the rows of all, which it compares with its own."""
     first = rows.first_rows
     if any(array.dtype == object for array in keras.tree.flatten(first)):
         raise TypeError(
@@ -273,14 +271,9 @@ def host_share(
     # The rows of one process, so that all examine the model with the same.
     most = int(backend.gathered(np.array(len(first["mask"]))).min())
     first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
-    return HostShare(
-        rows,
-        counts.tolist(),
-        backend.process_number(),
-        first,
-        expected_batch_size,
-        backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0].tolist(),
-        seed,
+    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
+    return ProcessShare(
+        tuple(counts.tolist()), backend.process_number(), tuple(bits.tolist()), first
     )
 
 

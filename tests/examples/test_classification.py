@@ -232,7 +232,7 @@ def test_help(name, capsys):
         (("--clipping", "adaclip", "--clip-norm", 1), "--clipping adaclip has no --clip-norm"),
         (("--clipping", "linear", "--schedule", "x"), "--clipping linear has no --schedule"),
         (("--clipping", "transfer"), "--clipping transfer needs --schedule PATH"),
-        (("--clipping", "transfer", "--schedule", __file__), "is no JSON file"),
+        (("--clipping", "transfer", "--schedule", __file__), "is not a JSON file"),
         (("--clipping", "transfer", "--schedule", "nowhere.json"), "nowhere.json"),
         (("--clipping", "other"), "invalid choice: 'other'"),
         (("--network", "b2"), "invalid choice: 'b2'"),

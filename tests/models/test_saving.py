@@ -274,6 +274,28 @@ def test_a_run_resumed_with_other_settings_accounts_for_them(tmp_path):
     assert rows == {(6, 1.0): 4, (12, 0.8): 2}
 
 
+def test_a_seeded_resumed_run_draws_other_rows(tmp_path, monkeypatch):
+    seeds = []
+    draw = ka.sampling.PoissonDataset.draw
+
+    def recording(dataset):
+        rows = draw(dataset)
+        seeds.append((dataset._steps_before, tuple(rows)))
+        return rows
+
+    def model():
+        return helpers.compiled(seed=11)
+
+    first = model()
+    with pytest.raises(KeyboardInterrupt):
+        helpers.quiet_fit(
+            first, X, Y, batch_size=6, epochs=3, callbacks=[resumable(tmp_path), Interrupts(1)]
+        )
+    monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", recording)
+    helpers.quiet_fit(model(), X, Y, batch_size=6, epochs=3, callbacks=[resumable(tmp_path)])
+    assert seeds[-1][0] == 4
+
+
 # A model that was never trained
 
 

@@ -144,7 +144,7 @@ def _problems_of_direction(name: str, layer: str) -> Iterator[str]:
 
 
 def _is_leaf(layer: str) -> bool:
-    """A module like `_validation`, directly under the package: all layers use it, it uses none."""
+    """A module like `_checks`, directly under the package: all layers use it, it uses none."""
     return layer.startswith("_") and layer not in LAYERS
 
 

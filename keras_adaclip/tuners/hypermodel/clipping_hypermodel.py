@@ -18,7 +18,11 @@ from keras_adaclip.accounting import (
     check_target_epsilon,
 )
 from keras_adaclip.models import privatize
-from keras_adaclip.optimizers import DPOptimizer, checked_inner_optimizer, checked_noise_multiplier
+from keras_adaclip.optimizers import (
+    DPOptimizer,
+    check_noise_multiplier_or_schedule,
+    check_plain_optimizer,
+)
 from keras_adaclip.tuners.hypermodel.choices import (
     DEFAULT_STRATEGIES,
     STRATEGIES,
@@ -148,7 +152,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             check_target_epsilon(target_epsilon)
             check_delta(delta)
         else:
-            noise_multiplier = checked_noise_multiplier(noise_multiplier)
+            noise_multiplier = check_noise_multiplier_or_schedule(noise_multiplier)
         self.build_model = build_model
         self.num_examples = check_integer(num_examples, "num_examples", minimum=1)
         self.epochs = check_integer(epochs, "epochs", minimum=1)
@@ -176,7 +180,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         clipping_choices(
             keras_tuner.HyperParameters(), self.strategies, ranges=ranges, total_steps=1
         )
-        self.optimizer = checked_inner_optimizer(optimizer)
+        self.optimizer = check_plain_optimizer("optimizer", optimizer)
         self.loss = loss
         self.metrics = metrics
         self.accountant = check_accountant(accountant)

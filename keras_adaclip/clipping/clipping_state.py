@@ -1,12 +1,11 @@
-"""A clipping strategy as it stands at one step: what the gradient code needs of it."""
+"""The clipping strategy with its state at one step, for the gradient code."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
-from keras_adaclip.clipping._validation import SMALLEST_CLIP_NORM
-from keras_adaclip.clipping.groups import ParameterGroups
+from keras_adaclip.clipping.groups import SMALLEST_CLIP_NORM, ParameterGroups
 from keras_adaclip.clipping.strategy import ClippingStrategy, State
 
 Tensor = Any
@@ -14,12 +13,12 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class CurrentClipping:
-    """Strategy, groups and the state of this step.
+    """A strategy, its groups and its state at one step.
 
     Args:
         strategy: the clipping strategy.
         groups: the groups of the trainable variables, in their order.
-        state: the strategy's state, with the thresholds of this step.
+        state: the strategy's state at this step.
     """
 
     strategy: ClippingStrategy
@@ -38,28 +37,28 @@ class CurrentClipping:
 
     @property
     def coordinates(self) -> list[tuple[Tensor, Tensor]] | None:
-        """Centre and scale of each variable; None where gradients are clipped as they are."""
+        """Centre and scale of each variable, None for clipping in the gradient's coordinates."""
         if not self.strategy.has_coordinates:
             return None
         return self.strategy.coordinates(self.state, self.groups)
 
     def factors(self, norms: Tensor, finite: Tensor) -> Tensor:
-        """The factor of each unit in each group, zero where the unit is not finite.
+        """Return the factor of each unit in each group, zero where the unit is not finite.
 
         Args:
             norms: float32 of shape `(batch_size, num_groups)`, zero where not finite.
             finite: bool of shape `(batch_size,)`, false for padding too.
         """
         factors = self.strategy.clip_factors(self.state, norms)
-        # Whatever a strategy of a user's own returns, no contribution exceeds its bound: not with a
-        # negative factor, nor where squares underflow and a norm reads less than it is.
+        # No contribution exceeds its bound, whatever a user's own strategy returns: neither with a
+        # negative factor, nor if squares underflow and the computed norm is too small.
         longest = self.state["clip_norm"] / ops.maximum(norms, SMALLEST_CLIP_NORM)
         factors = ops.maximum(ops.minimum(factors, longest), -longest)
         counted = ops.logical_and(finite[:, None], ops.logical_not(ops.isnan(factors)))
         return ops.where(counted, factors, 0.0)
 
     def summed_statistics(self, norms: Tensor, finite: Tensor, present: Tensor) -> Tensor:
-        """The sums of the strategy's statistics, float32 of shape `(num_statistics,)`.
+        """Return the sums of the strategy's statistics, float32 of shape `(num_statistics,)`.
 
         Args:
             norms: as in `factors`.

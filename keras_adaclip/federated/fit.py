@@ -1,7 +1,7 @@
-"""What makes a Keras model federated: `compile`, `fit` and `train_step`, one step being one round.
+"""Federated `compile`, `fit` and `train_step`, one step being one round.
 
-A mixin without a Keras base, shared by `FederatedModel`, its functional form and the sequential
-one.
+`FederatedTraining` is a mixin without a Keras base, shared by the functional, the subclassed and
+the sequential model.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.functional_optimizer import functional_optimizer
 from keras_adaclip.callbacks import PassCounter
-from keras_adaclip.federated.client_data import ClientData
-from keras_adaclip.federated.layout import cohort_layout
+from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.cohorts import rounds_over
+from keras_adaclip.federated.layout import lay_out
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.preflight import (
     PADDING_COUNTS,
     refuse_unsound_rounds,
     refuse_unsuited_settings,
 )
-from keras_adaclip.federated.rounds import training_data_of
+from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.federated.step import federated_step
 from keras_adaclip.gradients import Batch, quicker_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
 from keras_adaclip.training import (
@@ -43,15 +43,14 @@ class FederatedTraining(TrainingBase):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
 
     Attributes:
-        federated_settings: what `compile` was told of the clients.
-        local_training: how each client trains; None until `fit` has prepared the model.
+        federated_settings: The client arguments of `compile`.
+        local_training: The training of each client; None until `fit` has prepared the model.
     """
 
     privacy_unit = "client"
     federated_settings: FederatedSettings | None = None
     local_training: LocalTraining | None = None
     accepted_optimizer = AccountedOptimizer
-    _known_of_clients: Any = None
 
     def compile(
         self,
@@ -64,47 +63,40 @@ class FederatedTraining(TrainingBase):
         proximal_strength: float = 0.0,
         cohort_noise_size: int | None = None,
         loss: Any = None,
-        loss_weights: Any = None,
         metrics: Any = None,
-        weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
         jit_compile: Any = "auto",
+        **keras_arguments: Any,
     ) -> None:
-        """Configures federated training.
-
-        What was spent under an earlier `compile` is carried over.
+        """Configure federated training. What was spent before is carried over.
 
         Args:
-            optimizer: a `DPOptimizer` around the server's optimizer, which takes minus the mean
+            optimizer: A `DPOptimizer` around the server's optimizer, which takes minus the mean
                 change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
                 FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients. On
                 TensorFlow also an `integrations.tensorflow_privacy.QueryOptimizer`.
-            client_optimizer: any Keras optimizer; each client begins with a fresh one. What is
-                changed of it later (its learning rate) counts from the next `fit` on.
-            local_epochs: passes of each client over its own examples.
-            client_batch_size: examples in a local batch; None takes all of a client's at once,
-                which with one epoch and `SGD` is FedSGD.
-            client_examples_limit: at most so many examples of a client take part in a round; None
-                takes all.
-            client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)`: by a client's
-                examples, up to a bound.
+            client_optimizer: Any Keras optimizer; each client begins with a fresh copy. A later
+                change of it, such as of its learning rate, takes effect at the next `fit`.
+            local_epochs: The number of passes of each client over its own examples.
+            client_batch_size: The number of examples in a local batch. None takes all examples of
+                a client at once, which with one epoch and `SGD` is FedSGD.
+            client_examples_limit: The number of examples of a client that take part in a round at
+                most, drawn anew in each round; None takes all.
+            client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)` to weight clients
+                by their number of examples, up to a bound.
             proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
-            cohort_noise_size: simulates cohorts of so many clients with the smaller ones of `fit`:
-                the noise multiplier is made smaller by the ratio of the two, so that the noise in
-                the mean is that of the large cohort. What the ledger counts is what ran, with the
-                smaller noise: for the epsilon of the large cohort ask `accounting.compute_epsilon`.
-            loss: as for Keras.
-            loss_weights: as for Keras.
-            metrics: as for Keras; during `fit` they are those of the clients' local steps.
-            weighted_metrics: as for Keras.
-            run_eagerly: as for Keras.
-            steps_per_execution: as for Keras (TensorFlow and JAX).
-            jit_compile: as for Keras; not on PyTorch.
+            cohort_noise_size: The size of a large cohort to simulate with the smaller cohorts of
+                `fit`: the noise multiplier is reduced by the ratio of the two, so that the noise in
+                the mean is that of the large cohort. The ledger counts what ran, with the smaller
+                noise. For the epsilon of the large cohort, call `accounting.compute_epsilon`.
+            loss: As for Keras.
+            metrics: As for Keras. During `fit` they are those of the clients' local steps.
+            jit_compile: As for Keras; not on PyTorch.
+            **keras_arguments: `loss_weights`, `weighted_metrics`, `run_eagerly` and
+                `steps_per_execution`, as for Keras.
 
         Raises:
-            TypeError: where an argument is of the wrong type.
-            ValueError: where an argument is out of range, or `optimizer` is not a `DPOptimizer`.
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range, or `optimizer` is not a `DPOptimizer`.
         """
         settings = FederatedSettings(
             client_optimizer,
@@ -123,20 +115,17 @@ class FederatedTraining(TrainingBase):
         super().compile(  # type: ignore[misc]
             optimizer=optimizer,
             loss=loss,
-            loss_weights=loss_weights,
             metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
             auto_scale_loss=False,
+            **keras_arguments,
         )
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
         self._private_state.isolation = None
 
     def get_compile_config(self) -> Any:
-        """What `compile` was called with, the clients' part included."""
+        """Return the arguments of `compile` as plain values."""
         config = super().get_compile_config()  # type: ignore[misc]
         if config is None or self.federated_settings is None:
             return config
@@ -145,7 +134,7 @@ class FederatedTraining(TrainingBase):
 
     @property
     def client_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The clients' optimizer, None before `compile`."""
+        """The clients' optimizer; None before `compile`."""
         settings = self.federated_settings
         return None if settings is None else settings.client_optimizer
 
@@ -166,42 +155,36 @@ class FederatedTraining(TrainingBase):
         *,
         sampling: str = "poisson",
     ) -> Any:
-        """Trains for some rounds, each of them a step.
+        """Train for some rounds, each of them a step, and return Keras's `History`.
 
         Args:
-            clients: the population; its size is taken to be public.
-            cohort_size: expected number of clients in a round, by which the noised sum is divided.
-            epochs: number of epochs.
-            verbose: as for Keras.
-            callbacks: as for Keras.
-            validation_data: arrays as for Keras, or `ClientData`, whose examples are then taken
-                together.
-            initial_epoch: as for Keras.
-            steps_per_epoch: rounds in an epoch; None takes as many as make up the population,
-                `ceil(len(clients) / cohort_size)`.
-            validation_steps: as for Keras.
-            validation_batch_size: as for Keras.
-            validation_freq: as for Keras.
-            sampling: `"poisson"`: every client takes part with the same probability, for adding or
-                removing one client; `"fixed"`: as many clients at each round, drawn without
-                replacement, for replacing one by another, which moves the sum twice as far;
-                `"shuffle"`: an epoch goes through the clients once, at most, and is one full
-                release without amplification.
-
-        Returns:
-            Keras's `History`.
+            clients: The population; its size counts as public.
+            cohort_size: The expected number of clients in a round, which divides the noised sum.
+            epochs: The number of epochs.
+            verbose: As for Keras.
+            callbacks: As for Keras.
+            validation_data: Arrays as for Keras, or `ClientData`, whose examples are pooled.
+            initial_epoch: As for Keras.
+            steps_per_epoch: The number of rounds in an epoch. None takes as many as make up the
+                population, `ceil(len(clients) / cohort_size)`.
+            validation_steps: As for Keras.
+            validation_batch_size: As for Keras.
+            validation_freq: As for Keras.
+            sampling: `"poisson"`: every client takes part with the same probability; the guarantee
+                is for adding or removing one client. `"fixed"`: every round draws the same number
+                of clients without replacement; the guarantee is for replacing one client by
+                another, which moves the sum twice as far. `"shuffle"`: an epoch goes through the
+                clients once at most, and is one full release without amplification.
 
         Raises:
-            TypeError: where `clients` is no `ClientData`.
-            ValueError: where an argument is out of range, a client comes twice, or the model has a
-                part that breaks the guarantee; nothing was trained then.
+            TypeError: If `clients` is no `ClientData`.
+            ValueError: If an argument is out of range, a client comes twice, or a part of the model
+                breaks the guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        settings = self.federated_settings
+        settings, seed = self.federated_settings, self.optimizer.seed  # type: ignore[attr-defined]
         assert settings is not None
-        data = training_data_of(
-            clients, settings, cohort_size, steps_per_epoch, sampling, self._sampling_seed()
-        )
+        data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = strings_as_tensors(validation_data)
@@ -223,31 +206,31 @@ class FederatedTraining(TrainingBase):
             )
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Keras's `evaluate`.
+        """Evaluate as Keras does, on arrays or on the pooled examples of `ClientData`.
 
         Args:
-            x: inputs as for Keras, or `ClientData`, whose examples are taken together.
-            y: targets, none beside `ClientData`.
-            *args: as for Keras.
-            **kwargs: as for Keras.
+            x: Inputs as for Keras, or `ClientData`.
+            y: Targets; None with `ClientData`.
+            *args: As for Keras.
+            **kwargs: As for Keras.
         """
         if isinstance(x, ClientData):
             x, y = x.all_examples()
         return super().evaluate(x, y, *args, **kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: a batch does not tell to which client an example belongs."""
+        """Raise `NotImplementedError`: a batch does not say which client an example belongs to."""
         raise NotImplementedError(
-            "A federated model trains on clients, and a batch does not tell to which client an "
+            "A federated model trains on clients, and a batch does not say to which client an "
             "example belongs: call `fit` with `ClientData`. To protect single examples, use "
             "`keras_adaclip.PrivateModel`."
         )
 
     def train_step(self, *args: Any) -> Any:
-        """One round, in the form that the backend's trainer expects.
+        """Take one round, in the form that the backend's trainer expects.
 
         Raises:
-            ValueError: where it is called outside of `fit`.
+            ValueError: If it is called outside of `fit`.
         """
         if self.local_training is None:
             raise ValueError(
@@ -261,54 +244,52 @@ class FederatedTraining(TrainingBase):
         if settings is None or settings.cohort_noise_size is None:
             return ""
         return (
-            f"; a simulation of cohorts of {settings.cohort_noise_size:,}: smaller ones ran with "
-            "that much less noise, and epsilon is that of what ran"
+            f"; a simulation of cohorts of {settings.cohort_noise_size:,}: smaller cohorts ran "
+            "with that much less noise, and epsilon is that of what ran"
         )
 
     def _prepare_rounds(self, data: TrainingData) -> None:
-        """Builds and examines the model, sets up local training, then opens the ledger."""
+        """Build and examine the model, set up local training, then open the ledger."""
         refuse(self, metric_issues(self))
-        rows = data.rows
+        rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        row_counts = data.poisson.row_counts
+        row_counts = cohorts.row_counts
         finding = refuse_unsound_rounds(self, rows, row_counts)
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         refuse_clients_of_one_process()
-        layout = cohort_layout(self, data.poisson, finding.branches)
-        data.poisson.num_padded_clients = layout.num_padded_clients
-        data.poisson.num_shards = backend.num_batch_shards()
-        self._use_local_training(layout.is_vectorized)
-        self._set_in_steps("chunk_size", layout.chunk_size)
+        chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized)
+        self._set_in_steps("chunk_size", chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
 
     def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:
-        """Examines the model at the shapes of its local batches, where other clients decide them.
+        """Prove that padding counts nowhere, at the shapes that other clients may cause.
 
         Raises:
-            ValueError: where a layer lets the rows that pad a batch count.
+            ValueError: If the rows that pad a batch count in a layer.
         """
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         state = self._private_state
         if state.isolation is None or shapes != state.planned_shapes:
             state.isolation, state.planned_shapes = StepIsolation(self, PADDING_COUNTS), shapes
         assert self.federated_settings is not None
-        # Of batches of one size, padding is the client's own.
+        # In batches of one size, padding depends on the client alone.
         others_decide = self.federated_settings.client_batch_size is None
         state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
 
     def _use_local_training(self, is_vectorized: bool) -> None:
-        """Sets up the clients' training, anew where something of it was changed since."""
+        """Set up the clients' training, anew if anything has changed since the last `fit`."""
         settings = self.federated_settings
         assert settings is not None
         calls = {} if is_vectorized else quicker_calls_of(self, in_loop=True)
-        known = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
-        if self.local_training is not None and self._known_of_clients == known:
-            # Layers may be other than they were.
-            if self.local_training.recording is not None:
-                self.local_training.recording.clear()
+        made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
+        present = self.local_training
+        if present is not None and present.made_from == made_from:
+            if present.recording is not None:
+                present.recording.clear()  # Layers may have changed.
             return
         optimizer = functional_optimizer(settings.client_optimizer)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
@@ -319,7 +300,7 @@ class FederatedTraining(TrainingBase):
             is_vectorized,
             calls,
             None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
+            made_from,
         )
         keras_private.set_attribute(self, "local_training", training)
-        keras_private.set_attribute(self, "_known_of_clients", known)
         self.train_function = None

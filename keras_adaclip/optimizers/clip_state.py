@@ -1,7 +1,7 @@
 """The state of a clipping strategy as Keras variables: one clip norm for clipping, noise and logs.
 
-The step reads the state before it clips and writes it after it has noised, so that clipping,
-noise, schedule and read-outs can never disagree.
+The step reads the state before it clips and writes it after it has added the noise, so that
+clipping, noise, schedule and read-outs always agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterG
 Tensor = Any
 
 
-class ClipVariables:
-    """Thresholds, and whatever else a strategy remembers.
+class ClipState:
+    """Clipping norms and whatever else a strategy remembers.
 
     Args:
-        add_variable: makes a variable from a name and an initial array.
+        add_variable: a function that makes a variable from a name and an initial array.
         strategy: the clipping strategy.
         groups: the groups of the trainable variables.
     """
@@ -36,9 +36,15 @@ class ClipVariables:
         self._strategy = strategy
         self._groups = groups
         state = strategy.initial_state(groups)
-        _check_clip_norms(strategy, groups, state)
+        clip_norms = state.get("clip_norm")
+        if not isinstance(clip_norms, np.ndarray) or clip_norms.shape != (groups.num_groups,):
+            raise ValueError(
+                f"`{type(strategy).__name__}.initial_state` must return a NumPy array of shape "
+                f"(num_groups,) under 'clip_norm', here ({groups.num_groups},). "
+                f"Received: clip_norm={clip_norms!r}"
+            )
         self._shapes = {name: value.shape for name, value in state.items()}
-        # Without groups, what has one value a group is a plain number.
+        # Without groups, an entry with one value for each group is a scalar.
         self._variables = {
             name: add_variable(name, value[0] if self._is_single(name) else value)
             for name, value in state.items()
@@ -46,7 +52,7 @@ class ClipVariables:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All of them."""
+        """All variables of the state."""
         return list(self._variables.values())
 
     @property
@@ -59,28 +65,23 @@ class ClipVariables:
         return CurrentClipping(self._strategy, self._groups, state)
 
     def begin_run(self, step: int, steps_per_epoch: int | None) -> None:
-        """Tells the strategy that a run of steps begins.
+        """Let the strategy set the state at the start of a run of steps.
 
         Args:
-            step: the number of steps taken so far.
-            steps_per_epoch: steps in an epoch, None where unknown.
+            step: number of steps taken so far.
+            steps_per_epoch: number of steps in an epoch, None if unknown.
         """
-        state = {name: self._array(name) for name in self._variables}
-        self._assign(self._strategy.begin_run(state, step, steps_per_epoch))
+        self._assign(self._strategy.begin_run(self._arrays(), step, steps_per_epoch))
 
     def update(self, release: Release) -> None:
-        """Moves on to the state of the next step.
-
-        Args:
-            release: what this step released.
-        """
+        """Replace the state by that of the next step."""
         self._assign(self._strategy.update(self.current.state, release))
 
     def read(self, name: str) -> np.ndarray | None:
-        """One entry of the state, None where there is none of that name.
+        """Return one entry of the state, None if there is none of that name.
 
         Raises:
-            RuntimeError: in the middle of an epoch on JAX.
+            RuntimeError: In the middle of an epoch on JAX.
         """
         if name not in self._variables:
             return None
@@ -91,37 +92,24 @@ class ClipVariables:
                 "state of training apart from the variables. Read it when the epoch ends, or call "
                 "`model.jax_state_sync()` first."
             )
-        return self._array(name)
+        return np.reshape(backend.array_of(variable), self._shapes[name])
 
     def read_of_step(self, step: int) -> np.ndarray:
-        """The clipping norms that stand in logs for the latest step.
-
-        Args:
-            step: the number of the latest step, from 0.
-        """
-        state = {name: self._array(name) for name in self._variables}
-        return np.asarray(self._strategy.clip_norm_of_step(state, step))
+        """Return the clipping norms to log for the latest step, counted from 0."""
+        return np.asarray(self._strategy.clip_norm_of_step(self._arrays(), step))
 
     def _is_single(self, name: str) -> bool:
+        """Return whether the variable is a scalar instead of an array with one entry."""
         return self._groups.is_flat and self._shapes[name] == (1,)
 
-    def _array(self, name: str) -> np.ndarray:
-        value = backend.array_of(self._variables[name])
-        return np.reshape(value, self._shapes[name])
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the state as arrays."""
+        return {
+            name: np.reshape(backend.array_of(variable), self._shapes[name])
+            for name, variable in self._variables.items()
+        }
 
     def _assign(self, values: Mapping[str, Any]) -> None:
+        """Assign new values to some variables of the state."""
         for name, value in values.items():
             self._variables[name].assign(value[0] if self._is_single(name) else value)
-
-
-def _check_clip_norms(
-    strategy: ClippingStrategy, groups: ParameterGroups, state: Mapping[str, Any]
-) -> None:
-    """Raises where a strategy's initial state has not one clipping norm for each group."""
-    clip_norms = state.get("clip_norm")
-    if not isinstance(clip_norms, np.ndarray) or clip_norms.shape != (groups.num_groups,):
-        raise ValueError(
-            f"`{type(strategy).__name__}.initial_state` must return a NumPy array of shape "
-            f"(num_groups,) under 'clip_norm', here ({groups.num_groups},). "
-            f"Received: clip_norm={clip_norms!r}"
-        )
