@@ -257,8 +257,15 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the single metrics of `compile(metrics=..., weighted_metrics=...)`, once built."""
-    return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)
+    """Return the single metrics of `compile(metrics=..., weighted_metrics=...)`.
+
+    Before Keras builds them, these are the metrics that were given as objects.
+    """
+    compiled = model._compile_metrics
+    if compiled is None or compiled.built:
+        return [] if compiled is None else list(compiled.metrics)
+    given = keras.tree.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
 
 
 def update_masked_metrics(

@@ -278,11 +278,11 @@ def rounds_over(
     noise_size = settings.cohort_noise_size or cohort_size
     noise_size = check_integer("cohort_noise_size", noise_size, minimum=cohort_size)
     return TrainingData(
-        kind,
-        cohort_size,
-        num_clients,
-        Batch(*clients.first_examples()),
-        {"shuffle": False},
+        sampling=kind,
+        expected_batch_size=cohort_size,
+        num_examples=num_clients,
+        rows=Batch(*clients.first_examples()),
+        fit_arguments={"shuffle": False},
         steps_per_epoch=rounds,
         poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
         unit=Unit.CLIENT,

@@ -115,10 +115,9 @@ class FederatedTraining(TrainingBase):
             auto_scale_loss=False,
             **keras_arguments,
         )
-        self._remember_metrics(metrics, keras_arguments.get("weighted_metrics"))
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
-        keras_private.set_attribute(self, "step_isolation", None)
+        self._private_state.isolation = None
 
     def get_compile_config(self) -> Any:
         """Return the arguments of `compile` as plain values."""
@@ -256,9 +255,7 @@ class FederatedTraining(TrainingBase):
         refuse_clients_of_one_process()
         chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
-        if chunk_size != self.private_chunk_size:
-            self.private_chunk_size = chunk_size
-            self.train_function = None
+        self._set_in_steps("chunk_size", chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         self._open_ledger(data)
@@ -270,17 +267,13 @@ class FederatedTraining(TrainingBase):
             ValueError: If the rows that pad a batch count in a layer.
         """
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
-        if self.step_isolation is None or shapes != self.planned_shapes:
-            isolation = StepIsolation(self)
-            keras_private.set_attribute(self, "step_isolation", isolation)
-            keras_private.set_attribute(self, "planned_shapes", shapes)
-        assert self.step_isolation is not None
+        state = self._private_state
+        if state.isolation is None or shapes != state.planned_shapes:
+            state.isolation, state.planned_shapes = StepIsolation(self), shapes
         assert self.federated_settings is not None
         # In batches of one size, padding depends on the client alone.
         others_decide = self.federated_settings.client_batch_size is None
-        self.step_isolation.prove(
-            rows, row_counts if others_decide else [], others_vary=others_decide
-        )
+        state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, anew if anything has changed since the last `fit`."""

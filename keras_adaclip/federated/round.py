@@ -78,7 +78,7 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
         _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
-    total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
+    total = sum_over_chunks(model, units, model._private_state.chunk_size, False, sum_of_chunk)
     total = sum_of_replicas(total)
     if weighting is not None:
         total = dataclasses.replace(total, scale=weighting.scale)
@@ -95,7 +95,7 @@ def _aggregated(model: keras.Model, units: Batch, contributions_of: Contribution
         _observe_norms(model, chunk, norms, finite, None)
         return list(sample)
 
-    size, start = model.private_chunk_size, aggregation.start()
+    size, start = model._private_state.chunk_size, aggregation.start()
     return aggregation.sample(
         merge_over_chunks(model, units, size, False, sample_of_chunk, start, aggregation.merged)
     )
@@ -145,7 +145,7 @@ def _observe_norms(
         finite: Bool of shape `(num_clients,)`.
         clip_norms: Of shape `(num_groups,)`; None if only an aggregation knows them.
     """
-    metrics = model.private_diagnostics
+    metrics = model._private_state.diagnostics
     if metrics is None:
         return
     present = ops.cast(chunk.present, "float32")

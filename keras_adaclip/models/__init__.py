@@ -1,9 +1,7 @@
 """Keras models whose `fit` is private."""
 
 from keras_adaclip.models.checking import PrivacyCheck, check
-from keras_adaclip.models.private_model import PrivateModel
-from keras_adaclip.models.private_sequential import PrivateSequential
-from keras_adaclip.models.privatize import privatize
+from keras_adaclip.models.private_model import PrivateModel, PrivateSequential, privatize
 from keras_adaclip.training import PrivacyIssue
 
 __all__ = [

@@ -145,7 +145,7 @@ def private_summary(
     if not model.built:
         model(rows.x)
     plan = getattr(model, "gradient_plan", None) or _planned(model, rows, probe(model, rows))
-    chunk_size = getattr(model, "private_chunk_size", None)
+    chunk_size = getattr(getattr(model, "_private_state", None), "chunk_size", None)
     sizes = [size for size in (chunk_size, batch_size) if size is not None]
     print_fn(_summary(model, rows, plan, min(sizes, default=None)))
 

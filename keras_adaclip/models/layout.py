@@ -1,48 +1,44 @@
-"""How the examples of a step lie before the compiler: as drawn, in a few shapes, or in chunks.
+"""The shapes of a run's batches: as drawn, padded to a few sizes, or in chunks.
 
 A Poisson draw has another size in every step, and XLA compiles once a shape. So a batch is padded
-to one shape that nearly every draw fits into, and a loop runs over the chunks of it that hold an
-example. XLA's convolutions on CPU are several times slower inside of a loop than outside, and each
-chunk adds its sums to as many numbers as there are weights: with convolutions, or where weights are
-much more than what the examples need, a batch is padded to one of two shapes instead, and runs in
-one piece.
+to one size that nearly every draw fits, and a loop runs over its chunks that hold an example.
 
-Where a batch is divided among devices it runs in one piece as well, since their sums are added up
-once for each chunk.
+XLA's convolutions on a CPU are several times slower inside a loop, and each chunk adds its sums to
+as many numbers as there are weights. With convolutions, or with many more weights than numbers per
+chunk, a batch is padded to one of two sizes instead and runs in one piece. So does a batch that is
+divided among devices, since their sums are added up once a chunk.
 
-Elsewhere a batch runs in chunks as soon as it would fill much more than a cache: what norms and
-sums need of a few examples stays near the cache, and the step takes less memory.
+Elsewhere a batch runs in chunks if it would fill much more than a cache.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.models.microbatches import largest_microbatch
+from keras_adaclip.gradients import Batch, clipped_sum, finite_rows, repeated
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
-# Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
-# read back. On a CPU they had better stay near the cache, and below the 32 MiB from which on the C
-# library gives memory back to the system after each use and asks for it anew; in 64 MiB where a
-# round of the loop is interpreted and costs more. But half as many as the layers return for the
-# whole batch are little beside what the step takes anyway. Where a round costs nothing, they had
-# better stay in the cache: 8 MiB.
+# Float32 numbers that a chunk writes for norms and sums. At most 128 MiB; on a CPU near the cache
+# (32 MiB, from which on the C library returns memory to the system after each use), or 64 MiB if a
+# round of the loop is interpreted. In compiled loops, 8 MiB stay in the cache.
 _MOST_NUMBERS = 1 << 25
 _NUMBERS_IN_THE_CACHE = 1 << 21
 _NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
-# An accelerator has memory of its own, and each round of the loop leaves it idle for a while.
+# An accelerator idles in each round of the loop.
 _NUMBERS_ON_AN_ACCELERATOR = 1 << 28
-# Draws are larger than that many standard deviations above the mean once in fourteen, and once in
-# a billion.
+# Standard deviations above the mean that draws exceed once in fourteen times, and in a billion.
 _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
-# How many times as many weights as a chunk writes numbers are many weights.
+# Weight-heavy above this ratio of weights to numbers written per chunk.
 _MANY_WEIGHTS = 4
+# `microbatch_size="auto"` without `memory_limit` takes this share of the free memory.
+_SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,9 @@ class BatchLayout:
     """The shapes of a run's batches.
 
     Args:
-        sizes: numbers of rows, rising, to the first of which that is enough a batch is padded;
-            empty where batches stay as they are drawn.
-        chunk_size: rows that are processed at a time; None for all.
+        sizes: Rising numbers of rows; a batch is padded to the first that is large enough. Empty
+            if batches stay as drawn.
+        chunk_size: Rows that are processed at a time; None for all.
     """
 
     sizes: tuple[int, ...] = ()
@@ -60,11 +56,11 @@ class BatchLayout:
 
 
 def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
-    """The layout that is the least work for the backend.
+    """Return the layout that is the least work for the backend.
 
     Args:
-        model: a compiled private model.
-        data: what it is trained on.
+        model: A compiled private model with a plan.
+        data: The training data.
     """
     dataset, num_shards = data.poisson, backend.num_batch_shards()
     chunk_size = model.optimizer.microbatch_size
@@ -77,104 +73,148 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         chunk_size *= num_shards
     if dataset is None or not (backend.needs_fixed_shapes(model) or num_shards > 1):
         return BatchLayout((), chunk_size)
-    small = _small_chunk_size(dataset)
+    # A batch has about eight such chunks, so that little of it is padding.
+    eighth = max(dataset.expected_batch_size // 8, 1)
+    small = min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)
+    is_single = model.steps_per_execution == 1
     in_one_piece = (
         num_shards > 1
         or keras_private.is_own(model, "compute_metrics")
-        or (
-            model.steps_per_execution == 1
-            and (_has(model, CONVOLUTIONS) or _weighs_more_than(model, small))
-        )
+        or (is_single and (_has(model, *CONVOLUTIONS) or _is_weight_heavy(model, small)))
     )
     if chunk_size is None and in_one_piece:
         multiple = math.lcm(_ROWS_AT_A_TIME, num_shards)
-        limits = (_USUAL, _ALMOST_ALL) if model.steps_per_execution == 1 else (_ALMOST_ALL,)
-        sizes = {_size(dataset, limit, multiple) for limit in limits}
+        limits = (_USUAL, _ALMOST_ALL) if is_single else (_ALMOST_ALL,)
+        sizes = {_padded_size(dataset, limit, multiple) for limit in limits}
         return BatchLayout(tuple(sorted(sizes)))
-    if chunk_size is None:
-        chunk_size = small
-    return BatchLayout((_size(dataset, _ALMOST_ALL, chunk_size),), chunk_size)
+    chunk_size = chunk_size or small
+    return BatchLayout((_padded_size(dataset, _ALMOST_ALL, chunk_size),), chunk_size)
 
 
 def step_sizes(model: keras.Model, data: TrainingData, layout: BatchLayout) -> list[int]:
-    """Numbers of rows that pass through the model at a time; typical ones where any will do.
+    """Return the numbers of rows that pass through the model at a time, typical ones if they vary.
 
     Args:
-        model: a compiled private model.
-        data: what it is trained on.
-        layout: the shapes of the batches.
+        model: A compiled private model.
+        data: The training data.
+        layout: The shapes of the batches.
     """
     if layout.chunk_size is not None:
         sizes = {layout.chunk_size}
     elif layout.sizes:
         sizes = set(layout.sizes)
     else:
-        sizes = {data.expected_batch_size}
-        if data.poisson is not None:
-            sizes.add(_size(data.poisson, _ALMOST_ALL, 1))
+        sizes = {data.expected_batch_size, _largest_batch(data)}
     return sorted(math.ceil(size / backend.num_replicas(model)) for size in sizes)
 
 
 def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
-    """Rows at a time that stay within a memory that is good for speed, None for all rows.
+    """Return the rows at a time that are best for speed, None for all rows.
 
     Args:
-        model: a compiled private model with a plan.
-        batch_size: the expected number of rows of a batch.
+        model: A compiled private model with a plan.
+        batch_size: The expected number of rows of a batch.
     """
-    plan = model.gradient_plan
+    plan = model._private_state.plan
     numbers = 0 if plan is None else plan.numbers_per_example
+    is_compiled = backend.needs_fixed_shapes(model)
+    if numbers == 0 or (is_compiled and _has(model, *CONVOLUTIONS)):
+        return None
     # What an own `compute_metrics` returns besides the metrics does not leave a loop.
     if keras_private.is_own(model, "compute_metrics"):
         return None
-    is_compiled = backend.needs_fixed_shapes(model)
-    if numbers == 0 or (is_compiled and _has(model, CONVOLUTIONS)):
-        return None
-    if is_compiled and backend.computes_on_cpu():
-        # XLA asks for memory anew in each step, for what the layers return too.
-        # Each chunk adds to sums that are as many as the weights: less would be little beside.
+    if not backend.computes_on_cpu():
+        limit = _NUMBERS_ON_AN_ACCELERATOR
+    elif is_compiled:
+        # XLA allocates the outputs of layers in each step too, and each chunk adds to as many sums
+        # as there are weights.
         limit = min(max(_NUMBERS_IN_THE_CACHE, _num_weights(model)), _NUMBERS_NEAR_THE_CACHE)
         numbers = max(numbers, plan.outputs_per_example)
+    elif _has(model, keras.layers.RNN):
+        # A recurrent layer goes through time again in each chunk.
+        limit = _MOST_NUMBERS
     else:
-        limit = _interpreted_limit(model, batch_size * plan.outputs_per_example)
+        # Half as many numbers as the layers return for the whole batch are comparatively few.
+        least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
+        limit = min(max(batch_size * plan.outputs_per_example // 2, least), _MOST_NUMBERS)
     most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
 
 
-def _interpreted_limit(model: keras.Model, outputs: int) -> int:
-    """How many numbers a chunk may write where each operation runs on its own.
+def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
+    """Return the largest number of examples that fit the optimizer's `memory_limit`, by trial.
 
     Args:
-        model: a compiled private model.
-        outputs: how many numbers the layers return for the whole batch.
+        model: A compiled and built private model with a plan.
+        rows: A few training examples.
+        batch_size: The largest number of rows of a batch.
+
+    Returns:
+        A power of two, or `batch_size` if a whole batch fits.
+
+    Raises:
+        ValueError: If not even one example fits, or the memory cannot be measured.
     """
-    if not backend.computes_on_cpu():
-        return _NUMBERS_ON_AN_ACCELERATOR
-    # A recurrent layer goes through time again in each chunk.
-    if _has(model, (keras.layers.RNN,)):
-        return _MOST_NUMBERS
-    least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
-    return min(max(outputs // 2, least), _MOST_NUMBERS)
+    limit = model.optimizer.memory_limit
+    if limit is None:
+        limit = int(_SHARE_OF_MEMORY * backend.free_memory())
+    rows = finite_rows(rows)
+    # Before the first trial: memory that a trial has freed may not be returned to the system, and
+    # would hide the memory of the next one.
+    before = backend.memory_in_use()
+    fitting, size = 0, 1
+    while fitting < batch_size and _peak_bytes(model, repeated(rows, size)) - before <= limit:
+        fitting, size = size, min(2 * size, batch_size)
+    if fitting == 0:
+        raise ValueError(
+            f"Not even one example at a time fits `memory_limit`. Received: {limit:,} bytes"
+        )
+    return fitting
+
+
+def _peak_bytes(model: keras.Model, batch: Batch) -> int:
+    """Return the most bytes in use during the clipped sum over a batch."""
+    parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
+    parts = {name: part for name, part in parts.items() if part is not None}
+
+    def sums(leaves: list[Any]) -> list[Any]:
+        given = Batch(**keras.tree.pack_sequence_as(parts, leaves))
+        plan = model._private_state.plan
+        return clipped_sum(model, given, model.optimizer.current_clipping, plan)[0].gradients
+
+    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    leaves = keras.tree.flatten(parts)
+    return int(backend.peak_memory(sums, variables, leaves, bool(model.jit_compile)))
 
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
-    """What `largest_microbatch` finds, once for each batch size."""
-    dataset = data.poisson
-    most = data.expected_batch_size if dataset is None else _size(dataset, _ALMOST_ALL, 1)
+    """Return the result of `largest_microbatch`, None for whole batches; once a batch size."""
+    known, most = model._private_state.fitting_chunk_sizes, _largest_batch(data)
     most = math.ceil(most / backend.num_batch_shards())
-    known = model.fitting_chunk_sizes
     if most not in known:
-        found = largest_microbatch(model, data.rows, most)
-        fitting = min(backend.gathered(np.array(found or most)).tolist())
+        fitting = largest_microbatch(model, data.rows, most)
+        fitting = min(backend.gathered(np.array(fitting)).tolist())
         known[most] = None if fitting == most else fitting
     return known[most]
 
 
-def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
-    """Rows for draws up to so many standard deviations above the mean, a multiple of `multiple`.
+def _largest_batch(data: TrainingData) -> int:
+    """Return the rows of a batch that is hardly ever exceeded."""
+    if data.poisson is None:
+        return data.expected_batch_size
+    return _padded_size(data.poisson, _ALMOST_ALL, 1)
 
-    Where processes have shares of the rows, enough for the largest share in each of them.
+
+def _padded_size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
+    """Return rows for draws up to so many standard deviations above the mean.
+
+    If processes have shares of the rows, the number is enough for the largest share in each.
+
+    Args:
+        dataset: The Poisson-sampled data set.
+        deviations: Number of standard deviations.
+        multiple: The result is a multiple of this.
     """
     share, probability = dataset.largest_share, dataset.sampling_probability
     mean = dataset.expected_batch_size if dataset.num_shares == 1 else share * probability
@@ -183,15 +223,9 @@ def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     return math.ceil(largest * dataset.num_shares / multiple) * multiple
 
 
-def _small_chunk_size(dataset: PoissonDataset) -> int:
-    """Rows of a chunk of which a batch has about eight, so that few are there in vain."""
-    eighth = max(dataset.expected_batch_size // 8, 1)
-    return min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)
-
-
-def _weighs_more_than(model: keras.Model, chunk_size: int) -> bool:
-    """Whether adding up the sums of chunks would cost more than the rows that are padded."""
-    plan = model.gradient_plan
+def _is_weight_heavy(model: keras.Model, chunk_size: int) -> bool:
+    """Return whether adding up the sums of chunks would cost more than rows of padding."""
+    plan = model._private_state.plan
     if plan is None:
         return False
     numbers = max(plan.numbers_per_example, plan.outputs_per_example)
@@ -202,5 +236,5 @@ def _num_weights(model: keras.Model) -> int:
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
-def _has(model: keras.Model, kinds: tuple[type[keras.layers.Layer], ...]) -> bool:
+def _has(model: keras.Model, *kinds: type[keras.layers.Layer]) -> bool:
     return any(isinstance(layer, kinds) for layer in keras_private.flatten_layers(model))

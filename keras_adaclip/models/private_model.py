@@ -1,16 +1,16 @@
-"""`PrivateModel`: functional or subclassed, a Keras model whose `fit` is private."""
+"""Keras models whose `fit` is private: functional, subclassed and sequential; `privatize`."""
 
 from typing import Any
 
 import keras
 
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.training import ModelType, is_functional, make_functional
+from keras_adaclip.training import ModelType, converted, is_functional, make_functional
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class PrivateFunctional(PrivateTraining, keras.Model):
-    """What `PrivateModel(inputs, outputs)` returns."""
+    """A private functional model, made by `PrivateModel(inputs, outputs)`."""
 
 
 class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
@@ -21,14 +21,14 @@ class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
     Keras: `fit`, `evaluate`, `predict`, callbacks, saving.
 
     Args:
-        inputs: symbolic inputs, as for `keras.Model`.
-        outputs: symbolic outputs, as for `keras.Model`.
-        name: name of the model.
+        inputs: Symbolic inputs, as for `keras.Model`.
+        outputs: Symbolic outputs, as for `keras.Model`.
+        name: Name of the model.
 
     Guarantees:
         The weights after `fit` are (epsilon, delta)-differentially private for adding or removing
         one training example (Poisson sampling) or for replacing one by a hole (other data), with
-        the epsilon that `privacy_spent` tells. Training losses and metrics are not covered.
+        the epsilon of `privacy_spent`. Training losses and metrics are not covered.
 
     Example:
 
@@ -45,7 +45,7 @@ class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
     stands_for = PrivateTraining
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A functional model where inputs and outputs are given, else one of this class."""
+        """Return a functional model for inputs and outputs, otherwise one of this class."""
         if cls is PrivateModel and is_functional(args, kwargs):
             return PrivateFunctional(*args, **kwargs)
         return super().__new__(cls)
@@ -56,3 +56,59 @@ class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
             PrivateFunctional.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class PrivateSequential(PrivateTraining, keras.Sequential):
+    """A `keras.Sequential` that trains on clipped and noised gradients of single examples.
+
+    Args:
+        layers: List of layers, as for `keras.Sequential`.
+        trainable: Whether the weights are trained.
+        name: Name of the model.
+
+    Guarantees:
+        Those of `PrivateModel`.
+
+    Example:
+
+    >>> import keras
+    >>> model = PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.count_params()
+    15
+
+    Reference:
+        Abadi et al. 2016, "Deep learning with differential privacy".
+    """
+
+
+def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
+    """Return a private model that shares the layers and weights of a Keras model.
+
+    The new model is not compiled.
+
+    Args:
+        model: A Functional or Sequential model. It is not changed, but shares its weights with the
+            new model.
+        replace_batch_normalization: Whether every `BatchNormalization` is replaced by a new
+            `GroupNormalization`. The weights of the other layers stay shared.
+
+    Returns:
+        A `PrivateModel` or a `PrivateSequential`, to be compiled with a `DPOptimizer`.
+
+    Raises:
+        TypeError: If `model` is a subclassed model, or no Keras model, or if its class replaces
+            methods of Keras (`compute_loss`, `fit`), which the new model would not have.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> type(privatize(model)).__name__
+    'PrivateSequential'
+    """
+    if isinstance(model, PrivateTraining):
+        raise TypeError("The model is private already. Received: a private model")
+    return converted(
+        model, PrivateSequential, PrivateModel, "privatize", replace_batch_normalization
+    )

@@ -1,4 +1,4 @@
-"""What makes a Keras model private: `compile`, `fit` and `train_step`.
+"""Private `compile`, `fit`, `train_on_batch` and `train_step` of a Keras model.
 
 A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 `PrivateSequential`.
@@ -7,32 +7,40 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
+from keras_adaclip.gradients import Augmentation, make_plan
 from keras_adaclip.models.augmenting import checked_augmentation
 from keras_adaclip.models.checking import private_summary
-from keras_adaclip.models.layout import batch_layout
-from keras_adaclip.models.preparation import Preparation
+from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
-from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import (
+    StepIsolation,
+    TrainingBase,
     TrainingData,
     arrays,
     on_all_devices,
     refuse_batch_of_every_replica,
+    refuse_data_of_one_process,
     refuse_disagreement,
     refuse_joined_batches,
-    streams,
+    refuse_other_settings,
+    refuse_uneven_batches,
+    refuse_unsound_parts,
+    refuse_unsound_training,
     training_data,
+    weight_digests,
 )
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
 
-class PrivateTraining(Preparation):
-    """Private `compile`, `fit` and `train_on_batch` for a Keras model class."""
+class PrivateTraining(TrainingBase):
+    """Trains a Keras model on clipped and noised gradients of single examples."""
 
     def compile(
         self,
@@ -46,25 +54,25 @@ class PrivateTraining(Preparation):
         jit_compile: Any = "auto",
         auto_scale_loss: bool = False,
     ) -> None:
-        """Configures private training; the arguments are Keras's.
+        """Configure private training; the arguments are Keras's.
 
-        What was spent under an earlier `compile` is carried over.
+        The privacy spent under an earlier `compile` is carried over.
 
         Args:
-            optimizer: a `DPOptimizer`.
-            loss: as for Keras; it is evaluated for each example alone.
-            loss_weights: as for Keras.
-            metrics: as for Keras.
-            weighted_metrics: as for Keras.
-            run_eagerly: as for Keras.
-            steps_per_execution: as for Keras (TensorFlow and JAX).
-            jit_compile: as for Keras; not on PyTorch. On JAX, training steps are compiled also
+            optimizer: A `DPOptimizer`.
+            loss: As for Keras; it is evaluated for each example alone.
+            loss_weights: As for Keras.
+            metrics: As for Keras.
+            weighted_metrics: As for Keras.
+            run_eagerly: As for Keras.
+            steps_per_execution: As for Keras (TensorFlow and JAX).
+            jit_compile: As for Keras; not on PyTorch. On JAX, training steps are compiled also
                 with layers that Keras does not compile, such as `RandomZoom`; `run_eagerly=True`
                 runs them operation by operation.
-            auto_scale_loss: ignored: norms, sums and noise are float32 in every precision.
+            auto_scale_loss: Ignored: norms, sums and noise are float32 in every precision.
 
         Raises:
-            ValueError: where `optimizer` is not a `DPOptimizer`.
+            ValueError: If `optimizer` is not a `DPOptimizer`.
         """
         optimizer = self._adopted(optimizer)
         super().compile(  # type: ignore[misc]
@@ -78,10 +86,8 @@ class PrivateTraining(Preparation):
             jit_compile=jit_compile,
             auto_scale_loss=False,
         )
-        self.gradient_plan = None
-        # Untracked by Keras, so that it stays a plain dictionary.
-        keras_private.set_attribute(self, "fitting_chunk_sizes", {})
-        self._remember_metrics(metrics, weighted_metrics)
+        self._private_state.plan = None
+        self._private_state.fitting_chunk_sizes = {}
 
     @on_all_devices
     def fit(
@@ -109,117 +115,96 @@ class PrivateTraining(Preparation):
         augmentation: Any = None,
         augmentation_multiplicity: int = 1,
     ) -> Any:
-        """Trains privately; the arguments are Keras's, and five more.
+        """Train privately; the arguments are Keras's, and five more.
 
         With arrays and `sampling="poisson"`, each step draws every example with probability
         `batch_size / len(x)`, and an epoch is `ceil(len(x) / batch_size)` steps. The noised sum
-        is divided by `batch_size`, whatever was drawn.
+        is divided by `batch_size`, not by the number drawn.
 
         Args:
-            x: arrays (on TensorFlow of strings too), or a data set (which is accounted without
+            x: Arrays (on TensorFlow also of strings), or a data set (which is accounted without
                 amplification by sampling, unless it is a `PoissonDataset`).
-            y: targets.
-            batch_size: expected number of examples in a step, 32 by default.
-            epochs: as for Keras.
-            verbose: as for Keras.
-            callbacks: as for Keras.
-            validation_split: as for Keras; the training part counts as the private data.
-            validation_data: as for Keras.
-            shuffle: as for Keras, with `sampling="shuffle"` and data sets.
-            class_weight: as for Keras.
-            sample_weight: as for Keras; weights act before clipping, so no weight lets one
+            y: Targets.
+            batch_size: Expected number of examples in a step, 32 by default.
+            epochs: As for Keras.
+            verbose: As for Keras.
+            callbacks: As for Keras.
+            validation_split: As for Keras; the training part counts as the private data.
+            validation_data: As for Keras.
+            shuffle: As for Keras, with `sampling="shuffle"` and data sets.
+            class_weight: As for Keras.
+            sample_weight: As for Keras; weights act before clipping, so no weight lets one
                 example contribute more.
-            initial_epoch: as for Keras.
-            steps_per_epoch: as for Keras.
-            validation_steps: as for Keras.
-            validation_batch_size: as for Keras.
-            validation_freq: as for Keras.
+            initial_epoch: As for Keras.
+            steps_per_epoch: As for Keras.
+            validation_steps: As for Keras.
+            validation_batch_size: As for Keras.
+            validation_freq: As for Keras.
             sampling: `"poisson"`, or `"shuffle"` (Keras's own order, no amplification).
-            num_examples: number of examples in a data set that does not tell.
-            once_per_pass: your word that one pass over a data set holds each example at most
-                once; then a pass is one release, otherwise every step is.
-            augmentation: a Keras layer that augments each input alone, at random, and keeps its
-                shape, such as `keras.layers.RandomFlip`; None means none.
-            augmentation_multiplicity: number of augmented copies of each example, whose gradients
-                are averaged *before* clipping (De et al. 2022). They are one contribution, and
-                cost no privacy; a step costs as much time as one of so many times the examples.
+            num_examples: Number of examples, if the data set does not tell.
+            once_per_pass: Your word that one pass over a data set holds each example at most
+                once. Then a pass is one release, otherwise every step is.
+            augmentation: A Keras layer that augments each input alone, at random, and keeps its
+                shape, such as `keras.layers.RandomFlip`; None for no augmentation.
+            augmentation_multiplicity: Number of augmented copies of each example, whose gradients
+                are averaged *before* clipping (De et al. 2022). They are one contribution and cost
+                no privacy. The time of a step grows in proportion.
 
         Returns:
             Keras's `History`.
 
         Raises:
-            ValueError: where an argument is out of range, or the model has a part that breaks
-                the guarantee; nothing was trained then.
+            ValueError: If an argument is out of range, or the model has a part that breaks the
+                guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        arguments = {
-            "epochs": epochs,
-            "verbose": verbose,
-            "initial_epoch": initial_epoch,
-            "validation_steps": validation_steps,
-            "validation_batch_size": validation_batch_size,
-            "validation_freq": validation_freq,
+        common = {
+            "class_weight": class_weight,
+            "sampling": sampling,
+            "steps_per_epoch": steps_per_epoch,
+            "shuffle": shuffle,
         }
         if arrays.is_array_data(x):
+            if validation_batch_size is None:
+                validation_batch_size = batch_size
             if validation_split and validation_data is None:
                 (x, y, sample_weight), validation_data = arrays.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
-            if validation_batch_size is None:
-                arguments["validation_batch_size"] = batch_size
+            seed = self.optimizer.seed  # type: ignore[attr-defined]
             data = training_data.from_arrays(
-                x,
-                y,
-                sample_weight,
-                class_weight,
-                batch_size=batch_size,
-                sampling=sampling,
-                steps_per_epoch=steps_per_epoch,
-                shuffle=shuffle,
-                seed=self.optimizer.seed,  # type: ignore[attr-defined]
+                x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )
         else:
-            streams.refuse_plain_numbers(x)
             refuse_joined_batches(self, x)
-            _refuse_array_arguments(
+            data = training_data.from_data_set(
                 x,
+                num_examples=num_examples,
+                once_per_pass=once_per_pass,
                 y=y,
                 sample_weight=sample_weight,
                 batch_size=batch_size,
                 validation_split=validation_split or None,
+                **common,
             )
-            if isinstance(x, PoissonDataset):
-                _refuse_dataset_arguments(
-                    class_weight=class_weight or None,
-                    num_examples=None if num_examples == x.num_examples else num_examples,
-                    once_per_pass=once_per_pass or None,
-                    sampling=None if sampling == "poisson" else sampling,
-                )
-                data = training_data.from_poisson(x, steps_per_epoch)
-            else:
-                data = training_data.from_foreign(
-                    x,
-                    class_weight,
-                    num_examples=num_examples,
-                    once_per_pass=once_per_pass,
-                    steps_per_epoch=steps_per_epoch,
-                    shuffle=shuffle,
-                )
-        validation_data = arrays.strings_as_tensors(validation_data)
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        self._prepare(data, augmentation=wanted)
-        epochs_are_passes = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        sizes = self._prepare(data, augmentation=wanted)
         pass_counter = PassCounter(
             lambda: self._open_ledger(data),
-            epochs_are_passes,
+            every_epoch=steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES,
             check=lambda: refuse_disagreement(self, data),
         )
         with self._run_of_fit(callbacks, data, pass_counter, wanted) as ordered:
             return super().fit(  # type: ignore[misc]
-                **data.with_sizes(batch_layout(self, data).sizes, self),
-                **arguments,
-                validation_data=validation_data,
+                **data.with_sizes(sizes, self),
+                epochs=epochs,
+                verbose=verbose,
                 callbacks=ordered,
+                validation_data=arrays.strings_as_tensors(validation_data),
+                initial_epoch=initial_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
             )
 
     @on_all_devices
@@ -231,27 +216,102 @@ class PrivateTraining(Preparation):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains on one batch, accounted as one full release of it; as Keras's otherwise."""
+        """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
         refuse_batch_of_every_replica(self)
         size = arrays.number_of_rows(x, y, sample_weight)
-        rows = arrays.first_rows(x, y, sample_weight)
-        data = TrainingData(Sampling.STREAM, size, size, rows)
+        data = TrainingData(
+            sampling=Sampling.STREAM,
+            expected_batch_size=size,
+            num_examples=size,
+            rows=arrays.first_rows(x, y, sample_weight),
+        )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)
-        try:
-            self.step_isolation.prove_again_between_batches()  # type: ignore[union-attr]
+        # Digests would take as long as a step.
+        with self._run_of_steps(take_digests=False):
+            self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
                 sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
-            x, y, sample_weight = arrays.as_tensors((x, y, sample_weight))
-            with self._training_by_keras():
-                return super().train_on_batch(  # type: ignore[misc]
-                    x, y, sample_weight=sample_weight, return_dict=return_dict
-                )
-        finally:
-            # Digests would take as long as a step.
-            self._end_run(take_digests=False)
+            x, y, sample_weight = keras.tree.map_structure(
+                lambda part: None if part is None else keras.ops.convert_to_tensor(part),
+                (x, y, sample_weight),
+            )
+            return super().train_on_batch(  # type: ignore[misc]
+                x, y, sample_weight=sample_weight, return_dict=return_dict
+            )
+
+    def _prepare(
+        self,
+        data: TrainingData,
+        examine: bool = True,
+        augmentation: Augmentation | None = None,
+    ) -> tuple[int, ...]:
+        """Build, examine and plan the model, then open the ledger; train nothing.
+
+        Args:
+            data: The training data.
+            examine: Whether the model is examined in any case; otherwise only if it was not yet,
+                or if its inputs have other numbers of axes, for which it may compute otherwise.
+            augmentation: How the examples are augmented.
+
+        Returns:
+            The numbers of rows that batches are padded to.
+        """
+        refuse_unsound_parts(self)
+        refuse_uneven_batches(data)
+        refuse_data_of_one_process(data)
+        refuse_other_settings(self)
+        sizes = self._examine(data, examine, augmentation)
+        self._include_spending_on_shared_weights()
+        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
+        self._open_ledger(data)
+        try:
+            refuse_disagreement(self, data)
+        except ValueError:
+            self.optimizer.end_run()  # type: ignore[attr-defined]
+            raise
+        return sizes
+
+    def _examine(
+        self, data: TrainingData, examine: bool, augmentation: Augmentation | None
+    ) -> tuple[int, ...]:
+        """Build, examine and plan the model, and choose the shapes of its steps."""
+        state, rows = self._private_state, data.rows
+        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
+        is_planned = shapes == state.planned_shapes
+        if not examine:
+            is_planned = list(map(len, shapes)) == list(map(len, state.planned_shapes))
+            examine = state.plan is None or not is_planned
+        keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
+        # If the model is refused, no plan is left with which it could be trained.
+        plan, state.plan = state.plan, None
+        finding = refuse_unsound_training(self, rows if examine else None)
+        is_repeatable = finding is None or finding.is_repeatable
+        if finding is not None:
+            self._assign_in_steps(finding.assigned, rows)
+        method = self.optimizer.gradient_method  # type: ignore[attr-defined]
+        is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
+        if not (is_sound and is_planned) or method != state.planned_method:
+            plan = make_plan(self, rows, method, is_repeatable)
+            state.planned_method, state.planned_shapes = method, shapes
+            state.isolation = StepIsolation(self)
+            self.train_function = None
+        state.plan = plan
+        try:
+            layout = batch_layout(self, data)
+            state.isolation.prove(
+                rows,
+                step_sizes(self, data, layout),
+                augmentation,
+                others_vary=backend.slices_any_size(self),
+            )
+        except BaseException:
+            state.plan = None
+            raise
+        self._set_in_steps("chunk_size", layout.chunk_size)
+        return layout.sizes
 
     def private_summary(
         self,
@@ -259,30 +319,30 @@ class PrivateTraining(Preparation):
         batch_size: int | None = None,
         print_fn: Callable[[str], Any] = print,
     ) -> None:
-        """Prints a table that says which way the per-example gradients of each layer take.
+        """Print a table of how the per-example gradients of each layer are computed.
 
-        For each layer with trainable weights: the rule, how norms are found (a product of two
-        norms, Gram matrices, gradients written out), and what is held of one example in memory.
-        Before the first `fit`, the table tells what the layers suggest; `fit` compares it with
-        plain gradients on a few rows, and afterwards the table says what was chosen.
+        For each layer with trainable weights: the rule, how norms are computed (a product of two
+        norms, Gram matrices, materialized gradients), and the memory of one example. Before the
+        first `fit`, the table shows the plan that the layers suggest. `fit` compares the plan with
+        plain gradients on a few rows; afterwards the table shows the plan that was chosen.
 
         Args:
-            x: a few inputs, for models whose input shapes are not known.
-            batch_size: the expected batch size, for the memory of a step.
-            print_fn: function that takes the text.
+            x: A few inputs, for models whose input shapes are not known.
+            batch_size: The expected batch size, for the memory of a step.
+            print_fn: Function that takes the text.
 
         Raises:
-            ValueError: where the input shapes are not known.
+            ValueError: If the input shapes are not known.
         """
         private_summary(self, x, batch_size, print_fn)
 
     def train_step(self, *args: Any) -> Any:
-        """One private step, in the form that the backend's trainer expects.
+        """Run one private step, in the form that the backend's trainer expects.
 
         Raises:
-            ValueError: where it is called outside of `fit` and `train_on_batch`.
+            ValueError: If it is called outside of `fit` and `train_on_batch`.
         """
-        if self.gradient_plan is None:
+        if self._private_state.plan is None:
             raise ValueError(
                 "`train_step` was called on a model that `fit` or `train_on_batch` did not "
                 "prepare, so neither sampling nor ledger is set up. Call one of these."
@@ -290,26 +350,6 @@ class PrivateTraining(Preparation):
         return backend.train_step(self, private_step, *args)
 
     def make_train_function(self, force: bool = False) -> None:
-        """As Keras's; the step is compiled as is best on a CPU, where that can be chosen."""
+        """Compile the step as Keras does, with the best options for a CPU."""
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)
-
-
-def _refuse_dataset_arguments(**arguments: Any) -> None:
-    """Refuses what a `PoissonDataset` has decided: it would be ignored."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(
-                f"Argument `{name}` cannot be combined with a `PoissonDataset`, which draws its "
-                "own batches from its own rows; weights go to `PoissonDataset(sample_weight=...)`. "
-                f"Received: {name}={value!r}"
-            )
-
-
-def _refuse_array_arguments(x: Any, **arguments: Any) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise ValueError(
-            f"Argument `{given[0]}` belongs to arrays; with a data set of type "
-            f"{type(x).__name__} the data set itself must provide it."
-        )

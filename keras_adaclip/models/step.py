@@ -1,7 +1,7 @@
 """One private training step: contribute, clip, noise, apply, account.
 
-The same code runs on all three backends, compiled or eager; `backend.train_step` gives it the
-form that each of Keras's trainers expects.
+The same code runs on all three backends, compiled or eager. `backend.train_step` gives it the form
+that each of Keras's trainers expects.
 """
 
 from typing import Any
@@ -36,17 +36,17 @@ Tensor = Any
 
 
 def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
-    """Trains `model` on one batch.
+    """Train `model` on one batch.
 
     Args:
-        model: a private model that `fit` or `train_on_batch` has prepared.
-        data: what Keras hands to `train_step`.
+        model: A private model that `fit` or `train_on_batch` has prepared.
+        data: The batch that Keras passes to `train_step`.
 
     Returns:
         The metrics so far, by name.
 
     Raises:
-        ValueError: where the layers of `model` mix examples.
+        ValueError: If layers of `model` mix examples.
     """
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
     refuse(model, layer_issues(model))
@@ -60,41 +60,42 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 
 
 def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str, Tensor]]:
-    """The clipped sum over the whole batch, chunk by chunk where a chunk size is set."""
-    optimizer, plan = model.optimizer, model.gradient_plan
+    """Return the clipped sum over the batch, chunk by chunk if a chunk size is set, and metrics."""
+    optimizer, state = model.optimizer, model._private_state
     clipping = optimizer.current_clipping
     # Read here: inside the loop over chunks JAX knows the model's variables only.
-    seed = None if model.fit_augmentation is None else optimizer.augmentation_seed
-    if model.private_chunk_size is None:
+    seed = None if state.augmentation is None else optimizer.augmentation_seed
+    if state.chunk_size is None:
         copies = _augmented(model, batch, seed, 0)
-        total, observed = clipped_sum(model, copies, clipping, plan)
+        total, observed = clipped_sum(model, copies, clipping, state.plan)
         return total, _observe(model, batch, observed, clipping)
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         copies = _augmented(model, chunk, seed, index)
-        part, observed = clipped_sum(model, copies, clipping, plan)
+        part, observed = clipped_sum(model, copies, clipping, state.plan)
         logs = _observe(model, chunk, observed, clipping)
         refuse_lost_metrics(model, logs, "microbatch_size")
         return part
 
     is_ragged = backend.slices_any_size(model)
-    total = sum_over_chunks(model, batch, model.private_chunk_size, is_ragged, add_chunk)
+    total = sum_over_chunks(model, batch, state.chunk_size, is_ragged, add_chunk)
     return total, model.get_metrics_result()
 
 
 def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:
-    """The augmented copies of the examples in chunk `index` of the replica's step."""
-    if model.fit_augmentation is None:
+    """Return augmented copies of the examples in chunk `index` of the replica's step."""
+    augmentation = model._private_state.augmentation
+    if augmentation is None:
         return batch
     number = backend.number_of_replica()
     of_chunk = ops.stack([ops.cast(each, "int32") for each in (index, number)])
-    return model.fit_augmentation.applied(batch, seed + of_chunk)
+    return augmentation.applied(batch, seed + of_chunk)
 
 
 def _observe(
     model: keras.Model, batch: Batch, observed: Observed, clipping: CurrentClipping
 ) -> dict[str, Tensor]:
-    """Updates loss and metrics with the units of the batch; none of this is private."""
+    """Update loss and metrics with the units of the batch; none of this is private."""
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
     losses = ops.where(counted, observed.losses, 0.0)
     regularization = regularization_loss(model)
@@ -110,8 +111,8 @@ def _observe(
 def _diagnostics(
     model: keras.Model, observed: Observed, clipping: CurrentClipping
 ) -> list[tuple[Any, Tensor]]:
-    """Raw norms and the true share of clipped units, where the user asked for them."""
-    metrics = model.private_diagnostics
+    """Return metrics of raw norms and clipped units, if asked for, with their values."""
+    metrics = model._private_state.diagnostics
     if metrics is None:
         return []
     is_clipped = ops.any(observed.norms > clipping.state["clip_norm"], axis=1)

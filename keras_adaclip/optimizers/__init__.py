@@ -2,6 +2,7 @@
 
 from keras_adaclip.optimizers.accounted_optimizer import (
     AccountedOptimizer,
+    RunSettings,
     check_noise_multiplier_or_schedule,
 )
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer, check_microbatch_size
@@ -21,6 +22,7 @@ __all__ = [
     "AccountedOptimizer",
     "DPOptimizer",
     "Run",
+    "RunSettings",
     "check_microbatch_size",
     "check_noise_multiplier_or_schedule",
     "check_plain_optimizer",

@@ -5,7 +5,7 @@ subclass: `DPOptimizer`, or an optimizer whose noise another library draws.
 """
 
 import abc
-import functools
+import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,6 +23,30 @@ from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
 _LARGEST_NOISE_MULTIPLIER = 1e15
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What the ledger must know of a run of steps, besides the noise.
+
+    Args:
+        sampling: How the units are sampled.
+        expected_batch_size: Expected number of units in a step, the divisor of the noised sum.
+        num_examples: Number of units in the data set, 0 if unknown.
+        steps_per_release: Steps in a pass, where passes are released.
+        steps_per_epoch: Steps in an epoch, for schedules; None if unknown.
+        noise_scale: Factor of the noise multiplier in this run. The row counts the product, which
+            is what is drawn.
+        unit: The unit of privacy.
+    """
+
+    sampling: Sampling
+    expected_batch_size: int
+    num_examples: int
+    steps_per_release: int | None = None
+    steps_per_epoch: int | None = None
+    noise_scale: float = 1.0
+    unit: Unit = Unit.EXAMPLE
 
 
 class AccountedOptimizer(WrappingOptimizer):
@@ -67,9 +91,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_configured = False
         self._past_run = Run()
         self._process = os.getpid()
-        self._noise_scale = 1.0
-        self._steps_per_epoch: int | None = None
-        self._opened = functools.partial(LedgerRow.open, Sampling.STREAM, 1, 0)
+        self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     @property
     def noise_multiplier(self) -> Any:
@@ -151,48 +173,25 @@ class AccountedOptimizer(WrappingOptimizer):
 
     # A run of steps
 
-    def configure(
-        self,
-        sampling: Sampling,
-        expected_batch_size: int,
-        num_examples: int,
-        steps_per_release: int | None = None,
-        steps_per_epoch: int | None = None,
-        noise_scale: float = 1.0,
-        unit: Unit = Unit.EXAMPLE,
-    ) -> LedgerRow:
+    def configure(self, settings: RunSettings) -> LedgerRow:
         """Prepare a run of steps: noise, divisor, and the row of the ledger that counts them.
 
         Args:
-            sampling: how the units are sampled.
-            expected_batch_size: expected number of units in a step.
-            num_examples: number of units in the data set, 0 if unknown.
-            steps_per_release: steps in a pass, where passes are released.
-            steps_per_epoch: steps in an epoch, for schedules; None if unknown.
-            noise_scale: factor of the noise multiplier in this run. The row counts the product,
-                which is the noise that is drawn.
-            unit: whose contributions are clipped.
+            settings: what the ledger must know of the run besides the noise.
 
         Returns:
             The row before the first step.
 
         Raises:
-            ValueError: If the noise cannot pay for the clipping strategy's statistics, or a
-                schedule counts in epochs of unknown length.
+            ValueError: If the noise cannot pay for the clipping strategy's statistics, a schedule
+                counts in epochs of unknown length, or earlier steps were about another unit.
         """
         check_plain_optimizer("optimizer", self.inner_optimizer)
         self.renew_after_fork()
-        self._noise_scale, self._steps_per_epoch = noise_scale, steps_per_epoch
-        self._opened = functools.partial(
-            LedgerRow.open,
-            sampling,
-            expected_batch_size,
-            num_examples,
-            steps_per_release=steps_per_release,
-            unit=unit,
-        )
-        self._prepare_run(self._opened(noise_multiplier=0.0))
+        self._run_settings = settings
+        self._prepare_run(settings)
         row = self._row_now()
+        unit = settings.unit
         if self.ledger.unit not in (None, unit):
             raise ValueError(
                 f"The optimizer has counted steps on single {self.ledger.unit.label}s, and this "
@@ -201,7 +200,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 "data, under a new optimizer."
             )
         split = self._noise_split(row)
-        self._begin_schedules(self._steps_taken, steps_per_epoch)
+        self._begin_schedules(self._steps_taken, settings.steps_per_epoch)
         # Nothing after this can fail and leave less noise than the open row says.
         row = self._ledger.open(row)
         self._set_noise(row, split)
@@ -298,8 +297,8 @@ class AccountedOptimizer(WrappingOptimizer):
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
         """Set noise and divisor to those of the row."""
 
-    def _prepare_run(self, row: LedgerRow) -> None:
-        """Prepare the source of the noise for a run; the row has no noise multiplier yet."""
+    def _prepare_run(self, settings: RunSettings) -> None:
+        """Prepare the source of the noise for a run, whose row is not open yet."""
 
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
         """Return the noise multiplier of the sum and the standard deviation on the statistics."""
@@ -342,12 +341,18 @@ class AccountedOptimizer(WrappingOptimizer):
         value = self.noise_multiplier
         if isinstance(value, schedules.Schedule):
             value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
-        return float(np.float32(value * self._noise_scale))
+        return float(np.float32(value * self._run_settings.noise_scale))
 
     def _row_now(self) -> LedgerRow:
         """Return the row of an epoch that begins now, in the current run."""
-        return self._opened(
-            noise_multiplier=self._noise_multiplier_at(self._steps_taken, self._steps_per_epoch)
+        settings = self._run_settings
+        return LedgerRow.open(
+            settings.sampling,
+            settings.expected_batch_size,
+            settings.num_examples,
+            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
+            steps_per_release=settings.steps_per_release,
+            unit=settings.unit,
         )
 
 

@@ -1,10 +1,14 @@
-"""What models of examples and models of clients share: examination, runs, saved state."""
+"""Code shared by models of examples and models of clients: examination, runs, saved state."""
 
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.base import TrainingBase
-from keras_adaclip.training.conversion import converted
-from keras_adaclip.training.functional_form import ModelType, is_functional, make_functional
 from keras_adaclip.training.issues import Finding, PrivacyIssue, issues_of_clients, refuse
+from keras_adaclip.training.model_forms import (
+    ModelType,
+    converted,
+    is_functional,
+    make_functional,
+)
 from keras_adaclip.training.preflight import (
     batch_normalization_issues,
     compile_issues,

@@ -1,5 +1,6 @@
-"""Arrays that `fit` was given: whether they are arrays, their first rows, weights and splits."""
+"""Arrays, data sets and generators given to `fit`: their rows, weights, lengths and splits."""
 
+import itertools
 import math
 from typing import Any
 
@@ -11,19 +12,20 @@ from keras_adaclip.sampling import as_array, common_length, holds_strings
 
 
 def is_array_data(x: Any) -> bool:
-    """Whether `x` is an array or a structure of arrays, and not a data set."""
-    if isinstance(x, (dict, list, tuple)):
-        leaves = keras.tree.flatten(x)
-        return bool(leaves) and all(_is_array(leaf) for leaf in leaves)
-    return _is_array(x)
+    """Return whether `x` is an array or a structure of arrays, not a data set."""
+    leaves = keras.tree.flatten(x)
+    return bool(leaves) and all(
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "element_spec")
+        for leaf in leaves
+    )
 
 
 def number_of_rows(x: Any, y: Any, sample_weight: Any) -> int:
-    """The number of rows that inputs, targets and weights have.
+    """Return the number of rows of inputs, targets and weights.
 
     Raises:
-        TypeError: where one of them is not a dense array with a first axis.
-        ValueError: where they differ, or there is no row.
+        TypeError: If one of them is not a dense array with a first axis.
+        ValueError: If their numbers of rows differ or are zero.
     """
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: part for name, part in given.items() if part is not None}
@@ -40,15 +42,15 @@ def number_of_rows(x: Any, y: Any, sample_weight: Any) -> int:
 
 
 def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: Any) -> np.ndarray:
-    """Sample weights of shape `(num_examples,)` from class weights, as Keras makes them.
+    """Return sample weights of shape `(num_examples,)` from class weights, as Keras does.
 
     Args:
-        y: class numbers of shape `(num_examples,)` or `(num_examples, 1)`, or one-hot rows.
-        class_weight: weight by class number; classes that are left out weigh 1.
-        sample_weight: must be None.
+        y: Class numbers of shape `(num_examples,)` or `(num_examples, 1)`, or one-hot rows.
+        class_weight: Weight of each class number; other classes weigh 1.
+        sample_weight: Must be None.
 
     Raises:
-        ValueError: where both kinds of weights are given, or `y` is not one array.
+        ValueError: If both kinds of weights are given, or `y` is not one array.
     """
     if sample_weight is not None:
         raise ValueError("Arguments `class_weight` and `sample_weight` exclude each other.")
@@ -69,17 +71,17 @@ def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: An
 
 def split_off_validation(
     x: Any, y: Any, sample_weight: Any, fraction: float
-) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
-    """Splits off the last rows for validation, as Keras does.
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a training part and a validation part, which holds the last rows, as in Keras.
 
     Args:
-        x: inputs; arrays of shape `(num_examples, ...)`.
-        y: targets or None.
-        sample_weight: weights or None.
-        fraction: share of the rows for validation, between 0 and 1.
+        x: Inputs, arrays of shape `(num_examples, ...)`.
+        y: Targets or None.
+        sample_weight: Weights or None.
+        fraction: Share of the rows for validation, between 0 and 1.
 
     Returns:
-        The training part `(x, y, sample_weight)` and the validation part.
+        Two tuples `(x, y, sample_weight)`.
     """
     length = number_of_rows(x, y, sample_weight)
     start = math.floor(length * (1.0 - fraction))
@@ -89,16 +91,14 @@ def split_off_validation(
             f"{length}. Received: validation_split={fraction}"
         )
 
-    def cut(part: Any, rows: slice) -> Any:
-        return None if part is None else keras.tree.map_structure(lambda v: v[rows], part)
+    def cut(rows: slice) -> tuple[Any, ...]:
+        return tuple(_mapped(lambda v: v[rows], part) for part in (x, y, sample_weight))
 
-    head = tuple(cut(part, slice(0, start)) for part in (x, y, sample_weight))
-    tail = tuple(cut(part, slice(start, None)) for part in (x, y, sample_weight))
-    return (head[0], head[1], head[2]), tail
+    return cut(slice(0, start)), cut(slice(start, None))
 
 
 def strings_as_tensors(parts: Any) -> Any:
-    """The same structure with tensors for arrays of strings, of which Keras takes few kinds."""
+    """Return the same structure with arrays of strings as tensors; Keras takes few kinds."""
 
     def convert(value: Any) -> Any:
         if getattr(getattr(value, "dtype", None), "kind", "") not in ("O", "S", "T", "U"):
@@ -108,23 +108,81 @@ def strings_as_tensors(parts: Any) -> Any:
     return keras.tree.map_structure(convert, parts)
 
 
-def as_tensors(parts: Any) -> Any:
-    """The same structure with tensors for arrays; None stays None."""
-    convert = keras.ops.convert_to_tensor
-    return keras.tree.map_structure(lambda v: None if v is None else convert(v), parts)
-
-
 def first_rows(x: Any, y: Any, sample_weight: Any) -> Batch:
-    """The first three rows of each part, as NumPy arrays; strings as objects."""
+    """Return the first three rows of each part as NumPy arrays, strings as objects."""
 
     def first(value: Any) -> np.ndarray:
         head = _head(value)
         return as_array(head) if holds_strings(head) else head
 
-    def take(part: Any) -> Any:
-        return None if part is None else keras.tree.map_structure(first, part)
+    return Batch(*(_mapped(first, part) for part in (x, y, sample_weight)))
 
-    return Batch(take(x), take(y), take(sample_weight))
+
+def refuse_other_data(x: Any) -> None:
+    """Raise if `x` is a Python structure of numbers, whose rows cannot be told, or clients."""
+    if hasattr(x, "client_ids"):
+        raise TypeError(
+            "A `PrivateModel` trains on single examples, and these are clients. To protect "
+            "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`); to "
+            "protect single examples, give `x, y = clients.all_examples()`. "
+            f"Received: x of type {type(x).__name__}"
+        )
+    if isinstance(x, (list, tuple, dict, str)):
+        raise TypeError(
+            "Training data must be arrays, not plain Python numbers: convert them with "
+            f"`np.asarray`. Received: x of type {type(x).__name__}"
+        )
+
+
+def peek(data: Any) -> tuple[Any, Any]:
+    """Return the first batch of a data set or generator, and the data with that batch in it.
+
+    Raises:
+        TypeError: If `data` is neither a data set nor a generator.
+        ValueError: If there is no batch.
+    """
+    try:
+        if isinstance(data, keras.utils.PyDataset):
+            return data[0], data
+        if hasattr(data, "__next__"):
+            first = next(data)
+            return first, (batch for batch in itertools.chain([first], data))
+        return next(iter(data)), data
+    except StopIteration:
+        raise ValueError("The training data hold no batch.") from None
+    except TypeError:
+        raise TypeError(
+            "Training data must be arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a "
+            "`torch.utils.data.DataLoader` or a generator of batches. "
+            f"Received: x of type {type(data).__name__}"
+        ) from None
+
+
+def known_length(data: Any) -> int | None:
+    """Return the number of batches in a pass, None if it is unknown or infinite."""
+    if isinstance(data, keras.utils.PyDataset):
+        return None if data.num_batches is None else int(data.num_batches)
+    if hasattr(data, "cardinality"):
+        length = int(data.cardinality())
+        return length if length >= 0 else None
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def known_num_examples(data: Any, num_batches: int | None, batch_size: int) -> int | None:
+    """Return the number of examples, None if the data set does not tell."""
+    if hasattr(data, "num_examples"):
+        return int(data.num_examples)
+    inner = getattr(data, "dataset", None)
+    if inner is not None and hasattr(inner, "__len__"):
+        return len(inner)
+    return None if num_batches is None else num_batches * batch_size
+
+
+def _mapped(function: Any, part: Any) -> Any:
+    return None if part is None else keras.tree.map_structure(function, part)
 
 
 def _head(value: Any) -> np.ndarray:
@@ -132,16 +190,8 @@ def _head(value: Any) -> np.ndarray:
     return np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not _is_dataset(value)
-
-
-def _is_dataset(value: Any) -> bool:
-    return hasattr(value, "element_spec")
-
-
 def _is_dense(value: Any) -> bool:
-    """Whether `value` has rows that NumPy can hold; sparse and ragged arrays have none."""
+    """Return whether `value` has rows that NumPy can hold; sparse and ragged arrays have none."""
     try:
         head = _head(value)
     # Every framework has its own error for this.

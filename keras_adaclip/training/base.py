@@ -1,11 +1,10 @@
-"""What must be there before a private step runs: a plan, a layout of batches, an open ledger.
+"""The part of a private model that examples and clients share: `compile`, the run of a `fit`.
 
-A mixin without a Keras base, between what a model has spent and what trains it.
+A mixin without a Keras base.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -14,51 +13,30 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import EpochCheck, PassCounter
-from keras_adaclip.gradients import Augmentation, Batch, GradientPlan
+from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import padding
 from keras_adaclip.training import fit_callbacks, weight_digests
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.saved_state import SavedState
-from keras_adaclip.training.step_isolation import StepIsolation
 from keras_adaclip.training.training_data import TrainingData
 
 
 class TrainingBase(SavedState):
-    """Compiles a private model, opens and closes the ledger of a run, and ends a `fit`.
+    """Compiles a private model, opens and closes the ledger of a run, and surrounds Keras's `fit`.
 
     Attributes:
-        gradient_plan: which way each layer takes; None until the model was examined.
-        planned_method: the optimizer's `gradient_method` for which the plan was made.
-        planned_shapes: the shapes of one example's inputs for which it was made.
-        private_chunk_size: number of examples that are processed at a time; None takes them all.
-        private_diagnostics: where raw norms and true clip fractions are recorded, if they are.
-        fitting_chunk_sizes: what `microbatch_size="auto"` found, by the size of a batch.
-        fit_augmentation: how the running `fit` augments its examples, if it does.
-        assigned_by_forward: the variables that a forward pass assigns, whatever the rows are.
-        row_of_zeros: inputs of one example, for what these variables are assigned.
-        step_isolation: proves that steps keep examples apart; None until the model was examined.
-        accepted_optimizer: the class of optimizers that the model can be compiled with.
+        accepted_optimizer: The class of optimizers that the model can be compiled with.
     """
 
     accepted_optimizer: type[AccountedOptimizer] = DPOptimizer
 
-    gradient_plan: GradientPlan | None = None
-    planned_method: str | None = None
-    planned_shapes: tuple[tuple[int, ...], ...] = ()
-    private_chunk_size: int | None = None
-    private_diagnostics: dict[str, Any] | None = None
-    fit_augmentation: Augmentation | None = None
-    assigned_by_forward: Sequence[keras.Variable] = ()
-    row_of_zeros: Any = None
-    step_isolation: StepIsolation | None = None
-    fitting_chunk_sizes: Mapping[int, int | None] = MappingProxyType({})
-
     def _adopted(self, optimizer: Any) -> AccountedOptimizer:
-        """The optimizer of `compile`, with all that this model has spent so far.
+        """Return the optimizer of `compile`, its ledger raised to cover this model's.
 
         Raises:
-            ValueError: where it is not a `DPOptimizer`, or another that the model accepts.
+            RuntimeError: If a `fit` is under way.
+            ValueError: If it is not a `DPOptimizer`, or another that the model accepts.
         """
         if optimizer is not None and not isinstance(optimizer, AccountedOptimizer):
             optimizer = keras.optimizers.get(optimizer)
@@ -72,7 +50,7 @@ class TrainingBase(SavedState):
         if getattr(present, "is_in_a_run", False):
             raise RuntimeError(
                 "`compile` was called in the middle of a private `fit`, whose steps the new "
-                "optimizer would not count. Compile when `fit` has returned."
+                "optimizer would not count. Compile after `fit` has returned."
             )
         if optimizer is not present:
             optimizer.mark_for_private_model(self)
@@ -80,13 +58,8 @@ class TrainingBase(SavedState):
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer
 
-    def _remember_metrics(self, metrics: Any, weighted_metrics: Any) -> None:
-        """Keeps the metric objects of `compile`, which Keras looks at only when it builds them."""
-        given = keras.tree.flatten([metrics or [], weighted_metrics or []])
-        objects = [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
-        keras_private.set_attribute(self, "given_metrics", objects)
-
     def _require_compiled(self) -> None:
+        """Raise unless the model is compiled and no run with its optimizer is under way."""
         if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):  # type: ignore[attr-defined]
             raise ValueError(
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
@@ -100,7 +73,7 @@ class TrainingBase(SavedState):
             )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles the model as it was compiled when it was saved."""
+        """Compile the model as it was compiled when it was saved."""
         self.compile(  # type: ignore[attr-defined]
             **keras.saving.deserialize_keras_object(config)
         )
@@ -109,67 +82,65 @@ class TrainingBase(SavedState):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Keras's, and while `fit` records them those of raw norms and true clip fractions."""
-        return [*super().metrics, *(self.private_diagnostics or {}).values()]  # type: ignore[misc]
+        """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
+        return [*super().metrics, *(self._private_state.diagnostics or {}).values()]  # type: ignore[misc]
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Keras's; on TensorFlow with arrays of strings of any kind too."""
+        """Evaluate as Keras does; on TensorFlow also on arrays of strings of any kind."""
         return super().evaluate(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras's; on TensorFlow with arrays of strings of any kind too."""
+        """Predict as Keras does; on TensorFlow also from arrays of strings of any kind."""
         return super().predict(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
 
     def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
-        """Makes each step assign variables what a forward pass assigns them."""
+        """Make each step assign to variables what a forward pass on a row of zeros assigns."""
+        state = self._private_state
         zeros = keras.tree.map_structure(
             lambda value: padding((1, *value.shape[1:]), ops.convert_to_numpy(value).dtype), rows.x
         )
-        if [id(each) for each in variables] != [id(each) for each in self.assigned_by_forward]:
+        if list(map(id, variables)) != list(map(id, state.assigned_by_forward)):
             self.train_function = None
-        # Untracked by Keras, so that nobody takes them for further variables.
-        keras_private.set_attribute(self, "assigned_by_forward", tuple(variables))
-        keras_private.set_attribute(self, "row_of_zeros", zeros if variables else None)
+        state.assigned_by_forward = tuple(variables)
+        state.row_of_zeros = zeros if variables else None
+
+    def _set_in_steps(self, name: str, value: Any) -> None:
+        """Set an option of the step, which is compiled again if the option changes."""
+        if value != getattr(self._private_state, name):
+            setattr(self._private_state, name, value)
+            self.train_function = None
 
     def test_step(self, *args: Any) -> Any:
-        """Keras's, over several workers of TensorFlow too."""
+        """Evaluate a batch as Keras does, over several workers of TensorFlow too."""
         return backend.logs_for_keras(super().test_step(*args))  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> None:
-        """As Keras's; on JAX the step is compiled with layers that Keras does not compile too."""
+        """Compile the step as Keras does; on JAX also with layers that Keras does not compile."""
         with keras_private.compiled_on_jax(self):
             super().make_train_function(force=force)  # type: ignore[misc]
 
     def _open_ledger(self, data: TrainingData) -> None:
-        """Sets noise and divisor for a run on `data`, and opens the row that counts its steps."""
-        self.optimizer.configure(  # type: ignore[attr-defined]
-            data.sampling,
-            data.expected_batch_size,
-            data.num_examples,
-            data.steps_per_release,
-            data.steps_per_epoch,
-            data.noise_scale,
-            data.unit,
-        )
+        """Set noise and divisor for a run on `data`, and open the row that counts its steps."""
+        self.optimizer.configure(data.settings)  # type: ignore[attr-defined]
         self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
         if data.poisson is not None:
             data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
-    def _end_run(self, take_digests: bool = True) -> None:
-        """Closes the ledger of a run, however it ended."""
-        self.optimizer.end_run()  # type: ignore[attr-defined]
-        weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
-
-    def _all_variables(self) -> list[keras.Variable]:
-        """The variables of model, optimizer and metrics."""
-        return [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
-
     @contextmanager
-    def _training_by_keras(self) -> Iterator[None]:
-        """Around Keras's training of a model that was prepared."""
-        with backend.keep_variables(self._all_variables()), keras_private.built_already(self):
-            yield
+    def _run_of_steps(self, take_digests: bool = True) -> Iterator[None]:
+        """Surround Keras's training of a prepared model; close the ledger, however it ends.
+
+        Args:
+            take_digests: Whether digests of the weights are taken at the end.
+        """
+        try:
+            variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+            with backend.keep_variables(variables), keras_private.built_already(self):
+                yield
+        finally:
+            self.optimizer.end_run()  # type: ignore[attr-defined]
+            weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
 
     @contextmanager
     def _run_of_fit(
@@ -178,49 +149,35 @@ class TrainingBase(SavedState):
         data: TrainingData,
         pass_counter: PassCounter,
         augmentation: Augmentation | None = None,
-    ) -> Iterator[Any]:
-        """Around Keras's `fit` of a model that was prepared; closes the run, however it ends.
+    ) -> Iterator[list[keras.callbacks.Callback]]:
+        """Surround Keras's `fit` of a prepared model; close the ledger, however it ends.
 
         Args:
-            callbacks: what `fit` was given.
-            data: what is trained on.
-            pass_counter: keeps the ledger.
-            augmentation: how the examples are augmented.
+            callbacks: The callbacks given to `fit`.
+            data: The training data.
+            pass_counter: Keeps the ledger.
+            augmentation: How the examples are augmented.
 
         Yields:
-            The callbacks to hand to Keras.
+            The callbacks for Keras.
         """
-        isolation = self.step_isolation
         try:
-            assert isolation is not None
-            last = EpochCheck(isolation.prove_again)
-            if isolation.may_move_within_epochs:
-                last.before_execution.append(isolation.prove_again_within_epochs)
-            ordered = fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
-            self._use_augmentation(augmentation)
+            self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with self._training_by_keras():
-                yield ordered
+            with self._run_of_steps():
+                isolation = self._private_state.isolation
+                last = EpochCheck(isolation.prove_again)
+                if isolation.may_move_within_epochs:
+                    last.before_execution.append(isolation.prove_again_within_epochs)
+                yield fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
         finally:
-            fit_callbacks.release(callbacks)
-            self._use_augmentation(None)
+            self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
-            self._end_run()
-
-    def _use_augmentation(self, augmentation: Augmentation | None) -> None:
-        """Makes the step augment its examples, or stop it."""
-        if augmentation is self.fit_augmentation:
-            return
-        # Untracked by Keras: the layer is no part of the model.
-        keras_private.set_attribute(self, "fit_augmentation", augmentation)
-        self.train_function = None
 
     def _record_diagnostics(self, record: bool) -> None:
-        """Makes the step record raw norms and true clip fractions, which are not private."""
-        if record == (self.private_diagnostics is not None):
-            return
-        names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
-        metrics = {name: keras.metrics.Mean(name=name) for name in names}
-        # Untracked by Keras, so that they can be taken away again.
-        keras_private.set_attribute(self, "private_diagnostics", metrics or None)
-        self.train_function = self.test_function = None
+        """Make the step record raw norms and true clip fractions, which are not private, or not."""
+        state = self._private_state
+        if record != (state.diagnostics is not None):
+            names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
+            state.diagnostics = {name: keras.metrics.Mean(name=name) for name in names} or None
+            self.train_function = self.test_function = None

@@ -1,4 +1,4 @@
-"""The callbacks of a private `fit`: ours prepared and put first."""
+"""The callbacks of a private `fit`: those of this package prepared and put first."""
 
 import warnings
 from typing import Any
@@ -12,55 +12,17 @@ from keras_adaclip.callbacks import (
     PassCounter,
     PrivacyCallback,
 )
+from keras_adaclip.optimizers import NO_LEGACY_FILE
 
-
-def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """The single callbacks in what `fit(callbacks=...)` was given."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return list(keras.tree.flatten(callbacks or []))
-
-
-_OF_ONE_FIT = (PassCounter, EpochCheck)
 _OURS = (PrivacyCallback, ClippingMonitor, AuditCallback)
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
-def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Warns of callbacks that steer training by what epsilon does not cover."""
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and not monitor.startswith("val_"):
-            if monitor in _PRIVATE_LOGS:
-                continue
-            warnings.warn(
-                f"{type(callback).__name__}(monitor={monitor!r}) steers training by a figure of "
-                "the training data that carries no noise, and epsilon does not cover what it "
-                "decides. Monitor validation data that are public ('val_...'), or one of "
-                f"{', '.join(map(repr, _PRIVATE_LOGS))}.",
-                stacklevel=4,
-            )
-
-
-def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Refuses, before training, a checkpoint that `save` would refuse in the middle of it."""
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.ModelCheckpoint):
-            path = str(callback.filepath)
-            if not callback.save_weights_only and path.endswith(".h5"):
-                raise ValueError(
-                    "`ModelCheckpoint` would save the private model as an HDF5 file, which cannot "
-                    "hold its privacy ledger. Use a path that ends with '.keras', or "
-                    "`save_weights_only=True` and one that ends with '.weights.h5'. "
-                    f"Received: filepath={path!r}"
-                )
-
-
 def wants_diagnostics(callbacks: Any) -> bool:
-    """Whether a callback asks for raw norms and true clip fractions."""
+    """Return whether a callback asks for raw norms and true clip fractions."""
     return any(
         isinstance(callback, ClippingMonitor) and callback.private_diagnostics
-        for callback in flattened(callbacks)
+        for callback in _flattened(callbacks)
     )
 
 
@@ -70,50 +32,60 @@ def prepared(
     data: Any,
     pass_counter: PassCounter,
     last: EpochCheck,
-) -> Any:
-    """The callbacks in the order in which Keras is to call them.
+) -> list[keras.callbacks.Callback]:
+    """Return the callbacks in the order in which Keras is to call them.
 
-    Ours come first, since what a callback writes into the logs reaches later ones only.
+    Those of this package come first, since log entries of a callback reach later ones only.
 
     Args:
-        model: the private model, its ledger open.
-        callbacks: what `fit` was given.
-        data: the training data.
-        pass_counter: keeps the ledger; it comes before all others.
-        last: comes after all others.
-
-    Returns:
-        What to hand to Keras's `fit`.
+        model: The private model, its ledger open.
+        callbacks: The callbacks given to `fit`.
+        data: The training data.
+        pass_counter: Keeps the ledger; it comes before all others.
+        last: Comes after all others.
 
     Raises:
-        ValueError: where a `PrivacyCallback` allows no step, or a callback would save the model in
-            a file that cannot hold its ledger.
+        ValueError: If a `PrivacyCallback` allows no step, or a `ModelCheckpoint` would write a file
+            that cannot hold the ledger.
     """
-    # A list that the caller keeps still holds the counter of the `fit` before.
-    given = [c for c in flattened(callbacks) if not isinstance(c, _OF_ONE_FIT)]
+    given = _flattened(callbacks)
     ours = [c for c in given if isinstance(c, _OURS)]
     for callback in ours:
         callback.prepare(model, data)
     _refuse_legacy_checkpoints(given)
     _warn_of_monitors(given)
-    ours.insert(0, pass_counter)
-    ordered = [*ours, *(c for c in given if all(c is not our for our in ours))]
-    ordered.append(last)
     last.before_execution += [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return ordered
-    callbacks.callbacks[:] = ordered
-    for callback in [*ours, last]:
-        callback.set_model(model)
-    return callbacks
+    ordered = [pass_counter, *ours, *(c for c in given if not isinstance(c, _OURS))]
+    ordered.append(last)
+    return ordered
 
 
-def release(callbacks: Any) -> None:
-    """Takes the counter of a `fit` that has ended out of a list that the caller keeps.
-
-    Args:
-        callbacks: what `fit` was given.
-    """
+def _flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Return the single callbacks; Keras makes a `CallbackList` of them again."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        kept = [c for c in callbacks.callbacks if not isinstance(c, _OF_ONE_FIT)]
-        callbacks.callbacks[:] = kept
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks or []))
+
+
+def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Raise before training for a checkpoint that `save` would refuse in the middle of it."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            path = str(callback.filepath)
+            if path.endswith(".h5") and not callback.save_weights_only:
+                raise ValueError(f"`ModelCheckpoint`: {NO_LEGACY_FILE} Received: filepath={path!r}")
+
+
+def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Warn of callbacks that steer training by figures that epsilon does not cover."""
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str) or monitor.startswith("val_") or monitor in _PRIVATE_LOGS:
+            continue
+        warnings.warn(
+            f"{type(callback).__name__}(monitor={monitor!r}) steers training by a figure of "
+            "the training data that carries no noise, and epsilon does not cover what it "
+            "decides. Monitor validation data that are public ('val_...'), or one of "
+            f"{', '.join(map(repr, _PRIVATE_LOGS))}.",
+            stacklevel=4,
+        )

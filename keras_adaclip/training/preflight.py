@@ -198,8 +198,7 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
     """Return the metrics that cannot leave out padding, which Keras itself refuses too."""
     issues = []
-    metrics = keras_private.compiled_metrics(model) or getattr(model, "given_metrics", [])
-    for metric in metrics:
+    for metric in keras_private.compiled_metrics(model):
         parameters = inspect.signature(metric.update_state).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if "sample_weight" not in parameters and not takes_any:

@@ -1,7 +1,7 @@
-"""What leaves a private model and what comes back: never the key of its noise, always its ledger.
+"""Saving and loading of a private model: always with its ledger, never with its noise key.
 
-A mixin without a Keras base, on top of what the model has spent. It covers every way in which Keras
-takes state out of a model: files, pickles and copies, checkpoints of callbacks, state trees.
+A mixin without a Keras base. It covers every path on which Keras takes state out of a model: files,
+pickles and copies, checkpoints of callbacks, state trees.
 """
 
 import functools
@@ -23,7 +23,7 @@ _STATE_KEYS = (*LEDGER_KEYS, _DIGEST_KEY)
 
 
 def _without_number(path: str) -> str:
-    """The path of an optimizer's variable, less the number that Keras gave the optimizer."""
+    """Return the path of an optimizer's variable without the optimizer's number."""
     optimizer, *rest = path.split("/")
     return "/".join([re.sub(r"_\d+$", "", optimizer), *rest])
 
@@ -32,11 +32,10 @@ class SavedState(PrivacySpending):
     """Saving and loading of a private model with its ledger."""
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras's, as a `.keras` file.
+        """Save the model as a `.keras` file, as Keras does.
 
         Raises:
-            ValueError: where the file is to be HDF5: it would hold the key of the noise, and not
-                the ledger.
+            ValueError: If the file is to be HDF5, which would hold the noise key, not the ledger.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(NO_LEGACY_FILE)
@@ -44,19 +43,19 @@ class SavedState(PrivacySpending):
 
     @keras_private.as_default_config
     def get_config(self) -> dict[str, Any]:
-        """Keras's.
+        """Return the config, as Keras does.
 
         Raises:
-            ValueError: where Keras asks on behalf of an HDF5 file of the whole model.
+            ValueError: If Keras asks on behalf of an HDF5 file of the whole model.
         """
         refuse_legacy_file()
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         return config
 
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
-        """Keras's, with the privacy ledger among the non-trainable variables.
+        """Return Keras's state tree, with the ledger among the non-trainable variables.
 
-        The key of the noise is left out.
+        The noise key is left out.
 
         Args:
             value_format: `"backend_tensor"` or `"numpy_array"`, as for Keras.
@@ -73,14 +72,14 @@ class SavedState(PrivacySpending):
         return tree
 
     def set_state_tree(self, state_tree: dict[str, Any]) -> None:
-        """Keras's; the ledger is raised to cover that of the tree, and never lowered.
+        """Set the state as Keras does; the ledger is raised to cover that of the tree.
 
         Args:
-            state_tree: what `get_state_tree` returned, of this model or another, or a part of it.
+            state_tree: The state tree of this model or another, or a part of it.
 
         Raises:
-            ValueError: where the tree's ledger is impossible, or the state of its optimizer is that
-                of another one. (Keras itself leaves out what it does not know.)
+            ValueError: If the tree's ledger is impossible, or its optimizer state belongs to
+                another optimizer. (Keras itself skips unknown variables.)
         """
         tree = dict(state_tree)
         of_optimizer = tree.pop("optimizer_variables", {})
@@ -96,10 +95,10 @@ class SavedState(PrivacySpending):
             optimizer.set_values(values)  # type: ignore[union-attr]
 
     def _values_of_optimizer(self, of_optimizer: dict[str, Any]) -> dict[int, Any]:
-        """The arrays of a state tree, by the `id` of the optimizer's variable.
+        """Return the arrays of a state tree, by the `id` of the optimizer's variable.
 
         Raises:
-            ValueError: where the optimizer has no such variable.
+            ValueError: If the optimizer has no such variable.
         """
         self._build_optimizer()
         variables = self.optimizer.variables  # type: ignore[attr-defined]
@@ -116,18 +115,20 @@ class SavedState(PrivacySpending):
                     f"{self.optimizer.name!r} of this model does not have, so that its state "  # type: ignore[attr-defined]
                     "cannot be restored. Compile the model as it was when the tree was taken, with "
                     "optimizers of the same names, or leave 'optimizer_variables' out. The "
-                    "privacy ledger of the tree was taken over."
+                    "privacy ledger of the tree was included."
                 )
             values[number] = keras.ops.convert_to_numpy(value)
         return values
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> Any:
-        """Keras's; the ledger is raised to cover that of the file, also where weights are skipped.
+        """Load weights as Keras does; the ledger is raised to cover that of the file.
+
+        This holds for weights that are skipped too.
 
         Args:
-            filepath: as for Keras.
-            skip_mismatch: as for Keras.
-            **kwargs: as for Keras.
+            filepath: As for Keras.
+            skip_mismatch: As for Keras.
+            **kwargs: As for Keras.
         """
         if not (skip_mismatch or kwargs):
             return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
@@ -135,33 +136,33 @@ class SavedState(PrivacySpending):
             return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the ledger with the model, so that it outlives `load_model(compile=False)`."""
+        """Save the ledger with the model, so that it outlives `load_model(compile=False)`."""
         super().save_own_variables(store)  # type: ignore[misc]
         self._build_optimizer()
         for key, value in self._privacy_state().items():
             store[key] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads weights and ledger; the ledger of this process is never lowered."""
+        """Load weights and ledger; the ledger of this process is never lowered."""
         names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
         present = [key for key in _STATE_KEYS if key in store.keys()]  # noqa: SIM118
-        # First: where the weights do not fit, Keras may go on with those of the layers.
+        # The ledger first: if the weights do not fit, Keras may go on with those of the layers.
         try:
             self._load_privacy_state({key: np.asarray(store[key]) for key in present})
         except Exception as error:
-            keras_private.set_attribute(self, "_lost_ledger", str(error))
+            self._private_state.lost_ledger = str(error)
             raise
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
         self._build_optimizer()
 
     def _build_optimizer(self) -> None:
-        """Makes the optimizer's variables, which Keras saves, or loads, after the model's own."""
+        """Make the optimizer's variables, which Keras saves and loads after the model's own."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and self.built:  # type: ignore[attr-defined]
             optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def _privacy_state(self) -> dict[str, Any]:
-        """What is saved of the privacy of this model, under `_STATE_KEYS`."""
+        """Return the arrays that are saved under `_STATE_KEYS`."""
         run = self._run
         ledger = run.ledger
         if self.pledged_ledger is not None:
@@ -175,11 +176,11 @@ class SavedState(PrivacySpending):
         return state
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
-        """Takes over what was saved under `_STATE_KEYS`; without a ledger nothing.
+        """Include what was saved under `_STATE_KEYS`; nothing if there is no ledger.
 
         Args:
-            state: what `_privacy_state` returned.
-            has_weights: whether the weights come with it.
+            state: The result of `_privacy_state`.
+            has_weights: Whether the weights come with it.
         """
         arrays = {key: keras.ops.convert_to_numpy(value) for key, value in state.items()}
         if LEDGER_KEYS[0] not in arrays:

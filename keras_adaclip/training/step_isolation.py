@@ -126,7 +126,7 @@ class StepIsolation:
 
         Known after `prove`.
         """
-        if self._model.assigned_by_forward or self._outside_variables():
+        if self._model._private_state.assigned_by_forward or self._outside_variables():
             return True
         return any(probe.moves_in_python() for probe in self._used[:1])
 
@@ -149,7 +149,7 @@ class StepIsolation:
 
     def _fixed_variables(self) -> list[keras.Variable]:
         """Return the variables that no step assigns, and that are quickly compared."""
-        moving = {id(variable) for variable in self._model.assigned_by_forward}
+        moving = {id(variable) for variable in self._model._private_state.assigned_by_forward}
         moving |= {id(state) for state in keras_private.seed_generator_states(self._model)}
         return [
             variable

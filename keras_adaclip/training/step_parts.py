@@ -29,12 +29,13 @@ def assign_state(model: keras.Model) -> None:
     Args:
         model: A private or federated model.
     """
-    if not model.assigned_by_forward:
+    state = model._private_state
+    if not state.assigned_by_forward:
         return
     with keras.StatelessScope([(each, each.value) for each in model.variables]) as scope:
-        call_model(model, model.row_of_zeros, training=True)
-        values = [scope.get_current_value(each) for each in model.assigned_by_forward]
-    for variable, value in zip(model.assigned_by_forward, values, strict=True):
+        call_model(model, state.row_of_zeros, training=True)
+        values = [scope.get_current_value(each) for each in state.assigned_by_forward]
+    for variable, value in zip(state.assigned_by_forward, values, strict=True):
         variable.assign(value)
 
 

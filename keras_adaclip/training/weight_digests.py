@@ -1,8 +1,8 @@
 """Digests that tell whether weights are still those that private training left.
 
-Each weight remembers the SHA-256 of its value as the latest private run left it, whichever model's
-run that was. A digest shows that something has changed a weight, not what; it withstands accidents,
-not an attacker who can set it too.
+Each weight remembers the SHA-256 of its value at the end of the latest private run of any model. A
+digest shows that something has changed a weight, not what changed it. It detects accidents, not
+attackers, who can set the digest too.
 """
 
 import hashlib
@@ -18,29 +18,25 @@ from keras_adaclip.backend import keras_private
 
 _DIGEST_OF_VARIABLE = "_keras_adaclip_digest"
 _SIZE = 32
-# Digests of no array: of a weight that something else has changed, of one that was trained without
-# a digest, and of one that no private run has trained.
+# Not digests of arrays: the marks of a weight that something else has changed, of one that was
+# trained without a digest, and of one that no private run has trained.
 _CHANGED, _UNWATCHED, _UNKNOWN = bytes(_SIZE), bytes([254]) * _SIZE, bytes([255]) * _SIZE
 
 
 def mark_changed(weights: Sequence[keras.Variable]) -> None:
-    """Marks for good, where a run of steps begins, the weights that something else has changed.
-
-    Args:
-        weights: those of a model.
-    """
+    """Mark for good, before a run of steps, the weights that something else has changed."""
     for variable in weights:
         if _is_unchanged(variable) is False:
             _remember(variable, _CHANGED)
 
 
 def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
-    """Remembers the weights that a run of steps has left.
+    """Remember the weights at the end of a run of steps.
 
     Args:
-        weights: those of a model.
-        take_digests: whether digests are taken, which reads all weights once. Otherwise nothing is
-            known of them from here on, also after later runs.
+        weights: The weights of a model.
+        take_digests: Whether digests are taken, which reads all weights once. Otherwise it is
+            unknown from here on whether the weights have changed, also after later runs.
     """
     for variable in weights:
         if _remembered(variable) not in (_CHANGED, _UNWATCHED):
@@ -48,11 +44,11 @@ def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> No
 
 
 def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bool | None:
-    """Whether all weights are as private training left them; None where that is not known.
+    """Return whether all weights are as private training left them; None if unknown.
 
     Args:
-        weights: those of a model.
-        in_run: whether private training is under way, which leaves them as they are now.
+        weights: The weights of a model.
+        in_run: Whether private training is under way and the present values are its own.
     """
     if in_run:
         return all(_remembered(variable) != _CHANGED for variable in weights)
@@ -63,11 +59,11 @@ def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bo
 
 
 def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | None) -> str:
-    """The digest of all weights, and what is known of them.
+    """Return the digest of all weights in words, with whether private training left them.
 
     Args:
-        weights: those of a model.
-        are_unchanged: whether private training left them; None where that is not known.
+        weights: The weights of a model.
+        are_unchanged: The result of `weights_are_unchanged`.
     """
     digest = hashlib.sha256(b"".join(_digest(variable) for variable in weights)).hexdigest()
     if are_unchanged is None:
@@ -81,11 +77,11 @@ def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | No
 
 
 def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.uint8]:
-    """The digests as they are saved, of shape `(num_weights, 32)`.
+    """Return the digests for saving, of shape `(num_weights, 32)`.
 
     Args:
-        weights: those of a model.
-        in_run: whether private training is under way, whose weights are taken as they are now.
+        weights: The weights of a model.
+        in_run: Whether private training is under way and the present values are its own.
     """
     digests = [_remembered(variable) for variable in weights]
     if in_run:
@@ -97,11 +93,11 @@ def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.
 
 
 def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8] | None) -> None:
-    """Remembers the digests of weights that come from a file.
+    """Remember the digests of weights that come from a file.
 
     Args:
-        weights: those of a model.
-        digests: what `to_array` returned; None where the file has none.
+        weights: The weights of a model.
+        digests: The result of `to_array`; None if the file has none.
     """
     known = [] if digests is None else [row.tobytes() for row in digests]
     if len(known) != len(weights):
@@ -112,11 +108,7 @@ def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8]
 
 @contextmanager
 def loading_some(weights: Sequence[keras.Variable]) -> Iterator[None]:
-    """Around what loads a file of which not all weights fit: the others keep what is known of them.
-
-    Args:
-        weights: those of a model.
-    """
+    """Keep the digests of weights that a file does not fit, while it is loaded."""
     before = [(_digest(variable), _remembered(variable)) for variable in weights]
     yield
     for variable, (digest, remembered) in zip(weights, before, strict=True):
@@ -126,7 +118,7 @@ def loading_some(weights: Sequence[keras.Variable]) -> Iterator[None]:
 
 
 def _digest(variable: keras.Variable) -> bytes:
-    """The SHA-256 of a weight, `_UNKNOWN` where this process does not hold all of it."""
+    """Return the SHA-256 of a weight, `_UNKNOWN` if this process does not hold all of it."""
     if keras_private.is_empty(variable) or not backend.is_whole_in_each_process(variable):
         return _UNKNOWN
     return hashlib.sha256(backend.array_of(variable).tobytes()).digest()

@@ -149,6 +149,10 @@ def test_trackers_losses_and_metrics_of_a_compiled_model():
     assert keras_private.output_loss_trackers(plain) == []
     assert keras_private.compiled_losses(plain) == []
     assert keras_private.compiled_metrics(plain) == []
+    metric = keras.metrics.MeanAbsoluteError()
+    plain.compile(metrics=["mse", metric])
+    # Before Keras builds them, those that were given as objects.
+    assert keras_private.compiled_metrics(plain) == [metric]
 
 
 def test_build_for_training_builds_everything_and_trains_nothing():

@@ -177,8 +177,8 @@ FAULTS = (
     Fault(
         "shuffled batches accounted as Poisson samples",
         "training/training_data.py",
-        "            Sampling.SHUFFLE,\n",
-        "            Sampling.POISSON,\n",
+        "            sampling=Sampling.SHUFFLE,\n",
+        "            sampling=Sampling.POISSON,\n",
         "tests/models/test_sampling_in_fit.py",
     ),
     Fault(
@@ -513,7 +513,7 @@ FAULTS = (
     ),
     Fault(
         "methods of a user's class dropped",
-        "training/conversion.py",
+        "training/model_forms.py",
         "    if methods:",
         "    if methods and False:",
         "tests/models/test_privatize.py",
@@ -564,7 +564,7 @@ FAULTS = (
     ),
     Fault(
         "processes compare where their strings lie, and may hold the same examples",
-        "training/host_shares.py",
+        "training/training_data.py",
         "if any(array.dtype == object for array in keras.tree.flatten(first)):",
         "if False:",
         "tests/models/test_strings.py",
@@ -700,7 +700,7 @@ FAULTS = (
     Fault(
         "a ledger that could not be read counts as none",
         "training/spending.py",
-        "        if self._lost_ledger is not None:\n",
+        "        if lost is not None:\n",
         "        if False:\n",
         "tests/models/test_saving.py",
     ),

@@ -96,14 +96,6 @@ def test_trains_and_counts(kind):
     )
 
 
-def test_own_randomness_differs_from_step_to_step():
-    model = helpers.compiled(WithOwnWeightsAndNoise(), noise_multiplier=0.0)
-    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
-    first = ops.convert_to_numpy(model.seeds.state.value).copy()
-    helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=1)
-    assert not np.array_equal(first, ops.convert_to_numpy(model.seeds.state.value))
-
-
 def test_class_weights_are_sample_weights():
     class_weight = {0: 3.0, 2: 0.5}
     by_hand = np.array([class_weight.get(int(label), 1.0) for label in Y], "float32")
@@ -114,46 +106,6 @@ def test_class_weights_are_sample_weights():
     for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
-def test_class_weights_with_one_hot_targets(sampling):
-    one, other = (helpers.compiled(noise_multiplier=0.0, seed=3, loss="mse") for _ in range(2))
-    other.set_weights(one.get_weights())
-    targets = np.eye(3, dtype="float32")[Y]
-    options = {"batch_size": 6, "sampling": sampling, "shuffle": False}
-    helpers.quiet_fit(one, X, targets, class_weight={1: 4.0}, **options)
-    by_hand = np.where(Y == 1, 4.0, 1.0).astype("float32")
-    helpers.quiet_fit(other, X, targets, sample_weight=by_hand, **options)
-    for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
-
-
-def test_microbatches_change_nothing():
-    models = [
-        helpers.compiled(noise_multiplier=1.0, clipping=0.1, seed=5, microbatch_size=size)
-        for size in (None, 4, 100)
-    ]
-    initial = models[0].get_weights()
-    losses = []
-    for model in models:
-        model.set_weights(initial)
-        losses += helpers.quiet_fit(model, X, Y, batch_size=6)["loss"]
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-4)
-    for model in models[1:]:
-        for weight, other in zip(model.get_weights(), models[0].get_weights(), strict=True):
-            np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
-
-
-def test_run_eagerly_is_the_same():
-    compiled, eager = (
-        helpers.compiled(clipping=0.1, seed=5, run_eagerly=eagerly) for eagerly in (False, True)
-    )
-    eager.set_weights(compiled.get_weights())
-    for model in (compiled, eager):
-        helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=2)
-    for weight, other in zip(compiled.get_weights(), eager.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
@@ -169,19 +121,6 @@ def test_steps_per_execution_is_the_same():
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
     assert len(counter.batches) == 4
     assert one.privacy_ledger == several.privacy_ledger
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="XLA is an option there only")
-def test_jit_compile_is_the_same():
-    # XLA makes other normal numbers of the same bits, so the noise is left out.
-    plain, jitted = (
-        helpers.compiled(None, 0.0, clipping=0.1, seed=5, jit_compile=jit) for jit in (False, True)
-    )
-    jitted.set_weights(plain.get_weights())
-    for model in (plain, jitted):
-        helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=2)
-    for weight, other in zip(plain.get_weights(), jitted.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
 
 
 def test_epochs_and_validation_split():
@@ -204,14 +143,6 @@ def test_epochs_and_validation_split():
     # The validation rows are the last ones, as in Keras.
     expected = model.evaluate(X[18:], Y[18:], verbose=0)
     assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
-
-
-def test_no_epoch_trains_nothing():
-    model = helpers.compiled()
-    before = helpers.weights_of(model)
-    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=0)
-    helpers.assert_same_weights(model, before)
-    assert model.privacy_spent(1e-3).steps == 0
 
 
 def test_a_deeper_subclass_chain_and_its_order(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
+from keras_adaclip.models import layout as layout_module
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.training.training_data import from_arrays
 
@@ -23,10 +24,6 @@ def convolutional():
     ]
 
 
-def recurrent():
-    return [keras.Input((6, 1)), layers.SimpleRNN(2), layers.Dense(1)]
-
-
 def dense():
     return [keras.Input((6, 1)), layers.Flatten(), layers.Dense(1)]
 
@@ -40,6 +37,7 @@ def private(stack, **arguments):
         noise_multiplier=0.0,
         seed=3,
         microbatch_size=arguments.pop("microbatch_size", None),
+        memory_limit=arguments.pop("memory_limit", None),
     )
     arguments = {"jit_compile": XLA, **arguments}
     model.compile(optimizer=optimizer, loss="mse", **arguments)
@@ -59,7 +57,7 @@ def layout(model, sampling="poisson", batch_size=100):
             x,
             y,
             None,
-            None,
+            class_weight=None,
             batch_size=batch_size,
             sampling=sampling,
             steps_per_epoch=None,
@@ -95,77 +93,15 @@ def test_large_examples_are_processed_in_chunks(sampling):
     assert plan.numbers_per_example == 8
     limit = 1 << (21 if XLA else 24)
     for share, chunk_size in ((128, None), (64, 50), (32, 25), (0.25, 8)):
-        model.gradient_plan = replace(plan, numbers_per_example=int(limit / share))
+        model._private_state.plan = replace(plan, numbers_per_example=int(limit / share))
         found = layout(model, sampling)
         if chunk_size is None and XLA and sampling == "poisson":
             chunk_size = 16
         assert found.chunk_size == chunk_size
     # XLA's convolutions are slow in a loop.
     model = private(convolutional)
-    model.gradient_plan = replace(plan, numbers_per_example=1 << 27)
+    model._private_state.plan = replace(plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size == (None if XLA else 8)
-
-
-@pytest.mark.skipif(not XLA, reason="PyTorch interprets its steps")
-def test_what_the_layers_return_counts_with_xla():
-    """It asks for memory anew in each step."""
-    x, y = arrays()
-    model = private(dense)
-    model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
-    plan = model.gradient_plan
-    assert (plan.outputs_per_example, plan.numbers_per_example) == (7, 8)
-    model.gradient_plan = replace(plan, outputs_per_example=1 << 16)
-    assert layout(model, "shuffle").chunk_size == 25
-
-
-@pytest.mark.skipif(not XLA, reason="PyTorch interprets its steps")
-@pytest.mark.parametrize(("num_weights", "chunk_size"), [(1, 15), (1 << 22, 25), (1 << 26, 50)])
-def test_chunks_are_not_smaller_than_the_weights(num_weights, chunk_size, monkeypatch):
-    """Each chunk adds to as many sums; but none takes more than 32 MiB."""
-    x, y = arrays()
-    model = private(dense)
-    model.fit(x, y, batch_size=100, sampling="shuffle", steps_per_epoch=1, verbose=0)
-    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 17)
-    monkeypatch.setattr("keras_adaclip.models.layout._num_weights", lambda _: num_weights)
-    assert layout(model, "shuffle").chunk_size == chunk_size
-
-
-@pytest.mark.skipif(not XLA, reason="PyTorch takes any shape")
-def test_draws_of_a_model_of_many_weights_run_in_one_piece(monkeypatch):
-    x, y = arrays()
-    model = private(dense)
-    model.fit(x, y, batch_size=100, steps_per_epoch=1, verbose=0)
-    # Four times what a chunk of 16 examples, of 8 numbers each, writes.
-    for num_weights, expected in ((512, ((160,), 16)), (513, ((120, 160), None))):
-        monkeypatch.setattr("keras_adaclip.models.layout._num_weights", lambda _, n=num_weights: n)
-        found = layout(model)
-        assert (found.sizes, found.chunk_size) == expected
-
-
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA compiles its steps")
-def test_chunks_where_each_operation_runs_on_its_own(monkeypatch):
-    x, y = arrays()
-    least = 23 if XLA else 24
-
-    def chunk_size(stack, numbers, outputs):
-        model = private(stack, jit_compile=False)
-        model.fit(x[:20], y[:20], batch_size=10, sampling="shuffle", steps_per_epoch=1, verbose=0)
-        model.gradient_plan = replace(
-            model.gradient_plan, numbers_per_example=numbers, outputs_per_example=outputs
-        )
-        return layout(model, "shuffle").chunk_size
-
-    eighth = 1 << least - 3
-    assert chunk_size(dense, eighth, 1) == 8
-    # Half as much as the layers return for the whole batch, and 128 MiB at most.
-    assert chunk_size(dense, eighth, (4 << least) // 100) == 15
-    assert chunk_size(dense, 1 << 21, 1 << 25) == 15
-    # A recurrence is run again for each chunk.
-    assert chunk_size(recurrent, 1 << 21, 1) == 15
-    # An accelerator has no cache to stay near to, and 1 GiB to spare.
-    monkeypatch.setattr("keras_adaclip.backend.computes_on_cpu", lambda: False)
-    assert chunk_size(dense, 1 << 24, 1) == 15
-    assert chunk_size(dense, 1 << 21, 1) is None
 
 
 class WithOwnMetric(ka.PrivateSequential):
@@ -181,36 +117,8 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     model.compile(optimizer=private(dense).optimizer, loss="mse")
     history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
     assert history.history["extra"] == [1.0]
-    model.gradient_plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
+    model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about tf.data")
-@pytest.mark.parametrize("microbatch_size", [None, 3])
-def test_sequences_of_many_lengths_in_chunks(microbatch_size, monkeypatch):
-    import tensorflow as tf
-
-    monkeypatch.setattr("keras_adaclip.models.layout._MOST_NUMBERS", 1 << 10)
-    model = private(
-        lambda: [
-            keras.Input((None,), dtype="int32"),
-            layers.Embedding(50, 8, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(1),
-        ],
-        jit_compile=False,
-        microbatch_size=microbatch_size,
-    )
-
-    def batches():
-        for length in (5, 7):
-            yield np.ones((20, length), "int32"), np.zeros((20, 1), "float32")
-
-    signature = (tf.TensorSpec((None, None), "int32"), tf.TensorSpec((None, 1), "float32"))
-    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    data = data.apply(tf.data.experimental.assert_cardinality(2))
-    model.fit(data, num_examples=40, verbose=0)
-    assert model.private_chunk_size == (microbatch_size or 7)
 
 
 def test_layouts_where_any_shape_will_do():
@@ -237,3 +145,78 @@ def test_every_layout_trains_the_same_model():
     np.testing.assert_allclose(one, trained(microbatch_size=5), rtol=1e-4, atol=1e-6)
     eager = trained(run_eagerly=True, jit_compile=False)
     np.testing.assert_allclose(one, eager, rtol=1e-4, atol=1e-6)
+
+
+# `microbatch_size="auto"`
+
+
+@pytest.fixture
+def tried_sizes(monkeypatch):
+    """Replaces the measurement by 1,000 bytes a row, and returns the sizes that were tried."""
+    tried = []
+
+    def measured(_, batch):
+        tried.append(batch.num_rows)
+        return 1000 * batch.num_rows
+
+    monkeypatch.setattr(layout_module, "_peak_bytes", measured)
+    monkeypatch.setattr(layout_module.backend, "memory_in_use", lambda: 0)
+    return tried
+
+
+def trained_by(model, sampling="shuffle"):
+    x, y = arrays(128)
+    model.fit(x, y, batch_size=64, sampling=sampling, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("limit", "chunk_size", "sizes"),
+    [
+        (1_000_000, None, [1, 2, 4, 8, 16, 32, 64]),
+        (63_999, 32, [1, 2, 4, 8, 16, 32, 64]),
+        (3_000, 2, [1, 2, 4]),
+    ],
+)
+def test_sizes_are_doubled_while_they_fit(tried_sizes, limit, chunk_size, sizes):
+    model = private(dense, microbatch_size="auto", memory_limit=limit)
+    weights = trained_by(model)
+    assert model._private_state.chunk_size == chunk_size
+    assert tried_sizes == sizes
+    for found, expected in zip(weights, trained_by(private(dense)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    # A second run knows.
+    trained_by(model)
+    assert tried_sizes == sizes
+
+
+def test_poisson_draws_fit_up_to_six_standard_deviations(tried_sizes):
+    trained_by(private(dense, microbatch_size="auto", memory_limit=10**6), "poisson")
+    # 64 + 6 standard deviations of Binomial(128, 1/2).
+    assert tried_sizes[-1] == 98
+
+
+def test_too_small_a_limit_is_refused_before_training(tried_sizes):
+    model = private(dense, microbatch_size="auto", memory_limit=999)
+    with pytest.raises(ValueError, match="Not even one example"):
+        trained_by(model)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_the_memory_of_a_step_is_measured():
+    model = private(dense, microbatch_size="auto")
+    trained_by(model)
+    assert model._private_state.chunk_size is None
+
+
+def test_arguments_are_checked_and_saved():
+    make = ka.optimizers.DPOptimizer
+    optimizer = make("sgd", noise_multiplier=1.0, microbatch_size="auto", memory_limit=10)
+    restored = make.from_config(optimizer.get_config())
+    assert (restored.microbatch_size, restored.memory_limit) == ("auto", 10)
+    with pytest.raises(ValueError, match="belongs to microbatch_size"):
+        make("sgd", noise_multiplier=1.0, memory_limit=10)
+    with pytest.raises(TypeError, match="microbatch_size='many'"):
+        make("sgd", noise_multiplier=1.0, microbatch_size="many")
+    with pytest.raises(ValueError, match="memory_limit=0"):
+        make("sgd", noise_multiplier=1.0, microbatch_size="auto", memory_limit=0)

@@ -40,22 +40,6 @@ def test_weights_are_shared_and_the_model_is_not_changed(kind):
     assert private.layers[-1] is model.layers[-1]
 
 
-def test_structures_are_kept():
-    left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
-    joined = keras.layers.Concatenate()([left, right])
-    outputs = {
-        "a": keras.layers.Dense(1, name="a")(joined),
-        "b": keras.layers.Dense(2, name="b")(joined),
-    }
-    x = {"left": helpers.features(shape=(2,)), "right": helpers.features(shape=(3,))}
-    by_name = ka.privatize(keras.Model({"left": left, "right": right}, outputs))
-    assert set(by_name.predict(x, verbose=0)) == {"a", "b"}
-    assert by_name.output_names == ["a", "b"]
-    by_order = ka.privatize(keras.Model([left, right], list(outputs.values())))
-    first, second = by_order.predict([x["left"], x["right"]], verbose=0)
-    assert (first.shape, second.shape) == ((24, 1), (24, 2))
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_batch_normalization_is_replaced(nested):
     model = normalized(nested)
@@ -77,17 +61,6 @@ def test_batch_normalization_is_replaced(nested):
     assert any(
         isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers()
     )
-
-
-def test_nested_models_share_their_weights():
-    inner = helpers.dense_model(keras.Model)
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    model = keras.Model(inputs, keras.layers.Dense(3)(inner(inputs)))
-    private = helpers.compiled(ka.privatize(model))
-    before = helpers.weights_of(inner)
-    helpers.quiet_fit(private, X, Y, batch_size=6, steps_per_epoch=1)
-    assert not np.array_equal(before[0], inner.get_weights()[0])
-    np.testing.assert_array_equal(model.predict(X, verbose=0), private.predict(X, verbose=0))
 
 
 class Subclassed(keras.Model):
@@ -189,23 +162,6 @@ def test_what_changes_nothing_of_training_is_no_reason_to_refuse():
     np.testing.assert_array_equal(private.predict(X, verbose=0), model.predict(X, verbose=0))
     assert not private.compiled
     assert ka.federate(helpers.compiled(private)).privacy_unit == "client"
-
-
-def test_an_inner_model_with_methods_of_its_own_is_a_layer_like_others():
-    """What it does as a layer is kept; Keras trains no inner model by itself."""
-
-    class Doubling(keras.Model):
-        def call(self, x, training=None, mask=None):
-            return 2.0 * super().call(x, training=training, mask=mask)
-
-        train_step = _of_keras("train_step")
-
-    inner = helpers.dense_model(Doubling)
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    model = keras.Model(inputs, inner(inputs))
-    private = ka.privatize(model)
-    expected = 2.0 * keras.Model(inner.input, inner.output).predict(X, verbose=0)
-    np.testing.assert_allclose(private.predict(X, verbose=0), expected, rtol=1e-6)
 
 
 def test_an_inner_model_whose_call_is_its_own_is_not_taken_apart():

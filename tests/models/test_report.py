@@ -105,11 +105,6 @@ def test_the_folder_of_the_report_is_made_and_delta_is_asked_for(tmp_path):
         unprepared.on_train_end()
 
 
-def test_a_report_of_no_known_format_is_refused_before_training():
-    with pytest.raises(ValueError, match="must end with"):
-        ka.callbacks.PrivacyCallback(DELTA, report_path="report.pdf")
-
-
 def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
     assert read_ledger(saved) == model.privacy_ledger
     model.save_weights(tmp_path / "model.weights.h5")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip import backend
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -129,19 +128,8 @@ def test_empty_data_sets_are_refused():
 )
 def test_arguments_of_arrays_are_refused_beside_data_sets(options):
     model = helpers.compiled()
-    with pytest.raises(ValueError, match=f"`{next(iter(options))}` belongs to arrays"):
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}` cannot be combined with"):
         model.fit(Batches(), verbose=0, **options)
-
-
-def test_class_weight_of_a_data_set():
-    one, other = (helpers.compiled(noise_multiplier=0.0) for _ in range(2))
-    other.set_weights(one.get_weights())
-    helpers.quiet_fit(one, Batches(), class_weight={0: 3.0}, shuffle=False)
-    weights = np.where(Y == 0, 3.0, 1.0).astype("float32")
-    options = {"batch_size": 6, "sampling": "shuffle", "shuffle": False}
-    helpers.quiet_fit(other, X, Y, sample_weight=weights, **options)
-    for weight, expected in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_train_on_batch_is_one_release():
@@ -180,13 +168,6 @@ def test_a_poisson_dataset_of_the_users():
     assert (row.sampling.label, row.expected_batch_size, row.num_examples) == ("poisson", 5, 24)
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(24, 1), (7, 4), (1, 24)])
-def test_length_of_an_epoch(batch_size, steps):
-    model = helpers.compiled()
-    helpers.quiet_fit(model, X, Y, batch_size=batch_size)
-    assert model.privacy_spent(DELTA).steps == steps
-
-
 def test_large_and_empty_draws_are_steps():
     dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=2)
     sizes = iter([0, 24, 2, 24, 0] * 3)
@@ -195,27 +176,6 @@ def test_large_and_empty_draws_are_steps():
     history = helpers.quiet_fit(model, dataset, steps_per_epoch=4)
     assert model.privacy_spent(DELTA).steps == 4
     assert np.isfinite(history["loss"]).all()
-
-
-def test_draws_reach_keras_as_the_backend_prepares_them(monkeypatch):
-    prepared = []
-    fit_arguments = backend.fit_arguments
-
-    def noted(*arguments):
-        prepared.append(fit_arguments(*arguments))
-        return prepared[-1]
-
-    monkeypatch.setattr(backend, "fit_arguments", noted)
-    trainer = keras.Model.fit
-    given = []
-    monkeypatch.setattr(
-        keras.Model, "fit", lambda model, **kw: given.append(kw) or trainer(model, **kw)
-    )
-    helpers.quiet_fit(helpers.compiled(), X, Y, batch_size=6)
-    (arguments,) = prepared
-    assert len(given) == 1
-    assert {name: given[0][name] for name in arguments} == arguments
-    assert given[0]["x"] is arguments["x"]
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 7])
@@ -237,28 +197,10 @@ def test_every_step_has_a_draw_of_its_own(steps_per_execution, monkeypatch):
         assert len(drawn) >= steps
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch's loader makes lists of tuples")
-def test_lists_of_inputs_are_tuples_from_the_first_look_on():
-    seen = set()
-
-    class Sum(ka.PrivateModel):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            seen.add(type(inputs))
-            return self.dense(inputs[0] + inputs[1])
-
-    model = helpers.compiled(Sum())
-    helpers.quiet_fit(model, [X, X], Y, batch_size=6)
-    assert seen == {tuple}
-
-
 @pytest.mark.parametrize("steps_per_epoch", [0, -1, 2.0, True])
 def test_epochs_of_no_length_are_refused(steps_per_epoch):
     model = helpers.compiled()
-    with pytest.raises(ValueError, match="`steps_per_epoch` must be a positive integer"):
+    with pytest.raises((TypeError, ValueError), match="`steps_per_epoch` must be"):
         model.fit(X, Y, batch_size=6, steps_per_epoch=steps_per_epoch)
     assert model.privacy_spent(DELTA).steps == 0
     helpers.quiet_fit(model, X, Y, batch_size=6, steps_per_epoch=np.int64(2))
@@ -274,24 +216,6 @@ def test_tensors_of_the_backend_are_arrays_too(kind):
     model = helpers.compiled()
     helpers.quiet_fit(model, x, y, batch_size=6, validation_split=0.25)
     assert only_row(model).num_examples == 18
-
-
-def test_draws_differ_from_fit_to_fit_also_with_a_seed(monkeypatch):
-    draws = []
-    draw = ka.sampling.PoissonDataset.draw
-
-    def recorded(dataset):
-        draws.append(tuple(draw(dataset)))
-        return np.array(draws[-1], "int64")
-
-    monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", recorded)
-    model = helpers.compiled(seed=1)
-    first = []
-    for _ in range(2):
-        draws.clear()
-        helpers.quiet_fit(model, X, Y, batch_size=12)
-        first.append(list(draws))
-    assert not set(first[0]) & set(first[1])
 
 
 @pytest.mark.parametrize(("sampling", "steps_per_release"), [("poisson", 1), ("shuffle", 4)])
@@ -321,33 +245,6 @@ def test_seeds_of_noise_and_draws_are_remembered():
     assert twin.used_seeds == {3, 7}
 
 
-def test_a_seed_that_the_noise_was_built_with_is_remembered():
-    model = helpers.compiled(seed=3)
-    model.build(X.shape)
-    model.optimizer.build(model.trainable_variables)
-    model.optimizer.seed = None
-    helpers.quiet_fit(model, X, Y, batch_size=6)
-    assert model.used_seeds == {3}
-
-
-def test_runs_with_seeds_far_apart_draw_differently():
-    drawn = []
-    for seed, steps_before in ((4 << 32, 0), (0, 4), (0, 0)):
-        dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=seed)
-        dataset.begin_run(steps_before)
-        drawn.append(tuple(tuple(dataset.draw()) for _ in range(4)))
-    assert len(set(drawn)) == 3
-
-
-def test_a_process_that_was_forked_off_draws_other_examples(monkeypatch):
-    datasets = [ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1) for _ in range(2)]
-    ours = [tuple(datasets[0].draw()) for _ in range(6)]
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert [tuple(datasets[1].draw()) for _ in range(6)] != ours
-    datasets[1].begin_run(0)
-    assert len(datasets[1].draw()) <= len(X)
-
-
 def test_a_seeded_data_set_made_anew_is_drawn_from_anew():
     """The ledger counts draws that are independent of each other."""
     drawn = []
@@ -364,3 +261,12 @@ def test_a_seeded_data_set_made_anew_is_drawn_from_anew():
     fit(model)
     fit(helpers.compiled())
     assert drawn[1] != drawn[0] == drawn[2]
+
+
+def test_a_process_that_was_forked_off_draws_other_examples(monkeypatch):
+    datasets = [ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1) for _ in range(2)]
+    ours = [tuple(datasets[0].draw()) for _ in range(6)]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert [tuple(datasets[1].draw()) for _ in range(6)] != ours
+    datasets[1].begin_run(0)
+    assert len(datasets[1].draw()) <= len(X)

@@ -109,25 +109,6 @@ def test_a_threshold_that_never_moves_is_the_compiled_one(tmp_path):
     assert epsilon(other) == pytest.approx(expected_epsilon(4), rel=1e-6)
 
 
-def test_sequential_keras_file(tmp_path):
-    layers = [keras.Input((helpers.NUM_FEATURES,)), *helpers.dense_layers()]
-    model = trained(helpers.compiled(ka.PrivateSequential(layers)))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert type(loaded) is ka.PrivateSequential
-    assert epsilon(loaded) == epsilon(model)
-
-
-def test_weights_file_into_a_fresh_model(tmp_path):
-    model = trained()
-    model.save_weights(tmp_path / "run.weights.h5")
-    other = quantile_model()
-    other.optimizer.build(other.trainable_variables)
-    other.load_weights(tmp_path / "run.weights.h5")
-    assert epsilon(other) == epsilon(model)
-    assert other.optimizer.clip_norm == model.optimizer.clip_norm
-
-
 def test_loaded_without_compiling(tmp_path):
     model = trained()
     model.save(tmp_path / "model.keras")
@@ -168,14 +149,6 @@ def test_rewinding_does_not_lower_epsilon(tmp_path):
     assert epsilon(model) == spent == pytest.approx(expected_epsilon(6), rel=1e-6)
     trained(model)
     assert epsilon(model) == pytest.approx(expected_epsilon(9), rel=1e-6)
-
-
-def test_another_runs_checkpoint_adds_up(tmp_path):
-    other = trained(steps=2)
-    other.save_weights(tmp_path / "other.weights.h5")
-    model = trained(steps=3)
-    model.load_weights(tmp_path / "other.weights.h5")
-    assert model.privacy_spent(DELTA).steps == 5
 
 
 def loaded_from(*paths):
@@ -226,20 +199,6 @@ def test_what_a_file_says_of_others_lowers_nothing(tmp_path):
         file["vars/privacy_ledger_included"] = np.column_stack([identity, rows, noise])
     model.load_weights(path)
     assert model.privacy_spent(DELTA).steps >= 5
-
-
-@pytest.mark.parametrize("save_weights_only", [True, False])
-def test_model_checkpoint(tmp_path, save_weights_only):
-    path = str(tmp_path / ("best.weights.h5" if save_weights_only else "best.keras"))
-    checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=save_weights_only)
-    model = trained(callbacks=[checkpoint])
-    if save_weights_only:
-        loaded = quantile_model()
-        loaded.optimizer.build(loaded.trainable_variables)
-        loaded.load_weights(path)
-    else:
-        loaded = keras.models.load_model(path)
-    assert epsilon(loaded) == epsilon(model)
 
 
 class Interrupts(keras.callbacks.Callback):
@@ -370,14 +329,6 @@ def test_weights_of_a_trained_model_go_into_one_that_was_never_fitted(tmp_path):
     assert other.optimizer.clip_norm == model.optimizer.clip_norm
 
 
-def test_weights_of_a_model_that_was_never_fitted_lower_nothing(tmp_path):
-    quantile_model().save_weights(tmp_path / "new.weights.h5")
-    model = trained()
-    spent = epsilon(model)
-    model.load_weights(tmp_path / "new.weights.h5")
-    assert epsilon(model) == spent
-
-
 # Weights carry their ledger
 
 
@@ -417,16 +368,6 @@ def test_layers_of_a_loaded_model_bring_its_ledger(way, tmp_path):
     # Frozen layers too, and what a plain model around them is made into.
     wrapped = ka.privatize(keras.Sequential([inputs, model.get_layer("hidden")]))
     assert wrapped.privacy_ledger.steps >= 7
-
-
-def test_a_frozen_layer_of_a_loaded_model_brings_its_ledger(tmp_path):
-    loaded = brought_back(trained(steps=5), "not compiled", tmp_path)
-    loaded.get_layer("hidden").trainable = False
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    head = keras.layers.Dense(helpers.NUM_CLASSES, name="other")
-    model = helpers.compiled(ka.PrivateModel(inputs, head(loaded.get_layer("hidden")(inputs))))
-    trained(model, 1)
-    assert model.privacy_ledger.steps == 6
 
 
 # Weights that something outside of private training has changed
@@ -575,18 +516,6 @@ def test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them(tmp_path):
     assert unchanged(model) is False
 
 
-def test_a_file_of_other_weights_does_not_hide_that_some_were_changed(tmp_path):
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    hidden, logits = helpers.dense_layers()
-    deep = keras.layers.Dense(5, name="deep")
-    larger = ka.PrivateModel(inputs, logits(deep(hidden(inputs))))
-    trained(helpers.compiled(larger)).save_weights(tmp_path / "run.weights.h5")
-    model = trained()
-    model.get_layer("logits").set_weights([np.ones((5, 3)), np.ones(3)])
-    load_what_fits(model, tmp_path / "run.weights.h5")
-    assert unchanged(model) is False
-
-
 def test_the_state_of_another_optimizer_is_refused_and_its_ledger_is_not():
     tree = trained().get_state_tree("numpy_array")
     model = helpers.dense_model()
@@ -643,16 +572,6 @@ def test_two_loaded_models_in_one_and_a_later_state_of_the_first(tmp_path):
     assert joint.privacy_ledger.steps == 30
     trained(helpers.compiled(joint), 1)
     assert joint.privacy_ledger.steps == 31
-
-
-def test_a_copy_without_an_optimizer_is_no_other_run(tmp_path):
-    model = trained()
-    model.save(tmp_path / "model.keras")
-    copied = keras.models.load_model(tmp_path / "model.keras", compile=False)
-    copied.save_weights(tmp_path / "copied.weights.h5")
-    load_what_fits(model, tmp_path / "copied.weights.h5")
-    assert model.privacy_ledger.steps == 3
-    assert model.optimizer.clip_norm != 0.1
 
 
 class Calls(keras.callbacks.Callback):

@@ -7,7 +7,6 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
-from keras_adaclip.gradients.plan import whole_model_plan
 from tests.models import helpers
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -96,38 +95,6 @@ def test_strings_train_as_their_numbers_do(kind, given_as):
     )
 
 
-WAYS = {
-    "microbatches": ({"microbatch_size": 4}, {}),
-    "fitting microbatches": ({"microbatch_size": "auto"}, {}),
-    "eagerly": ({"run_eagerly": True}, {}),
-    "several steps": ({"steps_per_execution": 2}, {}),
-    "shuffled": ({}, {"sampling": "shuffle", "shuffle": False}),
-    "shuffled in microbatches": (
-        {"microbatch_size": 4},
-        {"sampling": "shuffle", "shuffle": False, "batch_size": 7},
-    ),
-    "split": ({}, {"validation_data": None, "validation_split": 0.25}),
-    "one by one": ({}, {}),
-    "tiny draws": ({}, {"batch_size": 1}),
-}
-
-
-@on_tensorflow
-@pytest.mark.parametrize("way", WAYS)
-def test_strings_in_every_way_that_a_step_can_run(way, monkeypatch):
-    if way == "one by one":
-        monkeypatch.setattr(
-            "keras_adaclip.models.preparation.make_plan", lambda *_: whole_model_plan("a test")
-        )
-    compile_options, fit_options = WAYS[way]
-    one, other = (
-        compiled(make("text"), **compile_options) for make in (model_of_strings, model_of_ids)
-    )
-    fit(one, TEXTS, **fit_options)
-    fit(other, ids_of("text", TEXTS), **fit_options)
-    assert_same(one, other)
-
-
 @on_tensorflow
 def test_strings_in_data_sets_and_single_batches():
     import tensorflow as tf
@@ -146,46 +113,6 @@ def test_strings_in_data_sets_and_single_batches():
     one.train_on_batch(SINGLE, Y)
     other.train_on_batch(ids_of("word", SINGLE), Y)
     assert_same(one, other)
-
-
-@on_tensorflow
-def test_strings_beside_numbers():
-    numbers = helpers.features()
-
-    def model():
-        word = keras.Input((), dtype="string", name="word")
-        features = keras.Input((helpers.NUM_FEATURES,), name="features")
-        found = keras.layers.StringLookup(vocabulary=WORDS, output_mode="one_hot")(word)
-        joined = keras.layers.Concatenate()([found, features])
-        outputs = keras.layers.Dense(3)(joined)
-        return keras.Model({"word": word, "features": features}, outputs)
-
-    fitted = compiled(model())
-    fit(fitted, {"word": SINGLE, "features": numbers})
-    assert fitted.privacy_spent(1e-3).steps == 4
-
-
-@on_tensorflow
-def test_a_saved_model_of_strings_goes_on(tmp_path):
-    model = compiled(model_of_strings())
-    fit(model, SINGLE)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    expected = model.predict(SINGLE, verbose=0)
-    np.testing.assert_allclose(loaded.predict(SINGLE, verbose=0), expected, rtol=1e-6)
-    fit(loaded, SINGLE)
-    assert loaded.privacy_spent(1e-3).steps == 8
-
-
-@on_tensorflow
-@pytest.mark.parametrize("kind", ["word", "text"])
-def test_what_users_ask_of_a_model_of_strings(kind):
-    checked = ka.check(model_of_strings(kind))
-    assert checked == []
-    assert [way.kind for way in checked.ways] == ["Embedding", "Dense"]
-    told = []
-    ka.privatize(model_of_strings(kind)).private_summary(print_fn=told.append)
-    assert "Embedding" in told[0]
 
 
 class LessMean(keras.layers.Layer):
@@ -259,7 +186,7 @@ def test_objects_that_are_no_strings_are_refused(other):
 @on_tensorflow
 def test_strings_over_several_processes_are_refused():
     """Their rows cannot be compared, so that one example could be in two of them."""
-    from keras_adaclip.training.host_shares import host_share
+    from keras_adaclip.training.training_data import host_share
 
     with pytest.raises(TypeError, match="numbers"):
         host_share(SINGLE, Y, None, 6, None)

@@ -12,7 +12,7 @@ from keras_adaclip.accounting import LedgerRow, Sampling
 from keras_adaclip.integrations.tensorflow_privacy import trees
 from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event
 from keras_adaclip.integrations.tensorflow_privacy.library import is_instance
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import AccountedOptimizer, RunSettings
 
 Tensor = Any
 # The ledger states a little less noise than the event: quotients and norms are float32.
@@ -84,21 +84,21 @@ class QueryAccounting(AccountedOptimizer):
         self._rounds.build([tuple(variable.shape) for variable in variables])
         self._build_ledger()
 
-    def _prepare_run(self, row: LedgerRow) -> None:
+    def _prepare_run(self, settings: RunSettings) -> None:
         """Restart the trees, and warn if the rounds of this run cannot be accounted.
 
         Raises:
             ValueError: If the run scales the noise.
         """
-        if self._noise_scale != 1.0:
+        if settings.noise_scale != 1.0:
             raise ValueError(
                 "The noise of a `QueryOptimizer` is its query's own, and cannot be scaled. "
-                f"Received: noise_scale={self._noise_scale}"
+                f"Received: noise_scale={settings.noise_scale}"
             )
-        self._sampling = row.sampling
+        self._sampling = settings.sampling
         share = 0.0
-        if row.sampling is Sampling.SHUFFLE:
-            share = trees.share_of_pass(-(-row.num_examples // row.expected_batch_size))
+        if settings.sampling is Sampling.SHUFFLE:
+            share = trees.share_of_pass(-(-settings.num_examples // settings.expected_batch_size))
         self._share_of_pass.assign(np.float32(share))
         self._restart_trees()
         self._key.assign(noise.fresh_key())

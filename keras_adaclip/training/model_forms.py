@@ -1,4 +1,9 @@
-"""Converts a Keras model into one of our classes that shares its layers and weights."""
+"""Functional, sequential and subclassed forms of our model classes, and conversion into them.
+
+Keras rewrites the bases of a class that is built functionally, after which subclassed children of
+that class fail. So functional models are instances of a class that no user subclasses, and the
+class that users subclass stays as it is.
+"""
 
 import math
 from typing import Any
@@ -8,6 +13,43 @@ import keras
 from keras_adaclip.backend import keras_private
 
 
+class ModelType(type(keras.Model)):  # type: ignore[misc]
+    """The type of classes for which `isinstance` covers functional and sequential models too.
+
+    A class with an attribute `stands_for` stands for every instance of that class.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        stands_for = cls.__dict__.get("stands_for")
+        if stands_for is not None:
+            return isinstance(instance, stands_for)
+        return bool(super().__instancecheck__(instance))
+
+
+def is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the arguments of a model's constructor are inputs and outputs."""
+    return len(args) == 2 or ("outputs" in kwargs and (len(args) == 1 or "inputs" in kwargs))
+
+
+def make_functional(cls: type, subclassed: type, functional: type, training: type) -> None:
+    """Replace the subclassed by the functional class among the bases of a subclass.
+
+    Args:
+        cls: The subclass whose instance is built from inputs and outputs.
+        subclassed: The class that users subclass.
+        functional: The class of functional models.
+        training: The mixin of both.
+    """
+    if cls in (object, functional):
+        return
+    bases = tuple(functional if base is subclassed else base for base in cls.__bases__)
+    if bases != cls.__bases__:
+        cls.__bases__ = bases
+    for base in bases:
+        if base is not functional and issubclass(base, training):
+            make_functional(base, subclassed, functional, training)
+
+
 def converted(
     model: keras.Model,
     sequential: type,
@@ -15,18 +57,17 @@ def converted(
     caller: str,
     replace_batch_normalization: bool,
 ) -> Any:
-    """A model of another class that shares the layers and weights of `model`.
+    """Return a model of another class that shares the layers and weights of `model`.
 
     Args:
-        model: a Functional or Sequential model.
-        sequential: the class that takes the place of a Sequential model.
-        functional: the class that takes the place of a Functional model.
-        caller: the name of the public function, for errors.
-        replace_batch_normalization: whether group normalizations take the place of batch
-            normalizations.
+        model: A Functional or Sequential model.
+        sequential: The class for a Sequential model.
+        functional: The class for a Functional model.
+        caller: The name of the public function, for errors.
+        replace_batch_normalization: Whether group normalizations replace batch normalizations.
 
     Raises:
-        TypeError: where `model` is a subclassed model, or no Keras model; where its class replaces
+        TypeError: If `model` is a subclassed model, or no Keras model, or if its class replaces
             methods of Keras.
     """
     if not isinstance(model, keras.Model):
@@ -61,16 +102,7 @@ def converted(
 
 
 def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> None:
-    """Raises where a copy of `model` would not do what the model does.
-
-    Args:
-        model: a Functional or Sequential model.
-        methods: those that its class or the instance replaces.
-        advice: what to do.
-
-    Raises:
-        TypeError: with the names of the methods.
-    """
+    """Raise if the class of `model` replaces methods, which a copy of the model would lose."""
     if methods:
         raise TypeError(
             f"Model {model.name!r} of type {type(model).__name__} has methods of its own in the "
@@ -79,17 +111,17 @@ def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> 
 
 
 def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -> keras.Model:
-    """The model with every batch normalization replaced, all other layers being the same objects.
+    """Return the model with batch normalizations replaced and all other layers shared.
 
     Args:
-        model: a Functional or Sequential model.
-        replaced: what has taken the place of which layer so far, by the layer's `id`.
+        model: A Functional or Sequential model.
+        replaced: The replacements so far, by the `id` of the layer.
     """
     of_layer = [name for name in keras_private.own_methods(model) if hasattr(keras.Layer, name)]
     _refuse_own_methods(
         model,
         of_layer,
-        "Replace the batch normalization inside of it yourself, and leave "
+        "Replace the batch normalization inside it yourself, and leave "
         "`replace_batch_normalization` out.",
     )
 
@@ -103,25 +135,21 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
                 replaced[id(layer)] = layer
         return replaced[id(layer)]
 
-    if isinstance(model, keras.Sequential):
-        return keras.models.clone_model(model, clone_function=replace)
-    return keras.models.clone_model(model, clone_function=replace, call_function=_call)
+    call = {} if isinstance(model, keras.Sequential) else {"call_function": _call}
+    return keras.models.clone_model(model, clone_function=replace, **call)
 
 
 def _call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer; batch normalization was called with a mask, group normalization has none."""
+    """Call a layer, without the mask if it is a group normalization, which takes none."""
     if isinstance(layer, keras.layers.GroupNormalization):
         kwargs.pop("mask", None)
     return layer(*args, **kwargs)
 
 
 def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.layers.Layer:
-    """A group normalization with the options of a batch normalization, and new weights."""
-    groups: int = 1
-    if layer.built:
-        groups = math.gcd(32, int(layer.moving_mean.shape[0]))
+    """Return a group normalization with the options of a batch normalization and new weights."""
     return keras.layers.GroupNormalization(
-        groups=groups,
+        groups=math.gcd(32, int(layer.moving_mean.shape[0])) if layer.built else 1,
         axis=layer.axis,
         epsilon=layer.epsilon,
         center=layer.center,
@@ -131,7 +159,7 @@ def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.layers
 
 
 def _holds_batch_normalization(layer: keras.layers.Layer) -> bool:
-    """Whether `layer` is a Functional or Sequential model with a batch normalization inside."""
+    """Return whether `layer` is a model of layers with a batch normalization among them."""
     if not isinstance(layer, keras.Sequential) and not hasattr(layer, "operations"):
         return False
     return any(
