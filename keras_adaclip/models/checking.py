@@ -9,11 +9,11 @@ import numpy as np
 from keras_adaclip.gradients import (
     Batch,
     GradientPlan,
-    LayerWay,
+    LayerReport,
     finite_rows,
-    layer_ways,
+    layer_reports,
+    looped_plan,
     unproven_plan,
-    whole_model_plan,
 )
 from keras_adaclip.models.summary import as_table, one_after_another, summary
 from keras_adaclip.sampling import as_array
@@ -48,7 +48,7 @@ class PrivacyCheck(list[PrivacyIssue]):
     def __init__(
         self,
         issues: list[PrivacyIssue],
-        ways: list[LayerWay],
+        ways: list[LayerReport],
         slow_reason: str | None = None,
         failure: str | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ def check(model: keras.Model) -> PrivacyCheck:
         if issues:
             return PrivacyCheck(issues, [])
         plan = _planned(model, rows, finding)
-        return PrivacyCheck(issues, layer_ways(model, rows, plan), plan.whole_model_reason)
+        return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
     # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
@@ -153,7 +153,7 @@ def private_summary(
 def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
     """The plan that the layers suggest, compared with nothing."""
     if not finding.is_repeatable:
-        return whole_model_plan(
+        return looped_plan(
             f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
             "generator"
         )

@@ -72,7 +72,7 @@ class Preparation(TrainingBase):
         if finding is not None:
             self._assign_in_steps(finding.assigned, data.rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-        is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
+        is_sound = plan is not None and (is_repeatable or not plan.is_layerwise)
         if not (is_sound and is_planned) or method != self.planned_method:
             plan = make_plan(self, data.rows, method, is_repeatable)
             self.planned_method = method

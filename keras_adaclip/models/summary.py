@@ -5,7 +5,7 @@ from textwrap import fill
 
 import keras
 
-from keras_adaclip.gradients import Batch, GradientPlan, LayerWay, layer_ways
+from keras_adaclip.gradients import Batch, GradientPlan, LayerReport, layer_reports
 
 _TITLES = ("Layer", "Rule", "Norms", "Memory")
 _WIDTHS = (33, 22, 15, 10)
@@ -20,14 +20,12 @@ def summary(model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time:
         plan: the model's plan.
         rows_at_a_time: how many examples are processed at a time, None where that is not known.
     """
-    ways = layer_ways(model, rows, plan)
+    ways = layer_reports(model, rows, plan)
     if plan.is_layerwise:
         text = "All examples at once, layer by layer."
-    elif plan.is_vectorized:
-        text = "All examples at once, each with its whole gradient."
     else:
-        text = one_after_another(plan.whole_model_reason)
-    if plan.is_one_by_one or any(way.bytes_per_example is None for way in ways):
+        text = one_after_another(plan.looped_reason)
+    if not plan.is_layerwise or any(way.bytes_per_example is None for way in ways):
         return f"{as_table(ways)}\n\n{text}"
     held = sum(way.bytes_per_example or 0 for way in ways)
     text += f"\nBetween norms and sums an example takes {as_bytes(held)}"
@@ -41,7 +39,7 @@ def one_after_another(reason: str | None) -> str:
     return fill(f"One example after another, which is slow: {reason}.", 80)
 
 
-def as_table(ways: Sequence[LayerWay]) -> str:
+def as_table(ways: Sequence[LayerReport]) -> str:
     """The ways, a layer a line, 80 columns wide.
 
     Args:

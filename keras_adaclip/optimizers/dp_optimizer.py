@@ -58,9 +58,7 @@ class DPOptimizer(AccountedOptimizer):
             stands for half of the memory that is free.
         gradient_method: `"auto"` takes the clipped sums layer by layer where that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
-            the latter; `"vectorized"` writes out the whole gradient of every example, which takes
-            much memory (see `microbatch_size`), and needs a model that draws no random numbers.
-            Changes memory and speed, not the result.
+            the latter. Changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
             whoever knows it can subtract the noise: it stands in the config and so in every
             saved model.

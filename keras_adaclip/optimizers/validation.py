@@ -12,7 +12,7 @@ from keras_adaclip import schedules
 from keras_adaclip.clipping import ClippingStrategy
 
 _LARGEST_NOISE_MULTIPLIER = 1e15
-GRADIENT_METHODS = ("auto", "layerwise", "vectorized")
+GRADIENT_METHODS = ("auto", "layerwise")
 _FORBIDDEN = {
     "clipnorm": "would clip the noised mean a second time, variable by variable",
     "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",

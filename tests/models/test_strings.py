@@ -7,7 +7,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
-from keras_adaclip.gradients.plan import whole_model_plan
+from keras_adaclip.gradients.plan import looped_plan
 from tests.models import helpers
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -117,7 +117,7 @@ WAYS = {
 def test_strings_in_every_way_that_a_step_can_run(way, monkeypatch):
     if way == "one by one":
         monkeypatch.setattr(
-            "keras_adaclip.models.preparation.make_plan", lambda *_: whole_model_plan("a test")
+            "keras_adaclip.models.preparation.make_plan", lambda *_: looped_plan("a test")
         )
     compile_options, fit_options = WAYS[way]
     one, other = (
