@@ -1,13 +1,13 @@
-"""Differentially private training for Keras 3, in which the clipping norm looks after itself.
+"""Differentially private training for Keras 3 with adaptive clipping.
 
-*Sample* units, compute what each one *contributes*, *clip* it, sum, add *noise*, *apply*, and
-*account* for it.
+*Sample* units, compute the *contribution* of each one, *clip* it, sum, add *noise*, *apply*, and
+*account*.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 from keras_adaclip import (
-    _keras_backend,  # noqa: F401  First of all: it says what to do where Keras finds no backend.
+    _keras_backend,  # noqa: F401  First: it explains a missing backend of Keras.
     accounting,
     activations,
     audit,
@@ -35,8 +35,8 @@ from keras_adaclip.models import (
 
 try:
     __version__ = version("keras-adaclip")
-except PackageNotFoundError:  # a checkout that was not installed
-    __version__ = "0.1.0"
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0.2.0"
 
 __all__ = [
     "FederatedModel",

@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_plan(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
-        help="epsilon, noise, epochs or batch size of a run, from the others",
+        help="epsilon, noise or epochs of a run, from the others",
         description=(
-            "Give delta, the number of examples, and three of epsilon, batch size, epochs and "
-            "noise: the fourth is solved for. Epsilon counts training alone: no choice of "
+            "Give delta, the number of examples, the batch size, and two of epsilon, epochs and "
+            "noise: the third is solved for. Epsilon counts training alone: no choice of "
             "hyperparameters, no other use of the data."
         ),
     )
@@ -58,7 +58,7 @@ def _add_plan(commands: Any) -> None:
         "--examples", dest="num_examples", type=int, required=True, metavar="NUMBER"
     )
     parser.add_argument("--epsilon", dest="target_epsilon", type=float, metavar="NUMBER")
-    parser.add_argument("--batch-size", type=int, metavar="NUMBER")
+    parser.add_argument("--batch-size", type=int, required=True, metavar="NUMBER")
     parser.add_argument("--epochs", type=int, metavar="NUMBER")
     parser.add_argument("--noise", dest="noise_multiplier", type=float, metavar="NUMBER")
     parser.add_argument("--sampling", default="poisson", help="poisson, shuffle, stream or fixed")

@@ -1,4 +1,4 @@
-"""Activations that suit private training.
+"""Activations for private training.
 
     φ(x) = s σ(T x) - o
 
@@ -6,12 +6,13 @@ Source: Papernot et al. 2021, "Tempered sigmoid activations for deep learning wi
 privacy".
 """
 
-from typing import Any, Self
+from typing import Any
 
 import keras
 from keras import ops
 
-from keras_adaclip.accounting import check_real
+from keras_adaclip._checks import check_positive, check_real
+from keras_adaclip._configurable import Configurable
 
 __all__ = ["TemperedSigmoid"]
 
@@ -19,8 +20,8 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class TemperedSigmoid:
-    """A bounded activation, which keeps gradients short: less is clipped than with ReLU.
+class TemperedSigmoid(Configurable):
+    """A bounded activation, which keeps gradients short: fewer are clipped than with ReLU.
 
     It is `scale * sigmoid(inverse_temperature * x) - offset`; with the default values this is the
     hyperbolic tangent. Pass an instance as the `activation` of a layer; it is saved and loaded
@@ -28,12 +29,12 @@ class TemperedSigmoid:
 
     Args:
         scale: positive float, the distance between the smallest and the largest value.
-        inverse_temperature: positive float, how steep it is.
+        inverse_temperature: positive float, the steepness.
         offset: float, minus the smallest value.
 
     Raises:
-        TypeError: where an argument is not a number.
-        ValueError: where an argument is not finite, or not positive where it must be.
+        TypeError: If an argument is not a number.
+        ValueError: If `offset` is not finite, or another argument not positive and finite.
 
     Example:
 
@@ -49,38 +50,10 @@ class TemperedSigmoid:
     def __init__(
         self, scale: float = 2.0, inverse_temperature: float = 2.0, offset: float = 1.0
     ) -> None:
-        self.scale = _positive("scale", scale)
-        self.inverse_temperature = _positive("inverse_temperature", inverse_temperature)
-        self.offset = check_real(offset, "offset")
+        self.scale = check_positive("scale", scale)
+        self.inverse_temperature = check_positive("inverse_temperature", inverse_temperature)
+        self.offset = check_real("offset", offset)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The activation of each entry of `x`, in its shape and float type."""
+        """Return the activation of each entry of `x`, in its shape and float type."""
         return self.scale * ops.sigmoid(self.inverse_temperature * x) - self.offset
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {
-            "scale": self.scale,
-            "inverse_temperature": self.inverse_temperature,
-            "offset": self.offset,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The activation that `get_config` describes.
-
-        Args:
-            config: what `get_config` returned.
-        """
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
-
-
-def _positive(name: str, value: Any) -> float:
-    number = check_real(value, name)
-    if number <= 0:
-        raise ValueError(f"Argument `{name}` must be positive. Received: {name}={value!r}")
-    return number

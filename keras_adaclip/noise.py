@@ -1,8 +1,8 @@
-"""Gaussian noise for a list of tensors, and how it is spread over groups of them.
+"""Gaussian noise for a list of tensors, and its allocation to groups.
 
-The tensors of step `t` share one draw of `N(0, 1)`, each its own part of it, and the draw is a
-function of `(key, t, stream)` and its size alone: no state is carried from step to step, so that
-nothing can be lost, repeated or reused in a compiled step.
+The tensors of step `t` get disjoint parts of one draw of `N(0, 1)`, which is a function of
+`(key, t, stream)` and its size alone: no state is carried from step to step, so that a compiled
+step cannot lose or repeat it.
 """
 
 import hashlib
@@ -18,29 +18,28 @@ from keras_adaclip import backend
 
 Tensor = Any
 _NOISE_STREAM = 1
-_ALLOCATIONS = ("global", "proportional", "optimal")
+ALLOCATIONS = ("global", "proportional", "optimal")
 
 
 def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray:
-    """64 random bits as an int32 array of shape (2,).
+    """Return 64 random bits as an int32 array of shape (2,).
 
     Args:
-        seed: None takes the bits from the operating system; an integer derives them from it,
-            and whoever knows it can subtract the noise.
-        num_earlier_steps: with a seed, the steps that were trained before: a second optimizer
-            with the same seed, which goes on where the first one stopped, must not repeat its
-            noise.
+        seed: None takes the bits from the operating system. An integer determines them, and whoever
+            knows it can subtract the noise.
+        num_earlier_steps: number of earlier steps, used with a seed: a second optimizer with the
+            same seed that continues the training must not repeat the noise.
     """
     if seed is None:
-        # Of one process where several train together: they draw one noise.
+        # If several processes train together, all take the bits of one: they draw the same noise.
         return np.array(backend.gathered(np.frombuffer(os.urandom(8), np.int32))[0])
-    # A spawn key keeps this stream apart from every other use of the seed.
+    # The spawn key separates this stream from every other use of the seed.
     sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE_STREAM, num_earlier_steps))
     return sequence.generate_state(2, np.uint32).view(np.int32).copy()
 
 
 def next_key(key: np.ndarray) -> np.ndarray:
-    """A key that follows from `key`, and from which nobody can compute `key`.
+    """Return a key that is computed from `key`, and does not reveal it.
 
     Args:
         key: int32 array of shape (2,).
@@ -59,7 +58,7 @@ def add_noise(
     step: Tensor,
     stream: int = 0,
 ) -> list[Tensor]:
-    """Adds independent Gaussian noise to each tensor.
+    """Add independent Gaussian noise to each tensor.
 
     Args:
         tensors: float tensors of known shape.
@@ -83,7 +82,7 @@ def add_noise(
 def group_stddevs(
     allocation: str, noise_multiplier: Tensor, clip_norms: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """The standard deviation of each group's noise, with one joint noise multiplier z.
+    """Return the standard deviation of each group's noise, for a joint noise multiplier z.
 
         sum_k (C_k / s_k)^2 = 1 / z^2
         global:        s_k   = z sqrt(sum_j C_j^2)
@@ -113,13 +112,3 @@ def group_stddevs(
         return noise_multiplier * ops.sqrt(clip_norms / roots) * total
     joint = ops.sqrt(ops.sum(ops.square(clip_norms)))
     return noise_multiplier * joint * ops.ones_like(clip_norms)
-
-
-def checked_allocation(allocation: str) -> str:
-    """Returns the name of an allocation, or raises where there is none of that name."""
-    if allocation not in _ALLOCATIONS:
-        raise ValueError(
-            f"Argument `noise_allocation` must be one of {_ALLOCATIONS}. "
-            f"Received: noise_allocation={allocation!r}"
-        )
-    return allocation

@@ -69,7 +69,7 @@ SHARED_NAMES = {
             "layer_reports",
             "make_plan",
             "per_example_losses",
-            "quicker_calls_of",
+            "fast_calls_of",
             "regularization_loss",
             "repeated",
             "unproven_plan",
@@ -80,33 +80,14 @@ SHARED_NAMES = {
     "keras_adaclip.optimizers": frozenset(
         {
             "AccountedOptimizer",
+            "FORBIDDEN_OPTIONS",
             "MAX_ROWS",
             "NO_LEGACY_FILE",
             "Run",
-            "checked_inner_optimizer",
-            "checked_microbatch_size",
-            "checked_noise_multiplier",
+            "check_microbatch_size",
+            "check_noise_multiplier_or_schedule",
+            "check_plain_optimizer",
             "refuse_legacy_file",
-            "save_arrays",
-            "saved_arrays",
-            "with_objects",
-        }
-    ),
-    "keras_adaclip.sampling": frozenset(
-        {
-            "FixedShapeBatches",
-            "HostShare",
-            "SharedBatches",
-            "as_array",
-            "checked_batch_size",
-            "checked_seed",
-            "common_length",
-            "dealt",
-            "generator_of_draw",
-            "seed_of_run",
-            "holds_strings",
-            "padding",
-            "poisson_draw",
         }
     ),
 }

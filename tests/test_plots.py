@@ -142,7 +142,7 @@ class GreedySearch:
         ]
 
     def trend(self):
-        return SimpleNamespace(power=1.0, schedule=SimpleNamespace(initial_value=0.4))
+        return SimpleNamespace(power=1.0, initial_value=0.4)
 
     def best_schedule(self):
         raise AssertionError
@@ -196,7 +196,7 @@ def test_a_search_of_which_nothing_can_be_shown():
     with pytest.raises(ValueError, match="no finished trial"):
         ka.plots.search(searched("max", ({}, None)))
     with pytest.raises(ValueError, match="keeps all but its best run secret"):
-        ka.plots.search(SimpleNamespace(privacy_report=None))
+        ka.plots.search(SimpleNamespace(privacy_spent=None))
     empty = GreedySearch()
     empty.searched_epochs = list
     with pytest.raises(ValueError, match="no epoch"):

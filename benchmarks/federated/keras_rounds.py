@@ -37,14 +37,6 @@ class SyntheticClients(ka.federated.ClientData):
         """The numbers of all clients."""
         return range(self._workload.num_clients)
 
-    def position_of(self, client_id: Any) -> int:
-        """The number of a client, which is its id.
-
-        Args:
-            client_id: the number.
-        """
-        return self.client_ids.index(client_id)
-
     def num_examples_at(self, position: int) -> int:
         """As many for each client.
 

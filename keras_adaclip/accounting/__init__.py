@@ -6,7 +6,7 @@
     accountants  epsilon of composed events, by `dp_accounting`
     epsilon      epsilon of a plan and of a ledger
     calibrate    the least noise and the most steps within a budget
-    planning     the missing quantity of a planned run
+    planning     the missing quantity of a planned run, and its noise beside its signal
     groups       epsilon for several units of one person; epsilon as the shift of one Gaussian
     selection    the best of a random number of runs
     bounds       the most that each run of a search may spend
@@ -15,15 +15,9 @@
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
 
-from keras_adaclip.accounting._validation import (
-    check_accountant,
-    check_delta,
-    check_integer,
-    check_real,
-    check_target_epsilon,
-    default_delta,
-    warn_of_large_delta,
-)
+from typing import Any
+
+from keras_adaclip import _checks
 from keras_adaclip.accounting.bounds import RunBounds
 from keras_adaclip.accounting.calibrate import (
     calibrate_noise_multiplier,
@@ -32,10 +26,15 @@ from keras_adaclip.accounting.calibrate import (
 )
 from keras_adaclip.accounting.epsilon import (
     PrivacySpent,
+    check_accountant,
+    check_delta,
+    check_target_epsilon,
     compute_epsilon,
+    default_delta,
     ledger_epsilon,
     quick_epsilon,
     rounded_up,
+    warn_of_large_delta,
 )
 from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
@@ -80,3 +79,13 @@ __all__ = [
     "Sampling",
     "Unit",
 ]
+
+
+def check_integer(value: object, name: str, **limits: Any) -> int:
+    """Return an integer; `_checks.check_integer` with its first two arguments swapped."""
+    return _checks.check_integer(name, value, **limits)
+
+
+def check_real(value: object, name: str) -> float:
+    """Return a finite number; `_checks.check_real` with its arguments swapped."""
+    return _checks.check_real(name, value)

@@ -14,8 +14,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip.accounting import _validation, events
+from keras_adaclip._checks import check_integer
+from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
+from keras_adaclip.accounting.epsilon import check_delta
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.row import KNOWN, LedgerRow, SelectionCost
 from keras_adaclip.accounting.selection import RandomSelection, growing, largest_divergences
@@ -98,12 +100,10 @@ class RunBounds:
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        num_runs = _validation.check_integer(num_runs, "num_runs")
+        num_runs = check_integer("num_runs", num_runs)
         if num_runs == 0:
             return 0.0
-        return epsilon_of_divergences(
-            num_runs * self._divergences(), _validation.check_delta(delta)
-        )
+        return epsilon_of_divergences(num_runs * self._divergences(), check_delta(delta))
 
     def selection_epsilon(self, selection: RandomSelection, delta: float) -> float:
         """Epsilon of the best of a random number of runs.

@@ -4,22 +4,27 @@
     max {k : epsilon(rows + k more steps of the next row) <= target_epsilon}
 
 Epsilon falls with the noise about like a power of it, so the logarithms are interpolated between a
-noise that is too small and one that is large enough. It grows with the releases about like their
-square root, so its square is interpolated. A noise schedule s is scaled by the least factor f with
-epsilon(f s) <= target_epsilon, to within 0.5% of the target.
+noise that is too small and one that is large enough. A noise schedule s is
+scaled by the least factor f with epsilon(f s) <= target_epsilon, to within 0.5% of the target.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar, overload
+from typing import Any
 
 import numpy as np
 
-from keras_adaclip.accounting import _validation, events
-from keras_adaclip.accounting._validation import INT32_MAX
+from keras_adaclip._checks import INT32_MAX, check_integer
+from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
-from keras_adaclip.accounting.epsilon import COARSENESS
-from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule
+from keras_adaclip.accounting.epsilon import (
+    COARSENESS,
+    check_accountant,
+    check_delta,
+    check_target_epsilon,
+    warn_of_large_delta,
+)
+from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule, PlannedRun
 from keras_adaclip.accounting.row import LedgerRow
 
 _LEAST_NOISE = 1e-2
@@ -30,40 +35,6 @@ _LARGEST_JUMP = 0.1
 # Epsilon of a schedule takes seconds. The search uses a coarse grid, whose result is about 0.03%
 # higher, and a single evaluation on the fine grid mostly confirms it.
 _SCHEDULE_TOLERANCE = 4e-3
-
-_Schedule = TypeVar("_Schedule", bound=NoiseSchedule)
-
-
-@overload
-def calibrate_noise_multiplier(
-    target_epsilon: float,
-    delta: float,
-    num_examples: int,
-    batch_size: int,
-    *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    sampling: str = "poisson",
-    accountant: str = "pld",
-    steps_per_epoch: int | None = None,
-    noise_schedule: None = None,
-) -> float: ...
-
-
-@overload
-def calibrate_noise_multiplier(
-    target_epsilon: float,
-    delta: float,
-    num_examples: int,
-    batch_size: int,
-    *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    sampling: str = "poisson",
-    accountant: str = "pld",
-    steps_per_epoch: int | None = None,
-    noise_schedule: _Schedule,
-) -> _Schedule: ...
 
 
 def calibrate_noise_multiplier(
@@ -78,7 +49,7 @@ def calibrate_noise_multiplier(
     accountant: str = "pld",
     steps_per_epoch: int | None = None,
     noise_schedule: NoiseSchedule | None = None,
-) -> float | NoiseSchedule:
+) -> Any:
     """The least noise multiplier with which a training run stays within a privacy budget.
 
     Args:
@@ -117,40 +88,31 @@ def calibrate_noise_multiplier(
     >>> print(f"{noise_multiplier:.2f}")
     1.37
     """
-    target = _validation.check_target_epsilon(target_epsilon)
-    delta = _validation.check_delta(delta)
-    num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
-    sampling = _validation.check_sampling_name(sampling)
-    accountant = _validation.check_accountant(accountant)
-    if steps_per_epoch is None:
-        steps_per_epoch = math.ceil(num_examples / batch_size)
-    steps_per_epoch = _validation.check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
-    num_steps = _validation.check_num_steps(
-        epochs, steps, steps_per_epoch=steps_per_epoch, minimum=1
-    )
-    _validation.warn_of_large_delta(delta, num_examples)
-
-    def planned(noise: float | NoiseSchedule) -> CountedEvents:
-        return events.planned_events(
-            noise, num_examples, batch_size, num_steps, sampling, steps_per_epoch
-        )
+    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
+    accountant = check_accountant(accountant)
+    run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
+    check_integer("steps", run.num_steps, minimum=1)
+    warn_of_large_delta(delta, num_examples)
 
     def epsilon(noise: float | NoiseSchedule, coarseness: int = 1) -> float:
-        return composed_epsilon(planned(noise), delta, accountant, coarseness)
+        return composed_epsilon(run.events(noise), delta, accountant, coarseness)
 
-    guess = _rough_guess(lambda noise: rough_epsilon(planned(noise), delta), target)
-    if noise_schedule is None:
-        noise_multiplier = _least_noise(epsilon, target, guess)
-        received = f"delta={delta}, accountant={accountant!r}"
-        _check_reached(target, epsilon(noise_multiplier), noise_multiplier, received)
-        return noise_multiplier
-    if not events.is_noise_schedule(noise_schedule):
-        raise TypeError(
-            "Argument `noise_schedule` must be a schedule from `keras_adaclip.schedules`; wrap one "
-            f"of Keras's with `keras_adaclip.schedules.get`. Received: {noise_schedule!r}"
-        )
-    stages = list(events.noise_by_epoch(noise_schedule, num_steps, steps_per_epoch))
-    return _least_schedule(noise_schedule, epsilon, target, guess, stages)
+    guess = _rough_guess(lambda noise: rough_epsilon(run.events(noise), delta), target)
+    if noise_schedule is not None:
+        if not events.is_noise_schedule(noise_schedule):
+            raise TypeError(
+                "Argument `noise_schedule` must be a schedule from `keras_adaclip.schedules`; wrap "
+                f"one of Keras's with `keras_adaclip.schedules.get`. Received: {noise_schedule!r}"
+            )
+        return _least_schedule(noise_schedule, epsilon, target, guess, run)
+    noise_multiplier = _least_noise(epsilon, target, guess)
+    _check_reached(
+        target,
+        epsilon(noise_multiplier),
+        noise_multiplier <= 1.001 * _LEAST_NOISE,
+        f", delta={delta}, accountant={accountant!r}",
+    )
+    return noise_multiplier
 
 
 def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: float) -> float:
@@ -168,51 +130,47 @@ def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: fl
         TypeError: If the target is not a number.
         ValueError: If the target is out of range, or no noise reaches it.
     """
-    target = _validation.check_target_epsilon(target_epsilon)
+    target = check_target_epsilon(target_epsilon)
     noise_multiplier = _least_noise(epsilon, target, 1.0)
-    _check_reached(target, epsilon(noise_multiplier), noise_multiplier)
+    _check_reached(target, epsilon(noise_multiplier), noise_multiplier <= 1.001 * _LEAST_NOISE)
     return noise_multiplier
 
 
-def _check_reached(target: float, reached: float, noise: float, received: str = "") -> None:
-    """Raises if the calibrated noise is not close to the target, or above it."""
+def _check_reached(
+    target: float, reached: float, is_least_noise: bool = False, received: str = ""
+) -> None:
+    """Raise if the epsilon of the calibrated noise is above the target, or far below it."""
     if (1 - _LARGEST_JUMP) * target <= reached <= target:
         return
-    received = ", ".join(filter(None, [f"Received: target_epsilon={target}", received]))
     if reached > target:
-        raise ValueError(
-            f"No noise multiplier up to {_MOST_NOISE:g} reaches the target epsilon: the least "
-            f"epsilon is {reached}. Use a larger `delta`, or fewer steps. {received}"
-        )
-    if noise <= _LEAST_NOISE * 1.001:
-        raise ValueError(
-            f"Argument `target_epsilon` is so large that the noise multiplier {_LEAST_NOISE:g} "
-            f"already gives less (epsilon = {reached:.6g}), which protects nobody. Use a smaller "
-            f"target. {received}"
-        )
+        remedy = "Use a larger `delta`, or fewer steps."
+    elif is_least_noise:
+        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
+    else:
+        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
     raise ValueError(
-        f"The accountant cannot tell epsilons near the target apart: it jumps from above it to "
-        f"{reached:.6g}. Use a larger `target_epsilon` or accountant='pld'. {received}"
+        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
+        f"{remedy} Received: target_epsilon={target}{received}"
     )
 
 
 def _least_schedule(
-    schedule: _Schedule,
+    schedule: NoiseSchedule,
     epsilon: Callable[[NoiseSchedule, int], float],
     target: float,
     constant: float,
-    stages: list[tuple[float, int]],
-) -> _Schedule:
-    """The schedule, scaled by the least factor that reaches the target.
+    run: PlannedRun,
+) -> NoiseSchedule:
+    """Return the schedule, scaled by the least factor that reaches the target.
 
     Args:
         schedule: The schedule.
         epsilon: Epsilon of a schedule, given how coarse the grid of PLD is; costly.
         target: The bound.
         constant: The constant noise multiplier that roughly reaches the target.
-        stages: The noise multipliers of the schedule, and the number of steps of each.
+        run: The run that the schedule is for.
     """
-    noises, steps = (np.array(column, np.float64) for column in zip(*stages, strict=True))
+    noises, steps = np.array(run.noises(schedule)).T
     if not noises.min() > 0:
         raise ValueError(
             "Argument `noise_schedule` must be positive at every epoch. "
@@ -227,12 +185,7 @@ def _least_schedule(
 
     guess = _least_noise(lambda f: scaled_epsilon(f, COARSENESS), target, guess, ends=ends)
     factor = _least_noise(scaled_epsilon, target, guess, ends=ends, tolerance=_SCHEDULE_TOLERANCE)
-    reached = scaled_epsilon(factor)
-    if not (1 - _LARGEST_JUMP) * target <= reached <= target:
-        raise ValueError(
-            "No multiple of the noise schedule reaches the target epsilon: the nearest has epsilon "
-            f"{reached:.6g}. Received: target_epsilon={target}, noise_schedule={schedule!r}"
-        )
+    _check_reached(target, scaled_epsilon(factor), received=f", noise_schedule={schedule!r}")
     return schedule.scaled(factor)
 
 
@@ -243,11 +196,6 @@ def _rough_guess(epsilon: Callable[[float], float], target: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if epsilon(math.exp(middle)) <= target else (middle, high)
     return math.exp(high)
-
-
-class _NoisePoint(NamedTuple):
-    log_noise: float
-    log_excess: float  # Logarithm of epsilon over the epsilon that is aimed at.
 
 
 def _least_noise(
@@ -272,7 +220,7 @@ def _least_noise(
     """
     low, high = ends
     aim = target * (1 - tolerance / 2)
-    known: list[_NoisePoint] = []
+    known: list[tuple[float, float]] = []
     noise = float(np.float32(guess))
     for attempt in range(200):
         value = epsilon(noise)
@@ -280,7 +228,7 @@ def _least_noise(
             return noise
         low, high = (noise, high) if value > target else (low, noise)
         if 0 < value < math.inf:
-            known.append(_NoisePoint(math.log(noise), math.log(value / aim)))
+            known.append((math.log(noise), math.log(value / aim)))
         following = _extrapolated(known)
         is_bracketed = low > ends[0] and high < ends[1]
         # Every sixth attempt halves the bracket, because epsilon may jump.
@@ -292,19 +240,21 @@ def _least_noise(
     return float(np.float32(high))
 
 
-def _extrapolated(known: list[_NoisePoint]) -> float:
-    """The noise that should have the epsilon that is aimed at; NaN if the points do not tell."""
-    if not known:
+def _extrapolated(known: list[tuple[float, float]]) -> float:
+    """Return the noise that should have the epsilon that is aimed at; NaN if that is unknown.
+
+    Args:
+        known: Pairs of the logarithm of a noise multiplier and that of its epsilon over the aim.
+    """
+    points = sorted(known, key=lambda point: abs(point[1]))
+    if not points:
         return math.nan
-    nearest, *others = sorted(known, key=lambda point: abs(point.log_excess))
     # For a single point: epsilon falls like 1 / noise or faster.
     slope = -2.0
-    if others:
-        run = nearest.log_noise - others[0].log_noise
-        slope = (nearest.log_excess - others[0].log_excess) / run if run else 0.0
-    if slope >= 0:
-        return math.nan
-    return math.exp(min(nearest.log_noise - nearest.log_excess / slope, 700.0))
+    if len(points) > 1:
+        run = points[0][0] - points[1][0]
+        slope = (points[0][1] - points[1][1]) / run if run else 0.0
+    return math.nan if slope >= 0 else math.exp(min(points[0][0] - points[0][1] / slope, 700.0))
 
 
 def max_steps_within(
@@ -339,85 +289,42 @@ def max_steps_within(
     >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
     1936
     """
-    delta = _validation.check_delta(delta)
-    target = _validation.check_target_epsilon(target_epsilon)
-    accountant = _validation.check_accountant(accountant)
+    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
+    accountant = check_accountant(accountant)
     countable = INT32_MAX - next_row.steps
     rows = (*rows_so_far, next_row)
     relation = events.neighboring_relation(rows, running=next_row)
     event = events.row_event(next_row, relation)
-    past = events.counted_events(rows, relation)
-    others = tuple((other, count) for other, count in past if other != event)
-    so_far = sum(count for other, count in past if other == event)
+    counts = dict(events.counted_events(rows, relation))
+    so_far = counts.pop(event, 0)
 
     def after(releases: int) -> CountedEvents:
         count = so_far + releases
-        return (*others, (event, count)) if count else others
+        return (*counts.items(), (event, count)) if count else tuple(counts.items())
 
-    def epsilon(releases: int) -> float:
-        return composed_epsilon(after(releases), delta, accountant)
+    def is_within(releases: int) -> bool:
+        return composed_epsilon(after(releases), delta, accountant) <= target
 
-    if epsilon(0) > target:
+    if not is_within(0):
         return 0
     most = math.ceil(max(0, countable - next_row.free_steps) / next_row.steps_per_release)
-    guess = greatest(lambda releases: rough_epsilon(after(releases), delta) <= target, most)
-    allowed = largest_within(epsilon, target, most, guess)
+    guess = largest_within(lambda releases: rough_epsilon(after(releases), delta) <= target, most)
+    allowed = largest_within(is_within, most, guess)
     return min(countable, next_row.free_steps + allowed * next_row.steps_per_release)
 
 
-def greatest(is_allowed: Callable[[int], bool], most: int) -> int:
-    """The greatest number up to `most` that is allowed, by bisection; 0 if none is."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_allowed(middle) else (low, middle)
-    return low
-
-
-class _NumberPoint(NamedTuple):
-    number: int
-    epsilon: float
-
-
-def largest_within(epsilon: Callable[[int], float], target: float, most: int, guess: int) -> int:
-    """The greatest number with `epsilon(number) <= target`, which must hold for 0.
+def largest_within(is_within: Callable[[int], bool], most: int, guess: int | None = None) -> int:
+    """Return the greatest number up to `most` that is within a budget, by bisection; 0 if none is.
 
     Args:
-        epsilon: Non-decreasing function of a number; costly.
-        target: The bound.
+        is_within: Whether a number is within the budget; no longer true once it was false.
         most: The greatest number to consider.
-        guess: The first number to try. A guess that is too small costs little.
-
-    Returns:
-        A number between 0 and `most`.
+        guess: A number that is probably within the budget, near the result. None means unknown.
     """
-    low, high = _NumberPoint(0, epsilon(0)), None
-    probe = min(max(guess, 1), most)
-    run = 0  # How often in a row the same end has moved, negative for the lower end.
-    while (most + 1 if high is None else high.number) - low.number > 1:
-        point = _NumberPoint(probe, epsilon(probe))
-        if point.epsilon <= target:
-            low, run = point, min(run, 0) - 1
-        else:
-            high, run = point, max(run, 0) + 1
-        probe = _next_probe(low, high, target, most, run)
-    return low.number
-
-
-def _next_probe(
-    low: _NumberPoint, high: _NumberPoint | None, target: float, most: int, run: int
-) -> int:
-    """The next number to try, strictly between the two ends."""
-    if high is None:
-        # Epsilon grows like a square root or faster: aim a little beyond.
-        growth = (target / low.epsilon) ** 2 if low.epsilon > 0 else math.inf
-        return min(most, low.number + max(1, math.ceil(low.number * min(growth * 1.01 - 1, 64))))
-    if not math.isfinite(high.epsilon) or abs(run) > 4:
-        return (low.number + high.number) // 2
-    share = (target**2 - low.epsilon**2) / (high.epsilon**2 - low.epsilon**2)
-    estimate = low.number + int(share * (high.number - low.number))
-    # Step past the estimate, towards the end that has not moved, further each time: the bracket
-    # then closes from both sides.
-    beyond = max(1, (high.number - low.number) >> 10) * 4 ** (abs(run) - 1)
-    estimate += beyond if run < 0 else -beyond
-    return min(max(estimate, low.number + 1), high.number - 1)
+    low, high = 0, most + 1
+    probe = (most + 1) // 2 if guess is None else min(max(guess, 1), most)
+    while high - low > 1:
+        low, high = (probe, high) if is_within(probe) else (low, probe)
+        is_upper_end_known = guess is None or high <= most
+        probe = (low + high) // 2 if is_upper_end_known else min(most, low + low // 4 + 1)
+    return low

@@ -7,14 +7,17 @@ by `dp_accounting`, with privacy loss distributions ("pld", tight) or Rényi div
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Self
 
-from keras_adaclip.accounting import _validation, events
+from keras_adaclip import _checks
+from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon
-from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule
+from keras_adaclip.accounting.events import NoiseSchedule, PlannedRun
 from keras_adaclip.accounting.row import LedgerRow, Sampling
 
+ACCOUNTANTS = ("pld", "rdp")
 # A grid this much coarser is several times as fast. Epsilon grows by some tenths of a percent.
 COARSENESS = 8
 _RELATIONS_IN_WORDS = {
@@ -22,6 +25,63 @@ _RELATIONS_IN_WORDS = {
     events.ZERO_OUT: "one unit is zeroed out, leaving a hole in its batch",
     events.REPLACE_ONE: "one unit is replaced by another",
 }
+
+
+def default_delta(num_examples: int) -> float:
+    """The delta that is used if the user gives none: `num_examples ** -1.1`.
+
+    Args:
+        num_examples: Number of units (examples or clients) in the data, at least 2.
+
+    Returns:
+        A delta a little below `1 / num_examples`.
+
+    Raises:
+        ValueError: If there are fewer than two units, for which delta would not be below 1.
+
+    Example:
+
+    >>> f"{default_delta(60_000):.3g}"
+    '5.55e-06'
+    """
+    number: float = _checks.check_integer("num_examples", num_examples, minimum=2) ** -1.1
+    return number
+
+
+def check_delta(value: object) -> float:
+    """Return a delta strictly between 0 and 1."""
+    return _checks.check_between_0_and_1("delta", value)
+
+
+def check_target_epsilon(value: object) -> float:
+    """Return a positive, finite target."""
+    return _checks.check_positive("target_epsilon", value)
+
+
+def check_accountant(value: object) -> str:
+    """Return the name of an accountant."""
+    return _checks.check_choice("accountant", value, ACCOUNTANTS)
+
+
+def warn_of_large_delta(
+    delta: float, num_examples: int, stacklevel: int = 3, unit: str = "example"
+) -> None:
+    """Warn if `delta` would allow one unit's data to be published.
+
+    Args:
+        delta: The delta.
+        num_examples: Number of units; 0 if unknown, which never warns.
+        stacklevel: As of `warnings.warn`.
+        unit: The unit of privacy, `"example"` or `"client"`.
+    """
+    if delta * num_examples >= 1:
+        warnings.warn(
+            f"Argument `delta` should be well below 1 / num_{unit}s = {1 / num_examples:.3g}: "
+            f"with a larger one, publishing a random {unit} counts as private. "
+            f"Received: delta={delta}. `default_delta(num_{unit}s)` gives a usual choice.",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def compute_epsilon(
@@ -73,40 +133,11 @@ def compute_epsilon(
     >>> print(f"{epsilon:.3f}")
     1.351
     """
-    accountant = _validation.check_accountant(accountant)
-    planned, delta = checked_plan(
-        noise_multiplier, num_examples, batch_size, epochs, steps, delta, sampling, steps_per_epoch
-    )
-    return composed_epsilon(planned, delta, accountant)
-
-
-def checked_plan(
-    noise_multiplier: float | NoiseSchedule,
-    num_examples: int,
-    batch_size: int,
-    epochs: int | None,
-    steps: int | None,
-    delta: float,
-    sampling: str,
-    steps_per_epoch: int | None,
-) -> tuple[CountedEvents, float]:
-    """The events of a plan and its delta; arguments and errors as of `compute_epsilon`."""
-    if not events.is_noise_schedule(noise_multiplier):
-        noise_multiplier = _validation.check_noise_multiplier(noise_multiplier)
-    num_examples, batch_size = _validation.check_batch(num_examples, batch_size)
-    sampling = _validation.check_sampling_name(sampling)
-    delta = _validation.check_delta(delta)
-    if steps_per_epoch is not None:
-        steps_per_epoch = _validation.check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
-    num_steps = _validation.check_num_steps(
-        epochs, steps, steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size)
-    )
-    # The warning names the line that called the caller of this function.
-    _validation.warn_of_large_delta(delta, num_examples, stacklevel=4)
-    events_of_plan = events.planned_events(
-        noise_multiplier, num_examples, batch_size, num_steps, sampling, steps_per_epoch
-    )
-    return events_of_plan, delta
+    accountant = check_accountant(accountant)
+    run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
+    delta = check_delta(delta)
+    warn_of_large_delta(delta, num_examples)
+    return composed_epsilon(run.events(noise_multiplier), delta, accountant)
 
 
 def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> float:
@@ -135,8 +166,7 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
     >>> print(f"{ledger_epsilon([row.advance(3515)], delta=1e-5):.3f}")
     1.351
     """
-    delta = _validation.check_delta(delta)
-    accountant = _validation.check_accountant(accountant)
+    delta, accountant = check_delta(delta), check_accountant(accountant)
     return composed_epsilon(events.counted_events(rows), delta, accountant)
 
 
@@ -233,8 +263,7 @@ class PrivacySpent:
                 f"privacy after {steps}"
             )
         kinds = "; ".join(
-            Sampling[label.upper()].describe() if label.upper() in Sampling.__members__ else label
-            for label in self.sampling.split(" + ")
+            Sampling[label.upper()].describe() for label in self.sampling.split(" + ")
         )
         sentences = [
             f"{guarantee}, by the {self.accountant.upper()} accountant.",

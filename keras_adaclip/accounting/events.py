@@ -35,7 +35,7 @@ References:
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
@@ -47,12 +47,13 @@ from dp_accounting import (
     SampledWithoutReplacementDpEvent,
 )
 
-from keras_adaclip.accounting import _validation
+from keras_adaclip import _checks
 from keras_adaclip.accounting.row import LedgerRow, Sampling
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
 REPLACE_ONE = "replace_one"
+_SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
 
 # Events with the number of times that each happened.
 CountedEvents = tuple[tuple[DpEvent, int], ...]
@@ -69,28 +70,20 @@ class SelectedRunsEvent(DpEvent):
     divergences: tuple[float, ...]
 
 
-def _full_event(noise_multiplier: float) -> DpEvent:
-    """One release without amplification."""
+def _release_event(
+    sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int
+) -> DpEvent:
+    """One release; one step for samplings that amplify."""
     if noise_multiplier == 0:
         return NonPrivateDpEvent()
+    if sampling is Sampling.POISSON and batch_size < num_examples:
+        event = GaussianDpEvent(noise_multiplier)
+        return PoissonSampledDpEvent(batch_size / num_examples, event)
+    if sampling is Sampling.FIXED:
+        # Replacing a unit moves the sum by twice the clip norm.
+        event = GaussianDpEvent(noise_multiplier / 2)
+        return SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
     return GaussianDpEvent(noise_multiplier)
-
-
-def _poisson_event(noise_multiplier: float, sampling_probability: float) -> DpEvent:
-    """One step with Poisson sampling."""
-    event = _full_event(noise_multiplier)
-    if sampling_probability == 1 or noise_multiplier == 0:
-        return event
-    return PoissonSampledDpEvent(sampling_probability, event)
-
-
-def _fixed_size_event(noise_multiplier: float, num_examples: int, batch_size: int) -> DpEvent:
-    """One step with a batch of fixed size, drawn without replacement."""
-    if noise_multiplier == 0:
-        return NonPrivateDpEvent()
-    # Replacing a unit moves the sum by twice the clip norm.
-    event = GaussianDpEvent(noise_multiplier / 2)
-    return SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
 
 
 def row_event(row: LedgerRow, relation: str) -> DpEvent:
@@ -99,11 +92,10 @@ def row_event(row: LedgerRow, relation: str) -> DpEvent:
         divergences = row.selection.divergences
         is_private = any(math.isfinite(each) for each in divergences)
         return SelectedRunsEvent(divergences) if is_private else NonPrivateDpEvent()
-    if row.sampling is Sampling.POISSON:
-        return _poisson_event(row.noise_multiplier, row.sampling_probability)
-    if row.sampling is Sampling.FIXED and relation == REPLACE_ONE:
-        return _fixed_size_event(row.noise_multiplier, row.num_examples, row.expected_batch_size)
-    return _full_event(row.noise_multiplier)
+    sampling = row.sampling
+    if sampling is Sampling.FIXED and relation != REPLACE_ONE:
+        sampling = Sampling.STREAM
+    return _release_event(sampling, row.noise_multiplier, row.num_examples, row.expected_batch_size)
 
 
 def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
@@ -164,48 +156,78 @@ def is_noise_schedule(value: Any) -> TypeGuard[NoiseSchedule]:
     return callable(getattr(value, "value_at", None)) and callable(getattr(value, "scaled", None))
 
 
-def noise_by_epoch(
-    schedule: NoiseSchedule, num_steps: int, steps_per_epoch: int
-) -> Iterator[tuple[float, int]]:
-    """The noise multiplier of each epoch as float32, and the number of steps of the epoch.
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """A run as planned, without its noise.
 
     Args:
-        schedule: the schedule.
-        num_steps: steps of the run. The last epoch may have fewer than the others.
-        steps_per_epoch: steps of one epoch.
-
-    Yields:
-        Pairs of noise multiplier and number of steps, one an epoch.
+        num_examples: Number of units in the data.
+        batch_size: Expected number of units a step.
+        num_steps: Number of steps.
+        sampling: How units are drawn.
+        steps_per_epoch: Steps of an epoch. The last epoch may have fewer.
     """
-    for first_step in range(0, num_steps, steps_per_epoch):
-        value = _validation.check_noise_multiplier(schedule.value_at(first_step, steps_per_epoch))
-        yield float(np.float32(value)), min(steps_per_epoch, num_steps - first_step)
 
+    num_examples: int
+    batch_size: int
+    num_steps: int
+    sampling: Sampling
+    steps_per_epoch: int
 
-def planned_events(
-    noise_multiplier: float | NoiseSchedule,
-    num_examples: int,
-    batch_size: int,
-    num_steps: int,
-    sampling: str,
-    steps_per_epoch: int | None = None,
-) -> CountedEvents:
-    """The events of a plan. All arguments are checked; see `compute_epsilon`."""
-    steps_per_pass = math.ceil(num_examples / batch_size)
-    if isinstance(noise_multiplier, (int, float)):
-        least = min(noise_multiplier, float(np.float32(noise_multiplier)))
-        noises = iter([(least, num_steps)] if num_steps else [])
-    else:
-        noises = noise_by_epoch(noise_multiplier, num_steps, steps_per_epoch or steps_per_pass)
+    @classmethod
+    def of(
+        cls,
+        num_examples: int,
+        batch_size: int,
+        epochs: int | None,
+        steps: int | None,
+        sampling: str,
+        steps_per_epoch: int | None = None,
+    ) -> Self:
+        """Return the run with these arguments, checked as `compute_epsilon` says."""
+        num_examples = _checks.check_integer("num_examples", num_examples, minimum=1)
+        batch_size = _checks.check_batch_size(batch_size, num_examples)
+        sampling = _checks.check_choice("sampling", sampling, _SAMPLING_NAMES)
+        if steps_per_epoch is None:
+            steps_per_epoch = math.ceil(num_examples / batch_size)
+        steps_per_epoch = _checks.check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
+        if (epochs is None) == (steps is None):
+            raise ValueError(
+                "Exactly one of the arguments `epochs` and `steps` must be given. "
+                f"Received: epochs={epochs!r}, steps={steps!r}"
+            )
+        if epochs is not None:
+            most = _checks.INT32_MAX // steps_per_epoch
+            steps = steps_per_epoch * _checks.check_integer("epochs", epochs, maximum=most)
+        num_steps = _checks.check_integer("steps", steps)
+        return cls(num_examples, batch_size, num_steps, Sampling[sampling.upper()], steps_per_epoch)
 
-    def event(noise: float) -> DpEvent:
-        if sampling == "poisson":
-            return _poisson_event(noise, batch_size / num_examples)
-        if sampling == "fixed":
-            return _fixed_size_event(noise, num_examples, batch_size)
-        return _full_event(noise)
+    def noises(self, noise_multiplier: float | NoiseSchedule) -> list[tuple[float, int]]:
+        """Return the noise multipliers of the run, each with its number of steps.
 
-    def releases(steps: int) -> int:
-        return math.ceil(steps / steps_per_pass) if sampling == "shuffle" else steps
+        A number gives one pair, the smaller of itself and its float32. A schedule gives a pair an
+        epoch: its value at the first step of the epoch, as float32.
+        """
+        if not is_noise_schedule(noise_multiplier):
+            noise = _checks.check_noise_multiplier(noise_multiplier)
+            return [(min(noise, float(np.float32(noise))), self.num_steps)]
+        found = []
+        for first_step in range(0, self.num_steps, self.steps_per_epoch):
+            value = noise_multiplier.value_at(first_step, self.steps_per_epoch)
+            noise = float(np.float32(_checks.check_noise_multiplier(value)))
+            found.append((noise, min(self.steps_per_epoch, self.num_steps - first_step)))
+        return found
 
-    return _counted((event(noise), releases(steps)) for noise, steps in noises)
+    def events(self, noise_multiplier: float | NoiseSchedule) -> CountedEvents:
+        """Return the events of the run, with their counts."""
+        per_release = 1
+        if self.sampling is Sampling.SHUFFLE:
+            per_release = math.ceil(self.num_examples / self.batch_size)
+        return _counted(
+            (
+                _release_event(self.sampling, noise, self.num_examples, self.batch_size),
+                math.ceil(steps / per_release),
+            )
+            for noise, steps in self.noises(noise_multiplier)
+            if steps > 0
+        )

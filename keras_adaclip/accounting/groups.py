@@ -10,18 +10,18 @@ mixtures. The group property of any (epsilon, delta) then gives a much larger bo
     epsilon_k = k epsilon(d),   delta = d (e^(k epsilon(d)) - 1) / (e^epsilon(d) - 1)
 """
 
-import functools
 import math
 from collections.abc import Iterable
 
 import numpy as np
-from dp_accounting import DpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, special, stats
 
-from keras_adaclip.accounting import _validation
+from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
+from keras_adaclip.accounting.epsilon import check_delta
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -29,11 +29,9 @@ _KNOWS_MIXTURES = hasattr(privacy_loss_distribution, "from_mixture_gaussian_mech
 # The search for the delta of one example ends here, and has this precision.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
-# The grid has at most this many points in the range of losses of a release. The coarse grid takes
-# a tenth of the time and enlarges epsilon by some thousandths of it, or more if very many steps
-# each cost next to nothing. Then the fine grid is used.
-_INTERVAL, _FINE_INTERVAL, _MOST_BUCKETS = 1e-3, 1e-4, 10_000
-_WORTH_REFINING = 0.9
+# The grid has at most this many points in the range of losses of a release. It enlarges epsilon by
+# some thousandths of it, or more if very many steps each cost next to nothing.
+_INTERVAL, _MOST_BUCKETS = 1e-3, 10_000
 # If one release can lose more than this, a person is not protected anyway.
 _LARGEST_LOSS = 500.0
 _MOST_MIXTURES, _LARGEST_GROUP = 8, 100_000
@@ -67,10 +65,8 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     0.341
     0.726
     """
-    delta = _validation.check_delta(delta)
-    group_size = _validation.check_integer(
-        group_size, "group_size", minimum=1, maximum=_LARGEST_GROUP
-    )
+    delta = check_delta(delta)
+    group_size = _checks.check_integer("group_size", group_size, minimum=1, maximum=_LARGEST_GROUP)
     events = counted_events(rows)
     alone = composed_epsilon(events, delta, "pld")
     if group_size == 1 or math.isinf(alone) or not events:
@@ -78,36 +74,29 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     bounds = [_by_group_property(events, delta, group_size)]
     if _KNOWS_MIXTURES and knows_pld(events) and len(events) <= _MOST_MIXTURES:
         bounds.append(_by_mixtures(events, delta, group_size))
-        if bounds[1] > _WORTH_REFINING * bounds[0]:
-            bounds.append(_by_mixtures(events, delta, group_size, _FINE_INTERVAL))
     # Each of these bounds holds. None is below the epsilon of one example.
     return max(alone, min(bounds))
 
 
-@functools.lru_cache(maxsize=64)
-def _by_mixtures(
-    events: CountedEvents, delta: float, group_size: int, least_interval: float = _INTERVAL
-) -> float:
+def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
     """By the distribution of the number of drawn examples; infinite if a loss is too large.
 
     Args:
         events: Pairs of an event and its count.
         delta: Delta.
         group_size: The most examples that a person owns.
-        least_interval: The interval of the grid, unless the grid then has too many points.
     """
     largest_loss = max(_largest_loss(event, count, group_size) for event, count in events)
     if largest_loss > _LARGEST_LOSS:
         return math.inf
-    needed = max(largest_loss / _MOST_BUCKETS, least_interval)
-    interval = math.ldexp(least_interval, math.ceil(math.log2(needed / least_interval)))
+    needed = max(largest_loss / _MOST_BUCKETS, _INTERVAL)
+    interval = math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
     composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
     for event, count in events:
         composed = composed.compose(_repeated_pld(event, count, group_size, interval))
     return float(composed.get_epsilon_for_delta(delta))
 
 
-@functools.lru_cache(maxsize=64)
 def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
     """By the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
 
@@ -128,19 +117,15 @@ def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> 
 
 
 def _noise_and_probability(event: DpEvent) -> tuple[float, float]:
-    """Noise multiplier and sampling probability of the event of a ledger row."""
+    """Return the noise multiplier and the sampling probability of the event of a ledger row."""
     if isinstance(event, PoissonSampledDpEvent):
         return event.event.noise_multiplier, event.sampling_probability
-    if isinstance(event, NonPrivateDpEvent):
-        return 0.0, 1.0
     return event.noise_multiplier, 1.0
 
 
 def _largest_loss(event: DpEvent, count: int, group_size: int) -> float:
     """About the loss of one release, or of all full releases, at ten standard deviations."""
     noise, sampling_probability = _noise_and_probability(event)
-    if noise == 0.0:
-        return math.inf
     if sampling_probability == 1.0:
         noise /= math.sqrt(count)
     return group_size**2 / (2 * noise**2) + 10 * group_size / noise
@@ -191,12 +176,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     >>> print(f"{gaussian_mu(3.0, 1e-5):.3f}")
     0.719
     """
-    delta = _validation.check_delta(delta)
-    if math.isinf(epsilon) and epsilon > 0:
+    delta = check_delta(delta)
+    if epsilon == math.inf:
         return math.inf
-    epsilon = _validation.check_real(epsilon, "epsilon")
-    if epsilon < 0:
-        raise ValueError(f"Argument `epsilon` must not be negative. Received: epsilon={epsilon}")
+    epsilon = _checks.check_nonnegative("epsilon", epsilon)
 
     def excess(log_mu: float) -> float:
         return _log_delta(epsilon, math.exp(log_mu)) - math.log(delta)

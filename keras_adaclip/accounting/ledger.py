@@ -27,9 +27,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting._validation import INT32_MAX
+from keras_adaclip._checks import INT32_MAX, check_integer
 from keras_adaclip.accounting.row import (
+    NUM_COST_ROWS,
     NUM_INTEGERS,
     SELECTED,
     LedgerRow,
@@ -181,7 +181,7 @@ class Ledger:
             ValueError: If `max_rows` is below 2 or too few for selected runs, or the counts no
                 longer fit int32.
         """
-        max_rows = _validation.check_integer(max_rows, "max_rows", minimum=2)
+        max_rows = check_integer("max_rows", max_rows, minimum=2)
         return type(self)(_compact(self.rows, max_rows))
 
     def is_covered_by(self, other: "Ledger") -> bool:
@@ -276,14 +276,13 @@ class Ledger:
             )
         rows, index = [], 0
         while index < len(table):
-            row, noise_multiplier, selection = table[index], float(noise[index]), None
-            index += 1
-            if row[0] >= SELECTED:
-                end = index + SelectionCost.num_rows()
-                selection = SelectionCost.from_integers(table[index:end])
-                index = end
-            if row.any():
-                rows.append(LedgerRow.from_integers(row, noise_multiplier, selection))
+            selection, end = None, index + 1
+            if table[index, 0] >= SELECTED:
+                end += NUM_COST_ROWS
+                selection = SelectionCost.from_integers(table[index + 1 : end])
+            if table[index].any():
+                rows.append(LedgerRow.from_integers(table[index], float(noise[index]), selection))
+            index = end
         return cls(tuple(rows))
 
 
@@ -372,76 +371,49 @@ def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
                 f"{merged.num_table_rows}, and two others must remain."
             )
         return (merged, *_compact(others, room))
-    numbers: dict[Mechanism, int] = {}
-    closed = dict(enumerate(rows[:-1]))
-    table = np.array([_cost_features(row, numbers) for row in closed.values()])
-    costs = _merging_costs(table, table)
-    costs[np.tri(len(table), dtype=bool)] = np.inf
+    closed = list(rows[:-1])
     while len(closed) + 1 > max_rows:
-        first, second = divmod(int(np.argmin(costs)), len(table))
+        costs = _merging_costs(closed)
+        first, second = divmod(int(np.argmin(costs)), len(closed))
         if costs[first, second] == np.inf:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
                 f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
             )
         closed[first] = merge_upward(closed[first], closed.pop(second))
-        table[first] = _cost_features(closed[first], numbers)
-        # Only the pairs of the merged row have new costs: thousands of rows take seconds.
-        changed = _merging_costs(table[[first]], table)[0]
-        changed[[number not in closed for number in range(len(table))]] = np.inf
-        costs[first, first + 1 :], costs[:first, first] = changed[first + 1 :], changed[:first]
-        costs[second, :] = costs[:, second] = np.inf
-    return (*closed.values(), rows[-1])
+    return (*closed, rows[-1])
 
 
-def _cost_features(row: LedgerRow, numbers: dict[Mechanism, int]) -> list[float]:
-    """The numbers of a row that the cost of merging it depends on; equal mechanisms share one."""
-    is_sampled = row.sampling is Sampling.POISSON
-    return [
-        numbers.setdefault(row.mechanism, len(numbers)),
-        row.sampling,
-        row.sampling_probability if is_sampled else 1.0,
-        row.noise_multiplier,
-        row.steps,
-        row.releases,
-    ]
-
-
-def _merging_costs(
-    rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """The additional cost of merging each row with each other one.
-
-    Returns an array of shape `(len(rows), len(others))`.
+def _merging_costs(rows: Sequence[LedgerRow]) -> npt.NDArray[np.float64]:
+    """The additional cost of merging each row with each later one; infinite elsewhere.
 
     Equal mechanisms cost -1 and so come first. A row without noise makes epsilon infinite already,
     so merging it costs nothing. The cost is infinite if a pair cannot be merged.
-
-    Args:
-        rows: the `_cost_features` of rows, one row of the array for each.
-        others: likewise.
     """
-    mechanism, sampling, probability, noise, steps, releases = rows.T[:, :, None]
-    (
-        other_mechanism,
-        other_sampling,
-        other_probability,
-        other_noise,
-        other_steps,
-        other_releases,
-    ) = others.T[:, None, :]
+    mechanisms = {row.mechanism: number for number, row in enumerate(rows)}
+    mechanism = np.array([mechanisms[row.mechanism] for row in rows])
+    sampling, noise, steps, releases, probability = np.array(
+        [
+            (
+                row.sampling,
+                row.noise_multiplier,
+                row.steps,
+                row.releases,
+                row.sampling_probability if row.sampling is Sampling.POISSON else 1.0,
+            )
+            for row in rows
+        ]
+    ).T
     alone = releases * _release_cost(probability, noise)
-    other_alone = other_releases * _release_cost(other_probability, other_noise)
-
-    merged_noise = np.minimum(noise, other_noise)
-    merged_probability = np.where(
-        sampling == other_sampling, np.maximum(probability, other_probability), 1.0
-    )
-    merged = (releases + other_releases) * _release_cost(merged_probability, merged_noise)
-    costs = merged - (alone + other_alone)
+    same_sampling = np.equal.outer(sampling, sampling)
+    merged_noise = np.minimum.outer(noise, noise)
+    merged_probability = np.where(same_sampling, np.maximum.outer(probability, probability), 1.0)
+    merged = np.add.outer(releases, releases) * _release_cost(merged_probability, merged_noise)
+    costs = merged - np.add.outer(alone, alone)
     costs[merged_noise == 0] = 0.0
-    costs[mechanism == other_mechanism] = -1.0
-    costs[steps + other_steps > INT32_MAX] = np.inf
+    costs[np.equal.outer(mechanism, mechanism)] = -1.0
+    costs[np.add.outer(steps, steps) > INT32_MAX] = np.inf
+    costs[np.tri(len(rows), dtype=bool)] = np.inf
     return costs
 
 
@@ -450,13 +422,10 @@ def _release_cost(
 ) -> npt.NDArray[np.float64]:
     """Rényi divergence of order 2, log(1 + q² (exp(1/σ²) - 1)): a cheap way to rank pairs.
 
-    Meaningless without noise.
+    Meaningless without noise. Beyond the range of float64, the exponential is cut off.
     """
     exponent = np.where(noise_multiplier > 0, noise_multiplier, 1.0) ** -2
-    cost = np.log1p(sampling_probability**2 * np.expm1(np.minimum(exponent, 700.0)))
-    # For a larger exponent, the exponential would overflow: this is its logarithm.
-    overflowing = np.maximum(0.0, exponent + 2 * np.log(sampling_probability))
-    return np.where(exponent > 700, overflowing, cost)
+    return np.log1p(sampling_probability**2 * np.expm1(np.minimum(exponent, 700.0)))
 
 
 def read_ledger(path: str | Path) -> Ledger:

@@ -2,25 +2,24 @@
 
     epsilon(noise multiplier, delta; batch size, epochs, number of examples) = target
 
-Epsilon grows with the epochs and falls with the noise. It also grows with the batch size, but not
-strictly: an epoch has a whole number of steps, and with so little noise that epsilon is in the
-tens, a batch of all examples costs less than many samples.
+Epsilon grows with the epochs and falls with the noise.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
-from keras_adaclip.accounting import _validation, events
+from keras_adaclip._checks import INT32_MAX, check_integer, check_noise_multiplier
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
-from keras_adaclip.accounting.calibrate import (
-    calibrate_noise_multiplier,
-    greatest,
-    largest_within,
+from keras_adaclip.accounting.calibrate import calibrate_noise_multiplier, largest_within
+from keras_adaclip.accounting.epsilon import (
+    check_accountant,
+    check_delta,
+    check_target_epsilon,
+    rounded_up,
+    warn_of_large_delta,
 )
-from keras_adaclip.accounting.epsilon import rounded_up
-from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.events import PlannedRun
 
 _MOST_EPOCHS = 1_000_000
 _SAMPLINGS_IN_WORDS = {
@@ -43,7 +42,7 @@ class PrivacyPlan:
         noise_multiplier: standard deviation of the noise over the clipping norm.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`.
         accountant: the accountant that was used.
-        solved_for: the argument of `plan` that was left out.
+        solved_for: the argument of `plan` that was solved for.
         num_parameters: number of trainable parameters; None if it was not given.
     """
 
@@ -84,11 +83,6 @@ class PrivacyPlan:
             return None
         return self.noise_stddev * math.sqrt(self.num_parameters)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All quantities, including those that follow from others."""
-        derived = ("steps", "sampling_probability", "noise_stddev", "noise_norm")
-        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
-
     def __str__(self) -> str:
         noise = self.noise_multiplier
         is_solved = self.solved_for == "noise_multiplier"
@@ -126,21 +120,21 @@ def plan(
     *,
     delta: float,
     num_examples: int,
+    batch_size: int,
     target_epsilon: float | None = None,
-    batch_size: int | None = None,
     epochs: int | None = None,
     noise_multiplier: float | None = None,
     sampling: str = "poisson",
     accountant: str = "pld",
     num_parameters: int | None = None,
 ) -> PrivacyPlan:
-    """Plans a run: leave out one of budget, batch size, epochs and noise, and it is solved for.
+    """Plan a run: leave out one of budget, epochs and noise, and it is solved for.
 
     Args:
         delta: Delta, between 0 and 1, well below `1 / num_examples`.
         num_examples: Number of units (examples or clients) in the data.
-        target_epsilon: The budget, positive.
         batch_size: Expected number of units a step.
+        target_epsilon: The budget, positive.
         epochs: Number of epochs, of `ceil(num_examples / batch_size)` steps each.
         noise_multiplier: Standard deviation of the noise over the clipping norm.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`, as in `compute_epsilon`.
@@ -148,15 +142,13 @@ def plan(
         num_parameters: Number of trainable parameters, to compare the norms of noise and signal.
 
     Returns:
-        The plan, within the budget: the least noise (to within 0.1% of epsilon), the most epochs
-        (up to a million), or the largest batch that bisection finds. A larger batch may be within
-        the budget too, since epsilon is not strictly monotone in the batch size. `print` the plan.
+        The plan, within the budget: the least noise (to within 0.1% of epsilon), or the most epochs
+        (up to a million). `print` it.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is out of range, not exactly one of the four is left out,
-            nothing reaches the target, or the batch size is left out with a sampling that does not
-            amplify.
+        ValueError: If an argument is out of range, not exactly one of the three is left out, or
+            nothing reaches the target.
 
     Example:
 
@@ -172,98 +164,67 @@ def plan(
     mean of clipped gradients, norm    at most C
     C is the clipping norm; the noise is Gaussian.
     """
-    delta = _validation.check_delta(delta)
-    num_examples = _validation.check_integer(num_examples, "num_examples", minimum=1)
-    sampling = _validation.check_sampling_name(sampling)
-    accountant = _validation.check_accountant(accountant)
-    if sampling == "fixed":
-        accountant = "rdp"
+    delta, accountant = check_delta(delta), check_accountant(accountant)
+    accountant = "rdp" if sampling == "fixed" else accountant
     if num_parameters is not None:
-        num_parameters = _validation.check_integer(num_parameters, "num_parameters", minimum=1)
-    quantities = {
+        num_parameters = check_integer("num_parameters", num_parameters, minimum=1)
+    given = {
         "target_epsilon": target_epsilon,
-        "batch_size": batch_size,
         "epochs": epochs,
         "noise_multiplier": noise_multiplier,
     }
-    run, missing = _checked(quantities, num_examples, sampling)
-
-    def planned(**changed: Any) -> CountedEvents:
-        values = {**run, **changed}
-        steps = _validation.check_num_steps(
-            values["epochs"], None, steps_per_epoch=math.ceil(num_examples / values["batch_size"])
-        )
-        return events.planned_events(
-            values["noise_multiplier"], num_examples, values["batch_size"], steps, sampling
-        )
-
-    def epsilon(**changed: Any) -> float:
-        return composed_epsilon(planned(**changed), delta, accountant)
-
-    def largest(most: int) -> int:
-        """The largest value of the missing quantity within the budget."""
-        target = run["target_epsilon"]
-        guess = greatest(lambda n: rough_epsilon(planned(**{missing: n}), delta) <= target, most)
-        found = largest_within(lambda n: epsilon(**{missing: n}) if n else 0.0, target, most, guess)
-        if found == 0:
-            received = ", ".join(f"{name}={value}" for name, value in run.items())
-            raise ValueError(
-                f"No `{missing}` reaches the target epsilon: with {missing}=1 epsilon is "
-                f"{epsilon(**{missing: 1}):.4g}. Use more noise, or a larger target. "
-                f"Received: {received}, delta={delta}, num_examples={num_examples}"
-            )
-        return found
-
-    if missing == "noise_multiplier":
-        options = {"epochs": run["epochs"], "sampling": sampling, "accountant": accountant}
-        run[missing] = calibrate_noise_multiplier(
-            run["target_epsilon"], delta, num_examples, run["batch_size"], **options
-        )
-    else:  # Calibration warns by itself.
-        _validation.warn_of_large_delta(delta, num_examples)
-    if missing == "epochs":
-        steps_per_epoch = math.ceil(num_examples / run["batch_size"])
-        run[missing] = largest(min(_MOST_EPOCHS, _validation.INT32_MAX // steps_per_epoch))
-    elif missing == "batch_size":
-        run[missing] = largest(num_examples)
-    return PrivacyPlan(
-        epsilon=epsilon(),
-        delta=delta,
-        num_examples=num_examples,
-        batch_size=run["batch_size"],
-        epochs=run["epochs"],
-        noise_multiplier=run["noise_multiplier"],
-        sampling=sampling,
-        accountant=accountant,
-        solved_for=missing,
-        num_parameters=num_parameters,
-    )
-
-
-def _checked(run: dict[str, Any], num_examples: int, sampling: str) -> tuple[dict[str, Any], str]:
-    """The quantities that are given, each of the right type and in range, and the missing one."""
-    missing = [name for name, value in run.items() if value is None]
+    missing = [name for name, value in given.items() if value is None]
     if len(missing) != 1:
         raise ValueError(
-            f"Exactly one of {', '.join(f'`{name}`' for name in run)} must be left out, to be "
-            f"solved for. Received: {', '.join(missing) or 'none'} left out"
+            "Exactly one of `target_epsilon`, `epochs` and `noise_multiplier` must be left out, to "
+            f"be solved for. Received: {', '.join(missing) or 'none'} left out"
         )
-    if missing == ["batch_size"] and sampling in ("shuffle", "stream"):
-        raise ValueError(
-            "`batch_size` can only be solved for if sampling amplifies privacy: with "
-            f"sampling={sampling!r}, a smaller batch has no smaller epsilon. Leave out another "
-            'argument, or use sampling="poisson".'
+    if missing == ["noise_multiplier"]:  # Calibration warns by itself.
+        noise_multiplier = calibrate_noise_multiplier(
+            check_target_epsilon(target_epsilon),
+            delta,
+            num_examples,
+            batch_size,
+            epochs=epochs,
+            sampling=sampling,
+            accountant=accountant,
         )
-    checks: dict[str, Callable[[Any], Any]] = {
-        "target_epsilon": _validation.check_target_epsilon,
-        "batch_size": lambda size: _validation.check_batch(num_examples, size)[1],
-        "epochs": lambda epochs: _validation.check_integer(epochs, "epochs", minimum=1),
-        "noise_multiplier": _validation.check_noise_multiplier,
-    }
-    run = {name: None if name in missing else checks[name](value) for name, value in run.items()}
-    if run["noise_multiplier"] == 0 and run["target_epsilon"] is not None:
-        raise ValueError(
-            "Argument `noise_multiplier` must be positive for a finite `target_epsilon`. "
-            "Received: noise_multiplier=0"
+    else:
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
+
+    def run(epochs: Any) -> PlannedRun:
+        return PlannedRun.of(num_examples, batch_size, epochs, None, sampling)
+
+    def planned_epsilon(epochs: Any) -> float:
+        return composed_epsilon(run(epochs).events(noise_multiplier), delta, accountant)
+
+    steps_per_epoch = run(1).num_steps
+    if missing != ["noise_multiplier"]:
+        warn_of_large_delta(delta, num_examples)
+    if epochs is None:
+        target = check_target_epsilon(target_epsilon)
+        most = min(_MOST_EPOCHS, INT32_MAX // steps_per_epoch)
+        guess = largest_within(
+            lambda epochs: rough_epsilon(run(epochs).events(noise_multiplier), delta) <= target,
+            most,
         )
-    return run, missing[0]
+        epochs = largest_within(lambda epochs: planned_epsilon(epochs) <= target, most, guess)
+        if epochs == 0:
+            raise ValueError(
+                "No `epochs` reaches the target epsilon: one epoch has epsilon "
+                f"{planned_epsilon(1):.4g}. Use more noise, or a larger target. Received: "
+                f"target_epsilon={target}, noise_multiplier={noise_multiplier}, delta={delta}"
+            )
+    epochs = check_integer("epochs", epochs, minimum=1)
+    return PrivacyPlan(
+        epsilon=planned_epsilon(epochs),
+        delta=delta,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        epochs=epochs,
+        noise_multiplier=noise_multiplier,
+        sampling=sampling,
+        accountant=accountant,
+        solved_for=missing[0],
+        num_parameters=num_parameters,
+    )

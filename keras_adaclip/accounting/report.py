@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from keras_adaclip.accounting import _validation
 from keras_adaclip.accounting.epsilon import (
+    check_delta,
     ledger_epsilon,
     relation_in_words,
     rounded_up,
@@ -24,7 +24,7 @@ from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.row import LedgerRow, Sampling
 from keras_adaclip.accounting.selection import RandomSelection
 
-FORMAT, VERSION = "keras_adaclip.PrivacyReport", 1
+_FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 1
 GROUP_SIZES = (2, 5, 10)
 NO_TUNING = "none is counted: epsilon is that of the training run alone"
 _SELECTED = "selected"
@@ -202,7 +202,7 @@ class PrivacyReport:
             TypeError: If an argument is of the wrong type.
             ValueError: If an argument is out of range.
         """
-        delta = _validation.check_delta(delta)
+        delta = check_delta(delta)
         rows = tuple(row for row in rows if row.steps > 0)
         epsilon = ledger_epsilon(rows, delta, "pld")
         relation = neighboring_relation(rows)
@@ -248,7 +248,7 @@ class PrivacyReport:
         values = {**dataclasses.asdict(self), "steps": self.steps}
         values["group_epsilons"] = {str(size): e for size, e in self.group_epsilons.items()}
         plain: dict[str, Any] = _without_infinities(values)
-        return {"format": FORMAT, "version": VERSION, **plain}
+        return {"format": _FORMAT, "version": _VERSION, **plain}
 
     def to_json(self) -> str:
         """The report as JSON. `docs/report.md` lists the fields."""

@@ -17,8 +17,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip.accounting import _validation
-from keras_adaclip.accounting._validation import INT32_MAX
+from keras_adaclip import _checks
+from keras_adaclip._checks import INT32_MAX
 
 # The default Rényi orders of `dp_accounting`, written out: files hold a divergence for each.
 ORDERS: tuple[float, ...] = (
@@ -30,9 +30,11 @@ DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
 # Selections other than the best of a random number of runs.
 KNOWN, SEVERAL = "known", "several"
 _LAWS = (*DISTRIBUTIONS, KNOWN, SEVERAL)
-_NUM_COST_VALUES = 3 + len(ORDERS)
 
 NUM_INTEGERS = 7
+# A `SelectionCost` is stored as float64, in the bits of two integers each.
+_NUM_COST_INTEGERS = 2 * (3 + len(ORDERS))
+NUM_COST_ROWS = -(-_NUM_COST_INTEGERS // NUM_INTEGERS)
 # Added to the first integer of a row if the next rows of the table hold a `SelectionCost`.
 SELECTED = 1 << 10
 
@@ -132,19 +134,14 @@ class SelectionCost:
             other: the other selection.
             releases: how many times this selection was made, and the other one.
         """
-        divergences = np.array([self.divergences, other.divergences])
-        return type(self)(
-            SEVERAL,
-            0.0,
-            self.samplings | other.samplings,
-            tuple(np.array(releases, np.float64) @ divergences),
-        )
+        divergences = np.array(releases, np.float64) @ [self.divergences, other.divergences]
+        return type(self)(SEVERAL, 0.0, self.samplings | other.samplings, tuple(divergences))
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The bits of all values. Shape: `(num_rows(), 7)`."""
+        """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
         samplings = sum(1 << sampling for sampling in self.samplings)
         values = (_LAWS.index(self.distribution), self.mean_trials, samplings, *self.divergences)
-        return np.resize(np.array(values, "<f8").view(np.int32), (self.num_rows(), NUM_INTEGERS))
+        return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
 
     @classmethod
     def from_integers(cls, integers: npt.NDArray[Any]) -> Self:
@@ -156,19 +153,14 @@ class SelectionCost:
         Raises:
             ValueError: if the table does not hold a selection.
         """
-        if len(integers) != cls.num_rows():
+        if len(integers) != NUM_COST_ROWS:
             raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
-        bits = np.ascontiguousarray(integers, np.int32).ravel()[: 2 * _NUM_COST_VALUES]
+        bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
         law, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
         if law not in range(len(_LAWS)) or samplings not in range(1 << (max(Sampling) + 1)):
             raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
         kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
         return cls(_LAWS[int(law)], mean_trials, kinds, tuple(divergences))
-
-    @staticmethod
-    def num_rows() -> int:
-        """Rows of the table of integers."""
-        return -(-2 * _NUM_COST_VALUES // NUM_INTEGERS)
 
     def __str__(self) -> str:
         if self.distribution == SEVERAL:
@@ -236,39 +228,50 @@ class LedgerRow:
     selection: SelectionCost | None = None
 
     def __post_init__(self) -> None:
-        noise_multiplier = _validation.check_noise_multiplier(self.noise_multiplier)
         checked: dict[str, int | float] = {
             "sampling": Sampling(self.sampling),
             "unit": Unit(self.unit),
-            "noise_multiplier": float(np.float32(noise_multiplier)),
+            "noise_multiplier": float(
+                np.float32(_checks.check_noise_multiplier(self.noise_multiplier))
+            ),
         }
         for name, minimum in _MINIMA.items():
-            checked[name] = _validation.check_integer(getattr(self, name), name, minimum=minimum)
+            checked[name] = _checks.check_integer(name, getattr(self, name), minimum=minimum)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_consistency()
 
     def _check_consistency(self) -> None:
-        label = repr(self.sampling.label)
-        is_amplified = self.sampling in (Sampling.POISSON, Sampling.FIXED)
-        if self.num_examples == 0 and (is_amplified or self.sampling is Sampling.SHUFFLE):
-            raise self._error(f"`num_examples` must be known for sampling={label}", "num_examples")
-        if is_amplified and self.expected_batch_size > self.num_examples:
-            rule = "`expected_batch_size` must not exceed `num_examples`"
-            raise self._error(rule, "expected_batch_size", "num_examples")
-        if not self.sampling.is_counted_in_passes and self.steps_per_release != 1:
-            rule = f"`steps_per_release` must be 1 for sampling={label}"
-            raise self._error(rule, "steps_per_release")
-        if self.steps_in_release > self.steps_per_release:
-            rule = "`steps_in_release` must not exceed `steps_per_release`"
-            raise self._error(rule, "steps_in_release", "steps_per_release")
-        if self.releases > self.steps or (self.steps > 0 and self.releases == 0):
-            rule = "`releases` must lie between 1 and `steps`, or both be 0"
-            raise self._error(rule, "releases", "steps")
-
-    def _error(self, rule: str, *names: str) -> ValueError:
-        received = ", ".join(f"{name}={getattr(self, name)}" for name in names)
-        return ValueError(f"Argument {rule}. Received: {received}")
+        """Raise if two numbers of the row contradict each other."""
+        sampling, label = self.sampling, repr(self.sampling.label)
+        is_amplified = sampling in (Sampling.POISSON, Sampling.FIXED)
+        is_known = self.num_examples > 0
+        rules = (
+            (
+                is_known or sampling in (Sampling.STREAM, Sampling.PASS),
+                f"`num_examples` must be known for sampling={label}",
+            ),
+            (
+                not is_amplified or self.expected_batch_size <= self.num_examples,
+                "`expected_batch_size` must not exceed `num_examples`",
+            ),
+            (
+                sampling.is_counted_in_passes or self.steps_per_release == 1,
+                f"`steps_per_release` must be 1 for sampling={label}",
+            ),
+            (
+                self.steps_in_release <= self.steps_per_release,
+                "`steps_in_release` must not exceed `steps_per_release`",
+            ),
+            (
+                min(1, self.steps) <= self.releases <= self.steps,
+                "`releases` must lie between 1 and `steps`, or both must be 0",
+            ),
+        )
+        for holds, rule in rules:
+            if not holds:
+                received = ", ".join(f"{name}={getattr(self, name)}" for name in _MINIMA)
+                raise ValueError(f"Argument {rule}. Received: {received}")
 
     @classmethod
     def open(
@@ -299,18 +302,16 @@ class LedgerRow:
             ValueError: If `steps_per_release` is given for another sampling than `PASS`.
         """
         sampling = Sampling(sampling)
-        if steps_per_release is None:
-            steps_per_release = INT32_MAX if sampling is Sampling.PASS else 1
-            if sampling is Sampling.SHUFFLE:
-                batch_size = _validation.check_integer(
-                    expected_batch_size, "expected_batch_size", minimum=1
-                )
-                steps_per_release = max(1, math.ceil(num_examples / batch_size))
-        elif sampling is not Sampling.PASS:
+        if steps_per_release is not None and sampling is not Sampling.PASS:
             raise ValueError(
                 "Argument `steps_per_release` is for sampling='pass' only. Received: "
                 f"steps_per_release={steps_per_release}, sampling={sampling.label!r}"
             )
+        if sampling is Sampling.SHUFFLE:
+            _checks.check_integer("expected_batch_size", expected_batch_size, minimum=1)
+            steps_per_release = max(1, math.ceil(num_examples / expected_batch_size))
+        elif steps_per_release is None:
+            steps_per_release = INT32_MAX if sampling is Sampling.PASS else 1
         return cls(
             sampling,
             expected_batch_size,
@@ -333,15 +334,9 @@ class LedgerRow:
     @property
     def mechanism(self) -> Mechanism:
         """What ran, without how often. Rows with equal mechanisms add up exactly."""
-        return (
-            int(self.unit),
-            int(self.sampling),
-            self.expected_batch_size,
-            self.num_examples,
-            self.steps_per_release,
-            self.noise_multiplier,
-            self.selection,
-        )
+        sampled = (int(self.sampling), self.expected_batch_size, self.num_examples)
+        released = (self.steps_per_release, self.noise_multiplier, self.selection)
+        return (int(self.unit), *sampled, *released)
 
     @property
     def samplings(self) -> frozenset[Sampling]:
@@ -351,7 +346,7 @@ class LedgerRow:
     @property
     def num_table_rows(self) -> int:
         """Rows that it takes in a table of integers."""
-        return 1 if self.selection is None else 1 + SelectionCost.num_rows()
+        return 1 if self.selection is None else 1 + NUM_COST_ROWS
 
     @property
     def free_steps(self) -> int:
@@ -375,13 +370,9 @@ class LedgerRow:
         """
         if self.selection is not None:
             raise ValueError("No step can run in a row of selected runs: `append` another row.")
-        num_steps = _validation.check_integer(num_steps, "num_steps")
-        beyond = num_steps - self.free_steps
-        if beyond <= 0:
-            opened, in_release = 0, self.steps_in_release + num_steps
-        else:
-            opened = -(-beyond // self.steps_per_release)
-            in_release = beyond - (opened - 1) * self.steps_per_release
+        num_steps = _checks.check_integer("num_steps", num_steps)
+        opened = -(-max(0, num_steps - self.free_steps) // self.steps_per_release)
+        in_release = self.steps_in_release + num_steps - opened * self.steps_per_release
         return dataclasses.replace(
             self,
             steps=self.steps + num_steps,
@@ -439,8 +430,7 @@ class LedgerRow:
                 f"Argument `integers` must hold {NUM_INTEGERS} integers. Received: "
                 f"integers of shape {array.shape} and type {array.dtype}"
             )
-        values = dict(zip(_INTEGER_FIELDS, array.tolist(), strict=True))
-        kind = values.pop("sampling")
+        kind, *counts = array.tolist()
         kind -= SELECTED if selection else 0
         # A negative kind was never written. It stays as it is, for the error to name it.
         unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
@@ -449,7 +439,7 @@ class LedgerRow:
             noise_multiplier=float(noise_multiplier),
             unit=Unit(unit),
             selection=selection,
-            **values,
+            **dict(zip(_MINIMA, counts, strict=True)),
         )
 
 

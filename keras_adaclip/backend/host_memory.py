@@ -1,4 +1,4 @@
-"""How much memory of the machine a computation takes, as Linux counts it."""
+"""The memory of the process and of the machine, on Linux."""
 
 import ctypes
 import gc
@@ -8,78 +8,62 @@ from typing import Any
 
 _PROCESS = Path("/proc/self")
 _CGROUP = Path("/sys/fs/cgroup")
-# What to write to `clear_refs` to make the peak start anew from what is in use.
+# Written to `clear_refs`, it resets the peak to the memory in use.
 _RESET_PEAK = "5"
 
 
 def peak_during(function: Callable[[], Any]) -> int:
-    """The bytes that the process has at most while `function` runs.
+    """Return the largest number of bytes that the process has while `function` runs.
 
     Raises:
-        ValueError: where the system does not tell.
+        ValueError: If the system does not say.
     """
     try:
         (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
-        function()
-        return _status("VmHWM")
     except OSError as error:
-        raise _untold(error) from error
+        raise _not_measured(error) from error
+    function()
+    return _read(_PROCESS / "status", "VmHWM")
 
 
 def in_use() -> int:
-    """The bytes that the process has now.
+    """Return the number of bytes that the process has now.
 
     Raises:
-        ValueError: where the system does not tell.
+        ValueError: If the system does not say.
     """
     gc.collect()
-    _return_free_memory()
-    try:
-        return _status("VmRSS")
-    except OSError as error:
-        raise _untold(error) from error
+    # Memory that the C library keeps for later would hide a peak.
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+    return _read(_PROCESS / "status", "VmRSS")
 
 
 def free_memory() -> int:
-    """The bytes that the process may still take.
+    """Return the number of bytes that the process may still allocate.
 
     Raises:
-        ValueError: where the system does not tell.
+        ValueError: If the system does not say.
     """
+    free = _read(Path("/proc/meminfo"), "MemAvailable")
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        limit = int((_CGROUP / "memory.max").read_text())
+        return min(free, limit - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # There is no limit, or there are no control groups.
+        return free
+
+
+def _read(path: Path, name: str) -> int:
+    """Return a number of bytes from a file of the kernel."""
+    try:
+        lines = path.read_text().splitlines()
     except OSError as error:
-        raise ValueError(
-            'microbatch_size="auto" needs to know how much memory there is: give `memory_limit`, '
-            f"in bytes. ({error})"
-        ) from error
-    free = next(_kibibytes(line) for line in lines if line.startswith("MemAvailable"))
-    try:
-        most = int((_CGROUP / "memory.max").read_text())
-        free = min(free, most - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # No limit is set, or there are no such groups.
-        pass
-    return free
+        raise _not_measured(error) from error
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def _untold(error: OSError) -> ValueError:
+def _not_measured(error: OSError) -> ValueError:
     return ValueError(
-        'microbatch_size="auto" measures the memory of a step, and on a CPU that takes Linux. '
-        f"Give a number. ({error})"
+        'microbatch_size="auto" measures memory, which on a CPU works on Linux only. Give '
+        f"`microbatch_size` as a number. ({error})"
     )
-
-
-def _status(name: str) -> int:
-    lines = (_PROCESS / "status").read_text().splitlines()
-    return next(_kibibytes(line) for line in lines if line.startswith(name))
-
-
-def _kibibytes(line: str) -> int:
-    return 1024 * int(line.split()[1])
-
-
-def _return_free_memory() -> None:
-    """Gives back what the C library keeps for later, where it can: it would hide a peak."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -1,6 +1,6 @@
-"""The private Keras names that the package cannot do without, in one place.
+"""The private names of Keras that the package needs, in one place.
 
-`tests/backend/test_keras_private.py` breaks when Keras moves one of them.
+`tests/backend/test_keras_private.py` fails if Keras moves one of them.
 """
 
 import inspect
@@ -11,102 +11,103 @@ from typing import Any
 import keras
 from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 Tensor = Any
 
 
 def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layer itself and every layer inside it, each once, outermost first."""
+    """Return the layer and every layer inside it, each once, outermost first."""
     return list(layer._flatten_layers())
 
 
-# What such a method of a model says or sets up is the same, or made anew, in a copy of the model.
-_SAID_ANEW = {
+# Methods that a copy of a model does not need: their results are the same, or made anew.
+_NOT_NEEDED = {
     *("build_from_config", "compile_from_config", "compute_output_shape", "compute_output_spec"),
     *("from_config", "get_build_config", "get_compile_config", "get_config", "summary"),
 }
-# Keras itself sets them on each instance.
-_OF_EACH_INSTANCE = {"build", "loss", "quantize"}
+# Attributes that Keras itself sets on each instance.
+_INSTANCE_ATTRIBUTES = {"build", "loss", "quantize"}
 
 
 def is_own(model: keras.Model, name: str) -> bool:
-    """Whether the class or the instance replaces the method `name` of `keras.Model`."""
+    """Return whether the class or the instance replaces the method `name` of `keras.Model`."""
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def own_methods(model: keras.Model, among: Iterable[str] | None = None) -> list[str]:
-    """The methods and properties of Keras (or of this package) that a user's class replaces.
+    """Return the methods and properties of Keras or this package that a user's model replaces.
 
-    So does one that was set on the instance. Those that training, evaluation, prediction and saving
-    do not depend on are left out.
+    The user's class or the instance may replace them. Methods that a copy of the model does not
+    need are left out.
 
     Args:
-        model: the model.
-        among: the names to look at; None for all.
+        model: The model.
+        among: The names to look at. None means all.
     """
     cls = type(model)
     packages = ("keras", "keras_adaclip")
     base = next(each for each in cls.__mro__ if each.__module__.split(".")[0] in packages)
     found = []
     for name in dir(base) if among is None else among:
-        if name in _SAID_ANEW or (name.startswith("__") and name != "__call__"):
+        if name in _NOT_NEEDED or (name.startswith("__") and name != "__call__"):
             continue
         method = inspect.getattr_static(base, name, None)
         if not (callable(method) or hasattr(method, "__get__")):
             continue
-        of_instance = name in vars(model) and name not in _OF_EACH_INSTANCE
+        of_instance = name in vars(model) and name not in _INSTANCE_ATTRIBUTES
         if of_instance or inspect.getattr_static(cls, name) is not method:
             found.append(name)
     return found
 
 
 def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The variables that belong to `layer` itself and not to a layer inside it."""
+    """Return the variables of `layer` itself, without those of the layers inside it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The trainable variables that belong to `layer` itself and not to a layer inside it."""
+    """Return the trainable variables of `layer` itself, without those of the layers inside it."""
     if not layer.trainable:
         return []
     return [variable for variable in layer._trainable_variables if variable.trainable]
 
 
 def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The states of the seed generators in `layer` and the layers inside it."""
+    """Return the states of the seed generators of `layer` and the layers inside it."""
     return [
         generator.state for inner in flatten_layers(layer) for generator in inner._seed_generators
     ]
 
 
 def is_seed_generator_state(variable: keras.Variable) -> bool:
-    """Whether a variable is the state of a seed generator, of whichever layer or of none."""
+    """Return whether a variable is the state of any seed generator."""
     return variable.name == "seed_generator_state"
 
 
 def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
-    """Sets an instance attribute without Keras's (or PyTorch's) tracking."""
+    """Set an instance attribute without the tracking of Keras or PyTorch."""
     object.__setattr__(layer, name, value)
 
 
 def is_legacy_file() -> bool:
-    """Whether a config is asked for that goes into an HDF5 file of a whole model, or out of it.
+    """Return whether Keras is writing or reading the config of a whole model in an HDF5 file.
 
-    Keras writes an optimizer's variables into such a file as they are.
+    Keras writes the variables of an optimizer to such a file unchanged.
     """
     return bool(global_state.get_global_attribute("use_legacy_config", False))
 
 
 def as_default_config(get_config: Any) -> Any:
-    """Decorator: a `get_config` that leaves Keras's automatic config of subclasses in place."""
+    """Decorate a `get_config` so that subclasses keep Keras's automatic config."""
     get_config._is_default = True
     return get_config
 
 
 class NoTensorFlowCheckpoint:
-    """An optimizer that `tf.train.Checkpoint` refuses, and a SavedModel leaves out.
+    """Mixin for optimizers that `tf.train.Checkpoint` refuses and a SavedModel leaves out.
 
-    TensorFlow would write and set its variables one by one, past `save_own_variables`.
+    TensorFlow would write and assign the variables one by one, past `save_own_variables`.
     """
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -122,10 +123,10 @@ class NoTensorFlowCheckpoint:
 def replaced_calls(
     calls: Mapping[keras.layers.Layer, Callable[..., Any]],
 ) -> AbstractContextManager[None]:
-    """Sets the instance attribute `call` of layers for the time of the context.
+    """Return a context in which layers have another `call`.
 
     Args:
-        calls: the layers, and what is called in the place of their `call`.
+        calls: The layers and their calls.
     """
     return replaced_methods({layer: {"call": call} for layer, call in calls.items()})
 
@@ -134,12 +135,12 @@ def replaced_calls(
 def replaced_methods(
     methods: Mapping[keras.layers.Layer, Mapping[str, Callable[..., Any]]],
 ) -> Iterator[None]:
-    """Sets instance attributes of layers for the time of the context.
+    """Set methods of layers, as instance attributes, within the context.
 
-    Afterwards each layer has what it had: most often none, its class's methods then serve.
+    Afterwards each layer has its former instance attributes, which most often are none.
 
     Args:
-        methods: the layers, and what is called in the place of their methods, by name.
+        methods: The layers and their methods by name.
     """
     replaced = [(layer, name) for layer, by_name in methods.items() for name in by_name]
     before = [vars(layer).get(name) for layer, name in replaced]
@@ -157,13 +158,13 @@ def replaced_methods(
 
 @contextmanager
 def compiled_on_jax(model: keras.Model) -> Iterator[None]:
-    """Makes Keras's trainer on JAX compile what it makes meanwhile.
+    """Make Keras's trainer on JAX compile its steps within the context.
 
-    Keras runs a model operation by operation where a layer says that XLA cannot compile it. Most
-    of the layers that say so mean XLA under TensorFlow, and examining the model has compiled it.
+    Keras does not compile a model if one of its layers says that XLA cannot compile it. Most such
+    layers mean XLA under TensorFlow, and the examination of the model has compiled them already.
 
     Args:
-        model: a compiled model; one that is told to run eagerly stays as it is.
+        model: A compiled model. One with `run_eagerly=True` stays eager.
     """
     can_compile = all(layer.supports_jit for layer in flatten_layers(model))
     if keras.backend.backend() != "jax" or model.run_eagerly or can_compile:
@@ -179,10 +180,10 @@ def compiled_on_jax(model: keras.Model) -> Iterator[None]:
 
 @contextmanager
 def replaced_jit(jit: Callable[..., Any]) -> Iterator[None]:
-    """Sets what Keras's trainer on JAX compiles its steps with, for the time of the context.
+    """Replace the `jit` with which Keras's trainer on JAX compiles steps, within the context.
 
     Args:
-        jit: takes what `jax.jit` takes. Where Keras was told to use Flax's, that stays.
+        jit: Takes the arguments of `jax.jit`. If Keras uses that of Flax, nothing is replaced.
     """
     from keras.src.backend.jax import trainer
 
@@ -196,33 +197,33 @@ def replaced_jit(jit: Callable[..., Any]) -> Iterator[None]:
 
 
 def is_empty(variable: keras.Variable) -> bool:
-    """Whether Keras's JAX trainer has taken the value out of `variable`."""
+    """Return whether Keras's trainer on JAX has emptied `variable`."""
     return variable._value is None
 
 
 def write_back_variables(model: keras.Model) -> None:
-    """Gives the variables their values, which JAX's trainer keeps elsewhere during an epoch."""
+    """Assign the values that the trainer on JAX keeps elsewhere during an epoch."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 def mask_of(value: Tensor) -> Tensor | None:
-    """The mask that Keras attached to a tensor, None where there is none."""
+    """Return the mask that Keras attached to a tensor, or None."""
     return get_keras_mask(value)
 
 
 def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attaches a mask to a tensor as Keras's layers do, and returns the tensor."""
+    """Attach a mask to a tensor as Keras's layers do, and return the tensor."""
     if mask is not None:
         set_keras_mask(value, mask)
     return value
 
 
 def logits_of(value: Tensor) -> Tensor | None:
-    """What softmax or sigmoid made `value` from, where TensorFlow's losses want it, else None.
+    """Return the logits from which softmax or sigmoid computed `value`, or None.
 
-    Only there do Keras's cross-entropies look for it: they are exact on logits, while on
-    probabilities they clip at 1e-7, beyond which the gradient is zero.
+    Keras's cross-entropies look for logits on TensorFlow alone. They are exact on logits, while
+    they clip probabilities at 1e-7, beyond which the gradient is zero.
     """
     if keras.backend.backend() != "tensorflow":
         return None
@@ -230,20 +231,20 @@ def logits_of(value: Tensor) -> Tensor | None:
 
 
 def attach_logits(value: Tensor, logits: Tensor | None) -> Tensor:
-    """Attaches logits to a tensor as Keras's activations do, and returns the tensor."""
+    """Attach logits to a tensor as Keras's activations do, and return the tensor."""
     if logits is not None:
         value._keras_logits = logits
     return value
 
 
 def output_loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The `Mean` metrics of the single losses of a model with several outputs."""
+    """Return the `Mean` metrics of the single losses of a model with several outputs."""
     compiled_loss = model._compile_loss
     return [] if compiled_loss is None else list(compiled_loss.metrics)
 
 
 def compiled_losses(model: keras.Model) -> list[Any]:
-    """The loss objects that `compile` made, one an output; empty before they are built."""
+    """Return the loss object of each output, or no objects before they are built."""
     compiled_loss = model._compile_loss
     if compiled_loss is None or not compiled_loss.built:
         return []
@@ -251,29 +252,29 @@ def compiled_losses(model: keras.Model) -> list[Any]:
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
-    """The metric that reports `loss`."""
+    """Return the metric that reports `loss`."""
     return model._loss_tracker
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The single metrics of `compile(metrics=..., weighted_metrics=...)`, once built."""
+    """Return the single metrics of `compile(metrics=..., weighted_metrics=...)`, once built."""
     return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)
 
 
 def update_masked_metrics(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any, mask: Tensor
 ) -> None:
-    """Updates the compiled metrics with the rows of `mask` only.
+    """Update the compiled metrics with the rows of `mask` only.
 
-    Keras passes no weights to `metrics=[...]`; here they get the mask, and `weighted_metrics`
-    get the mask times the sample weights.
+    Keras passes no weights to `metrics=[...]`. Here they get the mask, and `weighted_metrics` get
+    the mask times the sample weights.
 
     Args:
-        model: a compiled model whose metrics are built.
-        y: targets, of shape `(batch_size, ...)`.
-        y_pred: predictions, of shape `(batch_size, ...)`.
-        sample_weight: None or weights of shape `(batch_size, ...)`.
-        mask: bool tensor of shape `(batch_size,)`.
+        model: A compiled model whose metrics are built.
+        y: Targets of shape `(batch_size, ...)`.
+        y_pred: Predictions of shape `(batch_size, ...)`.
+        sample_weight: None, or weights of shape `(batch_size, ...)`.
+        mask: Bool tensor of shape `(batch_size,)`.
     """
     compiled = model._compile_metrics
     if compiled is None:
@@ -300,20 +301,20 @@ def update_masked_metrics(
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
-    """Builds model, loss, metrics and optimizer from a few rows, as Keras's `fit` does.
+    """Build model, loss, metrics and optimizer from a few rows, as Keras's `fit` does.
 
     Args:
-        model: a compiled model.
-        x: inputs with at least one row.
-        y: targets or None.
-        sample_weight: weights or None.
+        model: A compiled model.
+        x: Inputs with at least one row.
+        y: Targets or None.
+        sample_weight: Weights or None.
     """
-    # As tensors: JAX has no number of 64 bits unless told otherwise, and says so of each.
+    # Converted to tensors, since JAX warns of each NumPy array of 64 bits.
     parts = [
         None if part is None else keras.tree.map_structure(keras.ops.convert_to_tensor, part)
         for part in (x, y, sample_weight)
     ]
-    # Keras looks at inference alone, where a layer may leave out some of those inside it.
+    # Keras looks at inference alone, which may not call all the layers inside of a layer.
     for training in (False, True):
         if not all(layer.built for layer in flatten_layers(model)):
             compute_output_spec(model, parts[0], training=training)
@@ -322,13 +323,13 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
 
 @contextmanager
 def built_already(model: keras.Model) -> Iterator[None]:
-    """Keeps Keras's `fit` from building the model once more, from a batch that is ours to unpack.
+    """Keep Keras's `fit` from building the model again, from batches that it cannot unpack.
 
-    Keras would for every layer inside the model that nothing calls, which is never built, and over
-    replicas of TensorFlow always.
+    Keras would do so if the model holds a layer that nothing calls, and always with several
+    replicas on TensorFlow.
 
     Args:
-        model: went through `build_for_training`.
+        model: A model that `build_for_training` has built.
     """
     names = ("_symbolic_build", "_maybe_symbolic_build")
     with replaced_methods({model: dict.fromkeys(names, _nothing)}):
@@ -336,22 +337,19 @@ def built_already(model: keras.Model) -> Iterator[None]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def strategy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The `tf.distribute` strategy in whose scope an optimizer on TensorFlow was made."""
+    """Return the `tf.distribute` strategy in whose scope an optimizer was made."""
     return optimizer._distribution_strategy
 
 
 @contextmanager
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Makes an optimizer on TensorFlow take its gradients as they are on each replica.
+    """Keep an optimizer on TensorFlow from adding up the gradients of the replicas.
 
-    Replicas enter one after another, each before those before it have left.
-
-    Args:
-        optimizer: would add up what the replicas hand to it.
+    Several replicas are inside of the context at the same time. The last one restores the method.
     """
     inside = vars(optimizer).setdefault("_num_replicas_inside", [0])
     inside[0] += 1
@@ -371,9 +369,10 @@ def _itself(value: Any) -> Any:
 
 @contextmanager
 def without_scaling_for_replicas() -> Iterator[None]:
-    """Keeps Keras's losses from being divided by the number of `tf.distribute` replicas.
+    """Keep Keras from dividing losses by the number of `tf.distribute` replicas.
 
-    Keras does so for the mean over all of them; the loss of one example is that of one alone.
+    Keras divides because it adds up the losses of replicas. The loss of one example is on one
+    replica alone.
     """
     if keras.backend.backend() != "tensorflow":
         yield
@@ -393,7 +392,7 @@ def without_scaling_for_replicas() -> Iterator[None]:
 
 @contextmanager
 def without_regularizers(model: keras.Model) -> Iterator[None]:
-    """Hides the weight regularizers of `model`, whose gradient is added after the noise."""
+    """Hide the weight regularizers of `model`, whose gradient is added after the noise."""
     hidden = [
         (variable, variable.regularizer)
         for variable in model.trainable_variables
@@ -409,7 +408,7 @@ def without_regularizers(model: keras.Model) -> Iterator[None]:
 
 
 def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:
-    """Sample weights (None: ones) with zeros where `present`, of shape `(batch_size,)`, is zero."""
+    """Return sample weights (None: ones), zero where `present` of shape `(batch_size,)` is zero."""
     if weight is None:
         return present
     weight = keras.ops.cast(weight, "float32")
@@ -418,10 +417,58 @@ def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:
 
 
 def _with_rank_of_mask(weight: Tensor, prediction: Tensor) -> Tensor:
-    """The weight in the shape of the mask of the prediction, with which Keras multiplies it."""
+    """Return the weight in the shape of the prediction's mask, by which Keras multiplies it."""
     mask = mask_of(prediction)
     if mask is None or len(mask.shape) <= len(weight.shape):
         return weight
     for _ in range(len(mask.shape) - len(weight.shape)):
         weight = keras.ops.expand_dims(weight, -1)
     return weight * keras.ops.ones_like(mask, dtype="float32")
+
+
+_BACKEND_MODULES = "keras.src.backend."
+
+
+def functional_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return an unbuilt copy of an optimizer that works inside of a `keras.StatelessScope`.
+
+    `BaseOptimizer` assigns Keras variables, which a scope redirects. The classes that Keras puts in
+    front of it for TensorFlow (`tf.distribute`) and PyTorch (updates of all variables in one call)
+    write to the variables of the backend, past the scope.
+
+    Args:
+        optimizer: Any Keras optimizer. It is not changed.
+
+    Returns:
+        An optimizer of a subclass of its class, made from its config.
+    """
+    # PyTorch's optimizers are subclasses of Keras's own, with the same config.
+    kind = next(cls for cls in type(optimizer).__mro__ if not _is_of_backend(cls))
+    # After the optimizer's own methods, which may call these, and before those of the backend.
+    functional: Any = type(kind.__name__, (kind, _OnKerasVariables), {})
+    return functional.from_config(optimizer.get_config())
+
+
+def _is_of_backend(cls: type) -> bool:
+    return cls.__module__.startswith(_BACKEND_MODULES)
+
+
+def _overridden_by_backend() -> dict[str, Any]:
+    """Return the original methods of `BaseOptimizer` that the class of the backend overrides."""
+    overridden = {
+        name
+        for cls in keras.optimizers.Optimizer.__mro__
+        if _is_of_backend(cls)
+        for name in vars(cls)
+        if not (name.startswith("__") and name.endswith("__"))
+    }
+    return {
+        name: member
+        for name, member in vars(BaseOptimizer).items()
+        if name in overridden and callable(member)
+    }
+
+
+_OnKerasVariables = type(
+    "_OnKerasVariables", (keras.optimizers.Optimizer,), _overridden_by_backend()
+)

@@ -1,4 +1,4 @@
-"""Keeps the ledger's view of a `fit`: what runs, with which noise, and where a pass begins."""
+"""The callbacks with which `fit` keeps the ledger and its checks in step with the epochs."""
 
 import os
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import keras
 
 
 class PassCounter(keras.callbacks.Callback):
-    """Opens the ledger when the first epoch begins, and prepares each later one.
+    """Opens the ledger when the first epoch begins, and prepares each later epoch.
 
-    `fit` adds it. A callback such as `BackupAndRestore` loads a checkpoint when training begins,
-    and with it the noise, divisor and ledger row of the run that saved it; they are set anew for
-    the run at hand. Where an epoch is a pass over the data, a pass that was cut short never lends
-    its remaining steps to the next one. A noise schedule moves on with every epoch.
+    A callback such as `BackupAndRestore` loads a checkpoint when training begins, so noise, divisor
+    and ledger row are set for this run afterwards. If an epoch is a pass over the data, the next
+    epoch begins a new pass even if the last one was cut short. A noise schedule advances with every
+    epoch.
 
     Args:
-        open_ledger: prepares optimizer and ledger for the run.
+        open_ledger: a function that prepares optimizer and ledger for the run.
         every_epoch: whether every epoch begins a new pass.
-        check: looks, before each epoch, whether training may go on; raises where it may not.
+        check: a function that is called before each epoch and raises if training must stop.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class PassCounter(keras.callbacks.Callback):
         self._is_open = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Opens the ledger, or sets the noise of the epoch and opens its pass."""
+        """Open the ledger, or set the noise of the epoch and open its pass."""
         if not self._is_open:
             self._is_open = True
             self._open_ledger()
@@ -44,13 +44,13 @@ class PassCounter(keras.callbacks.Callback):
 
 
 class EpochCheck(keras.callbacks.Callback):
-    """Looks before each epoch, after all other callbacks, whether training may go on.
+    """Checks before each epoch, after all other callbacks, that training may continue.
 
     Args:
-        check: raises where it may not.
+        check: a function that raises if training must stop.
 
     Attributes:
-        before_execution: the same, but called before each step (or execution of steps).
+        before_execution: further such functions, called before each execution of steps.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class EpochCheck(keras.callbacks.Callback):
         self.before_execution: list[Callable[[], None]] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Raises where training may not go on; a process that was forked off goes on alone."""
+        """Run the checks of an execution; give a forked process its own identity and keys."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self.model.optimizer.renew_after_fork()
@@ -68,5 +68,5 @@ class EpochCheck(keras.callbacks.Callback):
             check()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Raises where training may not go on."""
+        """Run the check of an epoch."""
         self._check()

@@ -1,4 +1,4 @@
-"""Epsilon in the logs, and a stop before the budget is passed."""
+"""Epsilon in the logs, and a stop before the budget is exceeded."""
 
 import os
 from pathlib import Path
@@ -21,26 +21,26 @@ from keras_adaclip.accounting import (
 
 
 class PrivacyCallback(keras.callbacks.Callback):
-    """Reports the privacy spent and stops training before a target is passed.
+    """Reports the privacy spent and stops training before it exceeds a target.
 
     `epsilon` appears in the logs of every epoch, and so in the progress bar, in `History`,
-    `CSVLogger` and TensorBoard. The number of steps that the target allows is computed when
-    training begins, from everything that the model has spent before; the steps are then counted
-    on the host, `steps_per_execution` at a time.
+    `CSVLogger` and TensorBoard. The number of steps within the target is computed when training
+    begins, from all earlier steps of the model too; the steps are then counted on the host,
+    `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means `num_examples ** -1.1`, and says so. Of a federated model
-            the number of clients takes the place of `num_examples`.
+        delta: float in (0, 1); None means `num_examples ** -1.1`, which is printed. For a federated
+            model, the number of clients replaces `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
-        report_path: where `model.privacy_report` is written when training ends, as JSON,
-            Markdown or text by its ending (`.json`, `.md`, `.txt`); None writes none. Its folder
-            is made where it is missing. Keras tells no callback of a `fit` that was interrupted:
-            `model.privacy_report` has what that one spent.
+        report_path: file to which `model.privacy_report` is written when training ends, as JSON,
+            Markdown or text by its suffix (`.json`, `.md`, `.txt`); None writes none. A missing
+            folder is created. Keras does not notify callbacks of a `fit` that was interrupted; call
+            `model.privacy_report` then.
 
     Raises:
-        ValueError: where an argument is out of range; when training begins, where the very next
-            step would pass the target.
+        ValueError: If an argument is out of range; when training begins, if the next step would
+            exceed the target.
 
     Example:
 
@@ -75,67 +75,68 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._num_inclusions = 0
 
     def prepare(self, model: Any, data: Any) -> None:
-        """Called by `fit` before training starts.
+        """Choose delta and count the allowed steps; `fit` calls it before training.
 
         Args:
-            model: the private model, its ledger open.
+            model: the private model, with an open ledger.
             data: its training data.
 
         Raises:
-            ValueError: where `delta` is None and the number of examples (or clients) is unknown,
-                or one.
+            ValueError: If `delta` is None and the number of examples (or clients) is unknown or
+                one; if the next step would exceed the target.
         """
         if self.report_path is not None:
-            # An error now, not when training is over.
+            # An error now, not after training.
             Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
         self._steps_per_epoch = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
-        if self.delta is None:
-            if data.num_examples <= 1:
-                raise ValueError(
-                    "`PrivacyCallback(delta=None)` takes delta from the number of "
-                    f"{data.unit.label}s, which must be known and above one. Give `delta`. "
-                    f"Received: {data.num_examples} {data.unit.label}s (0: not known)"
-                )
+        unit = data.unit.label
+        if self.delta is not None:
+            self._effective_delta = self.delta
+            if data.num_examples > 0:
+                warn_of_large_delta(self.delta, data.num_examples, stacklevel=4, unit=unit)
+        elif data.num_examples > 1:
             self._effective_delta = default_delta(data.num_examples)
             print(
                 f"PrivacyCallback: delta = {self._effective_delta:.3g} "
-                f"({data.num_examples} {data.unit.label}s to the power -1.1)"
+                f"({data.num_examples} {unit}s to the power -1.1)"
             )
         else:
-            self._effective_delta = self.delta
-        if self.delta is not None and data.num_examples > 0:
-            unit = data.unit.label
-            warn_of_large_delta(self.delta, data.num_examples, stacklevel=4, unit=unit)
+            raise ValueError(
+                f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "
+                "must be known and above one. Give `delta`. "
+                f"Received: {data.num_examples} {unit}s (0: unknown)"
+            )
         self._steps_done = self._steps_when_counted = 0
         self._counted_ledger = model.privacy_ledger
         self._num_inclusions = model.optimizer.num_inclusions
         self._steps_per_execution = int(model.steps_per_execution)
         self._allowed_steps = None
         if self.target_epsilon is not None:
-            self._allowed_steps = self._find_allowed_steps(model)
+            self._allowed_steps = self._find_allowed_steps(model, self.target_epsilon)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the allowed steps again where what runs is not what ran when it was counted.
+        """Count the allowed steps again if the ledger is not the counted one plus the steps done.
 
-        So it is where a callback has loaded what another run spent, and where a noise schedule
-        has moved on.
+        A callback may have loaded the steps of another run, or a noise schedule has advanced.
         """
-        if self._allowed_steps is None:
+        if self.target_epsilon is None:
             return
         self._num_inclusions = self.model.optimizer.num_inclusions
         ledger = self.model.privacy_ledger
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
             self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
-            self._allowed_steps = self._steps_done + self._find_allowed_steps(self.model)
+            self._allowed_steps = self._steps_done + self._find_allowed_steps(
+                self.model, self.target_epsilon
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stops where the next execution could pass the target."""
+        """Stop if the next execution could exceed the target."""
         if self._allowed_steps is None:
             return
         size = self._steps_per_execution
-        # Keras passes the number of the execution's last step, were it a full execution.
+        # Keras passes the number of the last step of a full execution.
         begin = batch + 1 - size
         self._steps_done += self._execution_size(begin)
         following = begin + size
@@ -145,20 +146,19 @@ class PrivacyCallback(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def count_again(self) -> None:
-        """Counts the allowed steps again where something has loaded what ran elsewhere.
+        """Count the allowed steps again if another run was loaded in the middle of an epoch.
 
-        Called by `fit` before each execution, when all callbacks are done: one of them may have
-        loaded it in the middle of an epoch.
+        `fit` calls it before each execution, after all callbacks.
 
         Raises:
-            ValueError: where the next execution would pass the target.
+            ValueError: If the next execution would exceed the target.
         """
-        # Looked at on the host: to read the ledger would hold up the steps.
+        # A counter on the host: reading the ledger would delay the steps.
         if self._num_inclusions != self.model.optimizer.num_inclusions:
             self.on_epoch_begin(0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds `epsilon` to the logs."""
+        """Add `epsilon` to the logs."""
         if logs is not None:
             spent = self.model.privacy_spent(self._effective_delta, self.accountant)
             logs["epsilon"] = spent.epsilon
@@ -166,49 +166,35 @@ class PrivacyCallback(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes the report, if one was asked for.
-
-        Raises:
-            ValueError: where there is no delta to report at.
-        """
+        """Write the report if `report_path` was given."""
         if self.report_path is not None:
-            if self._effective_delta == 0.0:
-                raise ValueError(
-                    "`PrivacyCallback(delta=None)` learns the number of examples (or clients) from "
-                    "the `fit` of a private model. Give `delta` elsewhere."
-                )
             self.model.privacy_report(self._effective_delta).save(self.report_path)
 
-    def _find_allowed_steps(self, model: Any) -> int:
-        if self.target_epsilon is None:
-            raise RuntimeError("Without a target every number of steps is allowed.")
+    def _find_allowed_steps(self, model: Any, target: float) -> int:
+        """Return the number of further steps within the target."""
         *past, row = model.privacy_ledger.rows
-        allowed = max_steps_within(
-            past, row, self._effective_delta, self.target_epsilon, self.accountant
-        )
+        allowed = max_steps_within(past, row, self._effective_delta, target, self.accountant)
         first = self._execution_size(0)
         if allowed < first:
             spent, after = (
                 ledger_epsilon([*past, row.advance(steps)], self._effective_delta, self.accountant)
                 for steps in (0, first)
             )
-            steps_in_words = "One more step" if first == 1 else f"One execution of {first} steps"
             size = "cohort_size" if row.unit is Unit.CLIENT else "batch_size"
             raise ValueError(
-                f"{steps_in_words} would bring epsilon from {spent:.4g} to {after:.4g}, past the "
-                f"target of {self.target_epsilon:g}, so "
+                f"The next execution (number of steps: {first}) would bring epsilon from "
+                f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
                 f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. "
-                f"Received: target_epsilon={self.target_epsilon}, "
-                f"delta={self._effective_delta:g}, noise_multiplier={row.noise_multiplier:g}"
+                f"Received: target_epsilon={target}, delta={self._effective_delta:g}, "
+                f"noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed
 
     def _next_epoch_exceeds(self, target: float) -> bool:
-        """Whether the next epoch's first execution would pass the target.
+        """Return whether the next epoch's first execution would exceed the target.
 
-        Asked where an epoch is not just more of the same: where it opens a pass over the data,
-        however long the last one was, or has noise of its own.
+        The count of allowed steps does not cover an epoch that opens a pass or has other noise.
         """
         row = self.model.privacy_ledger.rows[-1]
         *past, following = self.model.optimizer.ledger_of_next_epoch().rows
@@ -218,13 +204,13 @@ class PrivacyCallback(keras.callbacks.Callback):
         return allowed < self._execution_size(0)
 
     def _execution_size(self, begin: int) -> int:
-        """Steps of the execution that begins with step `begin` of an epoch."""
+        """Return the steps of the execution that begins with step `begin` of an epoch."""
         if self._steps_per_epoch is None or not self._epoch_ends_executions:
             return self._steps_per_execution
         return min(self._steps_per_execution, self._steps_per_epoch - begin)
 
 
 def _steps_by_mechanism(ledger: Ledger) -> tuple[Any, dict[Any, int]]:
-    """What is running, and how many steps ran of each mechanism."""
+    """Return the open mechanism, and the number of steps of each mechanism."""
     rows = ledger.rows
     return rows[-1].mechanism, {row.mechanism: row.steps for row in rows if row.steps > 0}

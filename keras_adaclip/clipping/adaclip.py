@@ -1,4 +1,4 @@
-"""Clipping in coordinates that are centred and scaled by what was released before.
+"""Clipping in coordinates that are centred and scaled by earlier releases.
 
     w_i = (g_i - a) / b                      clipped to ||w_i|| <= 1
     g   = a + b (sum_i w_i + N(0, z^2 I)) / m
@@ -7,7 +7,7 @@
     s^2 <- beta2 s^2 + (1 - beta2) v
     b   = sqrt(s sum_j s_j)
 
-all by coordinate. With s_j the standard deviation of coordinate j, this scale makes the expected
+for each coordinate. With s_j the standard deviation of coordinate j, this scale makes the expected
 squared norm of `w` one, at the least noise energy: minimize sum_j b_j^2 subject to
 sum_j s_j^2 / b_j^2 = 1 gives b_j^2 = s_j sum_k s_k.
 
@@ -22,36 +22,30 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.clipping._validation import require_positive, require_share
+from keras_adaclip._checks import check_between_0_and_1, check_positive
 from keras_adaclip.clipping.groups import ParameterGroups
-from keras_adaclip.clipping.strategy import (
-    ClippingStrategy,
-    Release,
-    State,
-    Tensor,
-    factors_down_to,
-)
+from keras_adaclip.clipping.strategy import ClippingStrategy, Release, State, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class AdaClip(ClippingStrategy):
-    """Clips each coordinate in the measure of its own mean and spread.
+    """Clip each coordinate relative to its own mean and spread.
 
-    Centre and scale are computed from earlier noised means alone, and so cost nothing further. A
-    unit that is absent, padded or not finite adds zero in the new coordinates. Per-example
+    Centre and scale are computed from earlier noised means alone, so they cost no privacy. A unit
+    that is absent, padded or not finite adds zero in the new coordinates. Per-example
     gradients are written out, which takes memory of `batch_size` times the number of weights.
 
     Args:
-        beta1: float in [0, 1), how slowly the centre follows.
-        beta2: float in [0, 1), how slowly the variances follow.
+        beta1: float in [0, 1), decay rate of the centre.
+        beta2: float in [0, 1), decay rate of the variances.
         min_variance: positive float, floor of a coordinate's variance in one step, in squared
             units of the gradient.
-        max_variance: positive float, its ceiling. The variances begin at the geometric mean of
+        max_variance: positive float, its ceiling. The variances start at the geometric mean of
             the two.
 
     Raises:
-        TypeError: where an argument is not a number.
-        ValueError: where an argument is out of range.
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is out of range.
 
     Guarantees:
         In the coordinates `(g - centre) / scale`, which are a function of earlier releases, one
@@ -76,10 +70,10 @@ class AdaClip(ClippingStrategy):
         max_variance: float = 1.0,
     ) -> None:
         super().__init__()
-        self.beta1 = require_share("beta1", beta1)
-        self.beta2 = require_share("beta2", beta2)
-        self.min_variance = _require_variance("min_variance", min_variance)
-        self.max_variance = _require_variance("max_variance", max_variance)
+        self.beta1 = check_between_0_and_1("beta1", beta1, with_0=True)
+        self.beta2 = check_between_0_and_1("beta2", beta2, with_0=True)
+        self.min_variance = _check_variance("min_variance", min_variance)
+        self.max_variance = _check_variance("max_variance", max_variance)
         if self.min_variance > self.max_variance:
             raise ValueError(
                 "Argument `min_variance` must not be above `max_variance`. "
@@ -87,7 +81,7 @@ class AdaClip(ClippingStrategy):
             )
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The norm in the scaled coordinates, and centre and variance of each variable."""
+        """Return the norm in the scaled coordinates, and centre and variance of each variable."""
         state = {"clip_norm": np.ones(1, np.float32)}
         variance = math.sqrt(self.min_variance * self.max_variance)
         for number, shape in enumerate(groups.shapes):
@@ -95,21 +89,17 @@ class AdaClip(ClippingStrategy):
             state[_variance(number)] = np.full(shape, variance, np.float32)
         return state
 
-    def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """`min(1, 1 / norm)` for norms in the scaled coordinates, of shape `(batch_size, 1)`."""
-        return factors_down_to(state["clip_norm"], norms)
-
     def coordinates(self, state: State, groups: ParameterGroups) -> list[tuple[Tensor, Tensor]]:
-        """Centre `a` and scale `b` of each variable."""
+        """Return centre `a` and scale `b` of each variable."""
         return self._coordinates(state, len(groups.shapes))
 
     def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
-        """`a + b mean`, the noised means in the coordinates of the gradient."""
+        """Return `a + b mean`, the noised means in the coordinates of the gradient."""
         pairs = self._coordinates(state, len(means))
         return [centre + scale * mean for (centre, scale), mean in zip(pairs, means, strict=True)]
 
     def update(self, state: State, release: Release) -> State:
-        """Moves centres and variances towards what was released."""
+        """Move centres and variances towards the release."""
         pairs = self._coordinates(state, len(release.means))
         gradients = self.gradients(state, release.means)
         updated = {"clip_norm": state["clip_norm"]}
@@ -117,10 +107,10 @@ class AdaClip(ClippingStrategy):
             zip(pairs, gradients, release.mean_stddevs, strict=True)
         ):
             moved = self.beta1 * centre + (1.0 - self.beta1) * gradient
-            # Whatever the noise did, the coordinates of the next step are finite.
+            # The coordinates of the next step are finite, however large the noise was.
             updated[_centre(number)] = ops.clip(moved, -_LARGEST_CENTRE, _LARGEST_CENTRE)
-            # `g - a` is `b mean`, with the centre as it was: only that one is independent of the
-            # noise in `g`, whose variance is taken off.
+            # `g - a` is `b mean` with the old centre, which is independent of the noise in `g`. The
+            # variance of that noise is subtracted.
             mean = release.means[number]
             spread = ops.square(scale) * (ops.square(mean) - ops.square(stddev))
             seen = ops.clip(spread, self.min_variance, self.max_variance)
@@ -128,17 +118,9 @@ class AdaClip(ClippingStrategy):
             updated[_variance(number)] = self.beta2 * variance + (1.0 - self.beta2) * seen
         return updated
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "min_variance": self.min_variance,
-            "max_variance": self.max_variance,
-        }
-
     @staticmethod
     def _coordinates(state: State, num_variables: int) -> list[tuple[Tensor, Tensor]]:
+        """Return centre and scale of each variable."""
         stddevs = [ops.sqrt(state[_variance(number)]) for number in range(num_variables)]
         sums = [ops.sum(stddev) for stddev in stddevs]
         total = sum(sums[1:], sums[0])
@@ -148,13 +130,14 @@ class AdaClip(ClippingStrategy):
         ]
 
 
-# Squares of what is larger are not finite in float32.
+# The square of a larger number is not finite in float32.
 _LARGEST_CENTRE = 1e15
 _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e-20, 1e20
 
 
-def _require_variance(name: str, value: Any) -> float:
-    variance = require_positive(name, value)
+def _check_variance(name: str, value: Any) -> float:
+    """Return a variance in the range of float32."""
+    variance = check_positive(name, value)
     if not _SMALLEST_VARIANCE <= variance <= _LARGEST_VARIANCE:
         raise ValueError(
             f"Argument `{name}` must lie between {_SMALLEST_VARIANCE:g} and "
@@ -164,8 +147,10 @@ def _require_variance(name: str, value: Any) -> float:
 
 
 def _centre(number: int) -> str:
+    """Return the name of a centre in the state."""
     return f"centre_{number}"
 
 
 def _variance(number: int) -> str:
+    """Return the name of a variance in the state."""
     return f"variance_{number}"

@@ -1,4 +1,4 @@
-"""Normalization in place of clipping.
+"""Normalization instead of clipping.
 
     g_i  becomes  g_i * C / (||g_i|| + gamma)
 
@@ -6,35 +6,36 @@ Source: Bu et al. 2023, "Automatic clipping: differentially private deep learnin
 stronger", section 3 (AUTO-S).
 """
 
-from typing import Any
-
 import keras
 import numpy as np
 
-from keras_adaclip.clipping._validation import require_clip_norm
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups
-from keras_adaclip.clipping.joint_norm import split_evenly
+from keras_adaclip.clipping.groups import (
+    GroupsArgument,
+    ParameterGroups,
+    check_clip_norm,
+    split_evenly,
+)
 from keras_adaclip.clipping.strategy import ClippingStrategy, State, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class AutomaticClipping(ClippingStrategy):
-    """Scales every contribution to just below one norm, long or short (AUTO-S).
+    """Scale every contribution, long or short, to just below one norm (AUTO-S).
 
     There is no threshold to tune: `clip_norm` scales sum and noise alike, and so only rescales
     the learning rate (with Adam, it changes nothing). The stabilizer keeps very short
     contributions from growing to full length.
 
     Args:
-        clip_norm: positive float, what the norms approach from below, in units of the gradient.
+        clip_norm: positive float, the upper limit of the norms, in units of the gradient.
             With K groups it is the joint bound, `clip_norm / sqrt(K)` for each.
         stabilizer: positive float, added to each norm before dividing by it.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 
     Raises:
-        TypeError: where an argument is not a number.
-        ValueError: where an argument is not positive, or out of the range of float32 norms.
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is not positive, or out of the range of float32 norms.
 
     Example:
 
@@ -55,22 +56,14 @@ class AutomaticClipping(ClippingStrategy):
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
-        self.clip_norm = require_clip_norm("clip_norm", clip_norm)
+        self.clip_norm = check_clip_norm("clip_norm", clip_norm)
         # A norm that reads 0 in float32 must still be shorter than the stabilizer.
-        self.stabilizer = require_clip_norm("stabilizer", stabilizer)
+        self.stabilizer = check_clip_norm("stabilizer", stabilizer)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The bound of each group."""
-        return {"clip_norm": split_evenly(self.clip_norm, groups)}
+        """Return the bound of each group."""
+        return {"clip_norm": split_evenly(self.clip_norm, groups.num_groups)}
 
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """`clip_norm / (norm + stabilizer)`, of shape `(batch_size, num_groups)`."""
+        """Return `clip_norm / (norm + stabilizer)`, of shape `(batch_size, num_groups)`."""
         return state["clip_norm"] / (norms + self.stabilizer)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {
-            "clip_norm": self.clip_norm,
-            "stabilizer": self.stabilizer,
-            **self._group_config(),
-        }

@@ -1,24 +1,26 @@
-"""A clipping norm that stays what it is.
+"""A constant clipping norm.
 
 Sources: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1; for groups,
 McMahan et al. 2018, "Learning differentially private recurrent language models", section 2.3.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip.clipping._validation import require_clip_norm
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups
-from keras_adaclip.clipping.joint_norm import split_evenly
-from keras_adaclip.clipping.strategy import ClippingStrategy, State, Tensor, factors_down_to
+from keras_adaclip.clipping.groups import (
+    GroupsArgument,
+    ParameterGroups,
+    check_clip_norm,
+    split_evenly,
+)
+from keras_adaclip.clipping.strategy import ClippingStrategy
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class FixedClipping(ClippingStrategy):
-    """Clips every contribution to one given norm.
+    """Clip every contribution to a given norm.
 
     A contribution `g` becomes `g * min(1, clip_norm / ||g||)`.
 
@@ -30,9 +32,9 @@ class FixedClipping(ClippingStrategy):
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 
     Raises:
-        TypeError: where `clip_norm` is not a number or a sequence of numbers.
-        ValueError: where it is not positive, or out of the range of float32 norms; at the start
-            of training, where a sequence is not as long as there are groups.
+        TypeError: If `clip_norm` is neither a number nor a sequence of numbers.
+        ValueError: If it is not positive, or out of the range of float32 norms; at the start of
+            training, if the length of a sequence is not the number of groups.
 
     Example:
 
@@ -56,18 +58,18 @@ class FixedClipping(ClippingStrategy):
         if isinstance(clip_norm, np.ndarray) and clip_norm.ndim == 1:
             clip_norm = clip_norm.tolist()
         if isinstance(clip_norm, (list, tuple)):
-            self.clip_norm = [require_clip_norm("clip_norm", value) for value in clip_norm]
+            self.clip_norm = [check_clip_norm("clip_norm", value) for value in clip_norm]
         else:
-            self.clip_norm = require_clip_norm("clip_norm", clip_norm)
+            self.clip_norm = check_clip_norm("clip_norm", clip_norm)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The clipping norm of each group.
+        """Return the clipping norm of each group.
 
         Raises:
-            ValueError: where there are not as many norms as groups.
+            ValueError: If the number of norms is not the number of groups.
         """
         if not isinstance(self.clip_norm, list):
-            return {"clip_norm": split_evenly(self.clip_norm, groups)}
+            return {"clip_norm": split_evenly(self.clip_norm, groups.num_groups)}
         if len(self.clip_norm) != groups.num_groups:
             raise ValueError(
                 "Argument `clip_norm` must have one norm for each group, or be a single number. "
@@ -75,11 +77,3 @@ class FixedClipping(ClippingStrategy):
                 f"Received: clip_norm={self.clip_norm}"
             )
         return {"clip_norm": np.asarray(self.clip_norm, np.float32)}
-
-    def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """`min(1, clip_norm / norm)`, of shape `(batch_size, num_groups)`."""
-        return factors_down_to(state["clip_norm"], norms)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {"clip_norm": self.clip_norm, **self._group_config()}

@@ -1,4 +1,4 @@
-"""Groups of variables, each with a clipping norm of its own.
+"""Groups of variables, each with its own clipping norm.
 
     contribution = (g_1, ..., g_K),  ||g_k|| <= C_k,  joint sensitivity sqrt(sum_k C_k^2)
 
@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+
+from keras_adaclip._checks import check_positive
+
+# The square of a smaller norm vanishes in float32, and a norm that reads 0 is never clipped; the
+# square of a larger one overflows. Between the two, norms and noise can be trusted.
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
 
 GroupsArgument = str | Callable[[Any], Hashable]
 _NAMES = ("flat", "per_layer")
@@ -19,13 +26,13 @@ _NAMES = ("flat", "per_layer")
 
 @dataclass(frozen=True)
 class ParameterGroups:
-    """Which group each variable belongs to.
+    """The group of each variable.
 
     Args:
         names: the name of each group.
         assignment: for each variable, the number of its group.
         shapes: for each variable, its shape.
-        is_flat: whether there is one group by choice, so that read-outs are single numbers.
+        is_flat: whether the user asked for a single group, so that read-outs are plain numbers.
 
     Example:
 
@@ -54,19 +61,18 @@ class ParameterGroups:
 
     @classmethod
     def of(cls, groups: GroupsArgument, variables: Sequence[keras.Variable]) -> "ParameterGroups":
-        """The groups that a user's `groups=` makes of variables.
+        """Return the groups of variables for a `groups` argument.
 
         Args:
-            groups: `"flat"`, `"per_layer"`, or a function that takes a variable and returns the
-                name of its group. What it returns must not depend on the training data.
+            groups: `"flat"`, `"per_layer"`, or a function from a variable to the name of its
+                group. The names must not depend on the training data.
             variables: the trainable variables.
 
         Raises:
-            TypeError: where the function returns what cannot be a key of a dict.
+            TypeError: If the function returns a value that is not hashable.
         """
-        shapes = tuple(tuple(int(size) for size in variable.shape) for variable in variables)
         if groups == "flat":
-            return cls(("all",), (0,) * len(shapes), shapes, is_flat=True)
+            return cls.single([variable.shape for variable in variables])
         key_of = _layer_of if isinstance(groups, str) else groups
         numbers: dict[Hashable, int] = {}
         assignment = []
@@ -78,50 +84,66 @@ class ParameterGroups:
                     f"Received: {key!r} for variable {variable.path!r}"
                 )
             assignment.append(numbers.setdefault(key, len(numbers)))
+        shapes = tuple(tuple(map(int, variable.shape)) for variable in variables)
         return cls(tuple(map(str, numbers)), tuple(assignment), shapes)
 
     @classmethod
     def single(cls, shapes: Sequence[Sequence[int]] = ()) -> "ParameterGroups":
-        """One group of variables of these shapes.
+        """Return one group of variables.
 
         Args:
-            shapes: of the variables.
+            shapes: the shape of each variable.
         """
-        return cls(("all",), (0,) * len(shapes), tuple(map(tuple, shapes)), is_flat=True)
+        tuples = tuple(tuple(map(int, shape)) for shape in shapes)
+        return cls(("all",), (0,) * len(tuples), tuples, is_flat=True)
 
 
-def checked_groups(groups: Any) -> GroupsArgument:
-    """Returns what a user gave as `groups`, a serialized function as the function.
+def split_evenly(clip_norm: float, num_groups: int) -> np.ndarray:
+    """Return equal norms whose joint norm is `clip_norm`: `C_k = C / sqrt(K)`.
+
+    Returns:
+        A float32 array of shape `(num_groups,)`.
+
+    Example:
+
+    >>> split_evenly(1.0, 4)
+    array([0.5, 0.5, 0.5, 0.5], dtype=float32)
+    """
+    share = min(max(clip_norm / num_groups**0.5, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
+    return np.full(num_groups, share, np.float32)
+
+
+def check_clip_norm(name: str, value: Any) -> float:
+    """Return a clipping norm as a float in the range of float32 norms."""
+    norm = check_positive(name, value)
+    if not SMALLEST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM:
+        raise ValueError(
+            f"Argument `{name}` must lie between {SMALLEST_CLIP_NORM:g} and "
+            f"{LARGEST_CLIP_NORM:g}, the range of float32 norms; scale the loss instead. "
+            f"Received: {name}={value!r}"
+        )
+    return norm
+
+
+def check_groups(groups: Any) -> GroupsArgument:
+    """Return a `groups` argument, deserialized if it is a config.
 
     Raises:
-        ValueError: where a name is unknown.
-        TypeError: where it is neither a name nor a function.
+        ValueError: If a name is unknown.
+        TypeError: If it is neither a name nor a function.
     """
     if isinstance(groups, dict):
         groups = keras.saving.deserialize_keras_object(groups)
-    if isinstance(groups, str):
-        if groups not in _NAMES:
-            raise ValueError(
-                f"Argument `groups` must be one of {_NAMES} or a function of a variable. "
-                f"Received: groups={groups!r}"
-            )
+    if (isinstance(groups, str) and groups in _NAMES) or callable(groups):
         return groups
-    if not callable(groups):
-        raise TypeError(
-            f"Argument `groups` must be one of {_NAMES} or a function that takes a variable and "
-            f"returns the name of its group. Received: groups={groups!r}"
-        )
-    return groups
-
-
-def serialized_groups(groups: GroupsArgument) -> Any:
-    """What stands for `groups` in a config."""
-    if isinstance(groups, str):
-        return groups
-    return keras.saving.serialize_keras_object(groups)
+    kind = ValueError if isinstance(groups, str) else TypeError
+    raise kind(
+        f"Argument `groups` must be one of {_NAMES} or a function that takes a variable and "
+        f"returns the name of its group. Received: groups={groups!r}"
+    )
 
 
 def _layer_of(variable: keras.Variable) -> str:
-    """The path of the layer that owns the variable: all of the variable's path but its name."""
+    """Return the path of the layer that owns a variable."""
     path: str = variable.path
     return path.rpartition("/")[0] or path

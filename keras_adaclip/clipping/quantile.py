@@ -1,11 +1,11 @@
 """A clipping norm that follows a quantile of the norms, privately.
 
-Each unit also adds a bit, whether its norm is at most C; the noised mean of the bits moves C:
+Each unit also adds a bit: whether its norm is at most C. The noised mean of the bits moves C:
 
     b = (sum_i (bit_i - 1/2) + N(0, count_noise_stddev^2)) / m + 1/2
     geometric:  C <- C exp(-eta (b - gamma))        linear:  C <- C - eta (b - gamma)
 
-With groups, each has its bits and its norm.
+Each group has its own bits and its own norm.
 
 Sources: Andrew et al. 2021, "Differentially private learning with adaptive clipping", section
 2.1; Thakkar et al. 2019, "Differentially private learning with adaptive clipping" (version 1).
@@ -17,33 +17,27 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.clipping import paid_statistics
-from keras_adaclip.clipping._validation import (
+from keras_adaclip._checks import check_choice, check_positive, check_real, optional
+from keras_adaclip.clipping.adaptive import AdaptiveClipping
+from keras_adaclip.clipping.groups import (
     LARGEST_CLIP_NORM,
     SMALLEST_CLIP_NORM,
-    optional,
-    require_clip_norm,
-    require_number,
-    require_positive,
+    GroupsArgument,
+    ParameterGroups,
+    check_clip_norm,
+    split_evenly,
 )
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups
-from keras_adaclip.clipping.joint_norm import split_evenly
-from keras_adaclip.clipping.strategy import (
-    ClippingStrategy,
-    Release,
-    State,
-    Tensor,
-    factors_down_to,
-)
+from keras_adaclip.clipping.strategy import Release, State, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class QuantileClipping(ClippingStrategy):
-    """Clips to a private running estimate of a quantile of the contribution norms.
+class QuantileClipping(AdaptiveClipping):
+    """Clip to a private running estimate of a quantile of the contribution norms.
 
-    The bits cost privacy, paid for out of the one noise multiplier that the accountant sees:
+    The bits cost privacy, which is paid for out of the noise multiplier that the accountant sees:
     with total `z`, count noise `s` and K groups the sum is noised with
-    `(z^-2 - K (2 s)^-2)^(-1/2)`, since `bit - 1/2` moves by 1/2 when a unit comes or goes.
+    `(z^-2 - K (2 s)^-2)^(-1/2)`, because adding or removing a unit moves each sum of
+    `bit - 1/2` by 1/2.
 
     Args:
         target_quantile: float in [0, 1], the share of contributions that stays unclipped.
@@ -53,17 +47,17 @@ class QuantileClipping(ClippingStrategy):
         count_noise_stddev: positive float, the standard deviation of the noise on the sum of the
             bits, in units; None means the expected number of units divided by 20.
         update: `"geometric"` or `"linear"`.
-        min_clip_norm: positive float, the norm never falls below it; None means 1e-10, the
+        min_clip_norm: positive float, lower bound of the norm; None means 1e-10, the
             smallest norm that float32 can clip to, for the geometric update and 1e-6 for the
-            linear one. With groups, this bounds the norm of each.
-        max_clip_norm: positive float, the norm never rises above it; None means 1e15.
+            linear one. With groups, it is the bound of each.
+        max_clip_norm: positive float, upper bound of the norm; None means 1e15.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 
     Raises:
-        TypeError: where an argument is not a number.
-        ValueError: where an argument is out of range; at the start of training, where the count
-            noise is too small to pay for the bits.
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is out of range; at the start of training, if the count noise
+            is too small to pay for the bits.
 
     Guarantees:
         The sum and the bits of one step together are one Gaussian mechanism with the total noise
@@ -81,6 +75,8 @@ class QuantileClipping(ClippingStrategy):
         Andrew et al. 2021, section 2.1 and algorithm 1.
     """
 
+    _stddev_argument = "count_noise_stddev"
+
     def __init__(
         self,
         target_quantile: float = 0.5,
@@ -94,24 +90,18 @@ class QuantileClipping(ClippingStrategy):
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
-        self.target_quantile = require_number("target_quantile", target_quantile)
+        self.target_quantile = check_real("target_quantile", target_quantile)
         if not 0.0 <= self.target_quantile <= 1.0:
             raise ValueError(
                 "Argument `target_quantile` must lie between 0 and 1. "
                 f"Received: target_quantile={target_quantile!r}"
             )
-        if update not in ("geometric", "linear"):
-            raise ValueError(
-                f"Argument `update` must be 'geometric' or 'linear'. Received: update={update!r}"
-            )
-        self.initial_clip_norm = require_clip_norm("initial_clip_norm", initial_clip_norm)
-        self.learning_rate = require_positive("learning_rate", learning_rate)
-        self.count_noise_stddev = optional(
-            require_positive, "count_noise_stddev", count_noise_stddev
-        )
-        self.update_rule = update
-        self.min_clip_norm = optional(require_clip_norm, "min_clip_norm", min_clip_norm)
-        self.max_clip_norm = optional(require_clip_norm, "max_clip_norm", max_clip_norm)
+        self.initial_clip_norm = check_clip_norm("initial_clip_norm", initial_clip_norm)
+        self.learning_rate = check_positive("learning_rate", learning_rate)
+        self.count_noise_stddev = optional(check_positive, "count_noise_stddev", count_noise_stddev)
+        self.update_rule = check_choice("update", update, ("geometric", "linear"))
+        self.min_clip_norm = optional(check_clip_norm, "min_clip_norm", min_clip_norm)
+        self.max_clip_norm = optional(check_clip_norm, "max_clip_norm", max_clip_norm)
         if not self._lowest <= self.initial_clip_norm <= self._highest:
             raise ValueError(
                 "Argument `initial_clip_norm` must lie between `min_clip_norm` and "
@@ -121,51 +111,32 @@ class QuantileClipping(ClippingStrategy):
 
     @property
     def _lowest(self) -> float:
-        """Float32 must not reach zero, from which no factor leads back."""
+        """The lower bound: from zero, no factor leads back."""
         default = SMALLEST_CLIP_NORM if self.update_rule == "geometric" else 1e-6
         return float(self.min_clip_norm or min(default, self.initial_clip_norm))
 
     @property
     def _highest(self) -> float:
+        """The upper bound of the norm."""
         return float(self.max_clip_norm or LARGEST_CLIP_NORM)
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The norms, and the noised shares of unclipped units in the latest step."""
+        """Return the norms, and the noised shares of unclipped units in the latest step."""
         clip_norms = np.clip(
-            split_evenly(self.initial_clip_norm, groups),
+            split_evenly(self.initial_clip_norm, groups.num_groups),
             np.float32(self._lowest),
             np.float32(self._highest),
         )
         shares = np.zeros(groups.num_groups, np.float32)
         return {"clip_norm": clip_norms, "unclipped_fraction": shares}
 
-    def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """`min(1, clip_norm / norm)`, of shape `(batch_size, num_groups)`."""
-        return factors_down_to(state["clip_norm"], norms)
-
-    def num_statistics(self, num_groups: int) -> int:
-        """One bit for each group."""
-        return num_groups
-
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor:
-        """`bit - 1/2`, the bit being 1 where a finite norm is at most `clip_norm`."""
+        """Return `bit - 1/2`; the bit is 1 if the norm is finite and at most `clip_norm`."""
         unclipped = ops.logical_and(norms <= state["clip_norm"], finite[:, None])
         return ops.where(unclipped, 0.5, -0.5)
 
-    def noise_split(
-        self, noise_multiplier: float, expected_units: float, num_groups: int = 1
-    ) -> tuple[float, float]:
-        """Noise multiplier of the sum and standard deviation of the count noise."""
-        if noise_multiplier == 0.0:
-            return 0.0, self.count_noise_stddev or 0.0
-        stddev = float(self.count_noise_stddev or expected_units / 20.0)
-        of_sum = paid_statistics.split(
-            noise_multiplier, stddev, num_groups, type(self).__name__, "count_noise_stddev"
-        )
-        return of_sum, stddev
-
     def update(self, state: State, release: Release) -> State:
-        """Moves the norms by the noised shares of unclipped units."""
+        """Move the norms by the noised shares of unclipped units."""
         unclipped_fraction = release.statistics / release.expected_units + 0.5
         excess = self.learning_rate * (unclipped_fraction - self.target_quantile)
         if self.update_rule == "geometric":
@@ -177,15 +148,7 @@ class QuantileClipping(ClippingStrategy):
             "unclipped_fraction": unclipped_fraction,
         }
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {
-            "target_quantile": self.target_quantile,
-            "initial_clip_norm": self.initial_clip_norm,
-            "learning_rate": self.learning_rate,
-            "count_noise_stddev": self.count_noise_stddev,
-            "update": self.update_rule,
-            "min_clip_norm": self.min_clip_norm,
-            "max_clip_norm": self.max_clip_norm,
-            **self._group_config(),
-        }
+    def _argument(self, name: str) -> Any:
+        """Return a constructor argument."""
+        # `update` is also a method.
+        return self.update_rule if name == "update" else super()._argument(name)

@@ -1,4 +1,4 @@
-"""What every clipping strategy offers to the gradient code and to the optimizer.
+"""The interface of a clipping strategy to the gradient code and to the optimizer.
 
 A strategy is a set of pure functions over a small *state* (a dict of tensors) that the optimizer
 keeps among its variables: clip factors from norms, statistics that are summed over the units and
@@ -8,18 +8,15 @@ noised, and the state of the next step.
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
 
-from keras_adaclip.clipping.groups import (
-    GroupsArgument,
-    ParameterGroups,
-    checked_groups,
-    serialized_groups,
-)
-from keras_adaclip.noise import checked_allocation
+from keras_adaclip._checks import check_choice
+from keras_adaclip._configurable import Configurable
+from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_groups
+from keras_adaclip.noise import ALLOCATIONS
 
 Tensor = Any
 State = dict[str, Tensor]
@@ -27,14 +24,14 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Release:
-    """What one step releases: all that the next threshold may depend on.
+    """The private outputs of one step: all that the next state may depend on.
 
     Args:
-        means: the noised means, one a variable, in the coordinates in which they were clipped.
-        mean_stddevs: the standard deviation of the noise in each of them.
+        means: the noised means, one for each variable, in the coordinates of the clipping.
+        mean_stddevs: the standard deviation of the noise in each mean.
         statistics: the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
         expected_units: expected number of units in a step.
-        step: the number of steps taken, this one included.
+        step: number of steps taken, this one included.
     """
 
     means: Sequence[Tensor]
@@ -44,24 +41,26 @@ class Release:
     step: Tensor
 
 
-class ClippingStrategy(abc.ABC):
-    """Base class of the clipping strategies.
+class ClippingStrategy(Configurable, abc.ABC):
+    """Base class of clipping strategies.
+
+    The constructor arguments of a subclass are attributes of the same names.
 
     Args:
         groups: `"flat"` clips the whole contribution to one norm, `"per_layer"` the part of each
-            layer to its own; a function takes a variable and returns the name of its group.
-        noise_allocation: how the noise is spread over groups: `"global"` (the same for every
-            coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (the least
-            noise in all).
+            layer to its own norm; a function takes a variable and returns the name of its group.
+        noise_allocation: how the noise is spread over groups: `"global"` (equal noise on every
+            coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (least
+            total noise).
 
     Guarantees:
         One unit adds at most `state["clip_norm"][k]` (Euclidean) to group k of the sum, under
-        addition or removal of that unit and under its replacement by a hole. A unit of which a
-        number is not finite adds zero. `noise_split` says how the total noise multiplier pays for
-        the sum and for the strategy's own statistics.
+        addition or removal of that unit and under its replacement by a hole. A unit with a number
+        that is not finite adds zero. `noise_split` says how the total noise multiplier pays for the
+        sum and for the strategy's own statistics.
     """
 
-    # Whether contributions are clipped in coordinates of the strategy's own.
+    # Whether contributions are clipped in the strategy's own coordinates.
     has_coordinates: ClassVar[bool] = False
     # Whether the state never changes, so that loading a checkpoint must not change it either.
     is_constant: ClassVar[bool] = False
@@ -69,13 +68,12 @@ class ClippingStrategy(abc.ABC):
     noise_allocation: str = "global"
 
     def __init__(self, groups: GroupsArgument = "flat", noise_allocation: str = "global") -> None:
-        self.groups = checked_groups(groups)
-        self.noise_allocation = checked_allocation(noise_allocation)
-        self._latest_split: tuple[float, float, float, int] | None = None
+        self.groups = check_groups(groups)
+        self.noise_allocation = check_choice("noise_allocation", noise_allocation, ALLOCATIONS)
 
     @abc.abstractmethod
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
             groups: the groups of the trainable variables.
@@ -84,9 +82,8 @@ class ClippingStrategy(abc.ABC):
             Arrays, among them `"clip_norm"` of shape `(num_groups,)`.
         """
 
-    @abc.abstractmethod
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
-        """The factor of each unit's contribution to each group.
+        """Return the factor of each unit's contribution to each group: `min(1, clip_norm / norm)`.
 
         Args:
             state: the state of this step.
@@ -95,20 +92,22 @@ class ClippingStrategy(abc.ABC):
         Returns:
             A float32 tensor of the same shape with `factor * norm <= clip_norm`.
         """
+        clip_norm = state["clip_norm"]
+        return ops.where(norms <= clip_norm, 1.0, clip_norm / ops.where(norms > 0.0, norms, 1.0))
 
     def num_statistics(self, num_groups: int) -> int:
-        """The number of statistics that each unit adds.
+        """Return the number of statistics that each unit adds.
 
         Args:
-            num_groups: number of groups of variables.
+            num_groups: number of groups.
         """
         return 0
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:
-        """Statistics of each unit, to be summed and noised; None where there are none.
+        """Return the statistics of each unit, which are summed and noised; None if there are none.
 
-        A strategy that has some says how many in `num_statistics`, and pays for them in
-        `noise_split`: see `paid_statistics.split` for statistics between -1/2 and 1/2.
+        A strategy with statistics states their number in `num_statistics` and pays for them in
+        `noise_split`.
 
         Args:
             state: the state of this step.
@@ -123,7 +122,7 @@ class ClippingStrategy(abc.ABC):
     def noise_split(
         self, noise_multiplier: float, expected_units: float, num_groups: int = 1
     ) -> tuple[float, float]:
-        """Splits the total noise multiplier into that of the sum and that of the statistics.
+        """Split the total noise multiplier between the sum and the statistics.
 
         Args:
             noise_multiplier: the total, which the accountant sees.
@@ -137,139 +136,78 @@ class ClippingStrategy(abc.ABC):
         return noise_multiplier, 0.0
 
     def coordinates(self, state: State, groups: ParameterGroups) -> list[tuple[Tensor, Tensor]]:
-        """Centre and scale of each variable, where `has_coordinates`.
+        """Return centre and scale of each variable, for a strategy with `has_coordinates`.
 
-        Unit i is clipped as `(g_i - centre) / scale`; both may depend on earlier releases only.
+        Unit i is clipped as `(g_i - centre) / scale`. Both may depend on earlier releases only.
 
         Args:
-            state: the strategy's variables, as `initial_state` names them.
-            groups: the groups of variables, with their shapes.
+            state: the state of this step.
+            groups: the groups of the trainable variables.
         """
         raise NotImplementedError
 
     def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
-        """The noised means in the coordinates of the gradient.
+        """Return the noised means in the coordinates of the gradient.
 
         Args:
-            state: the strategy's variables.
-            means: a noised mean for each variable, in its shape.
+            state: the state of this step.
+            means: the noised mean of each variable, in the coordinates of the clipping.
         """
         return list(means)
 
     def begin_run(
         self, state: dict[str, np.ndarray], step: int, steps_per_epoch: int | None
     ) -> dict[str, np.ndarray]:
-        """What of the state changes as a run of steps begins; nothing, by default.
+        """Return the entries of the state that change when a run of steps begins.
 
         Args:
             state: the state as arrays.
-            step: the number of steps taken so far.
-            steps_per_epoch: steps in an epoch, None where unknown.
+            step: number of steps taken so far.
+            steps_per_epoch: number of steps in an epoch, None if unknown.
         """
         return {}
 
     def update(self, state: State, release: Release) -> State:
-        """The state of the next step.
+        """Return the state of the next step.
 
         Args:
             state: the state of this step.
-            release: what this step released.
+            release: the private outputs of this step.
         """
         return state
 
     def clip_norm_of_step(self, state: State, step: int) -> Any:
-        """The norms that stand in logs and figures for the latest step, one a group.
+        """Return the norms to log for a step, of shape `(num_groups,)`.
 
-        A norm that adapts to the gradients moves a little after every step, and is logged as the
-        latest step left it: `state["clip_norm"]`, with which the next one clips. A norm that is
-        known beforehand may leap between two steps, and is logged as the latest step used it.
+        A strategy that adapts logs the norms that its latest step has set; a schedule overrides
+        this, and logs the norms with which the step was clipped.
 
         Args:
-            state: the state of the next step, as arrays.
-            step: the number of the latest step, from 0.
-
-        Returns:
-            An array of shape `(num_groups,)`.
+            state: the state as arrays, after the latest step.
+            step: number of the latest step, from 0.
         """
         return state["clip_norm"]
 
-    def describe(
-        self,
-        noise_multiplier: float | None = None,
-        expected_units: float | None = None,
-        num_groups: int | None = None,
-    ) -> str:
-        """In words: the strategy, and what its statistics cost in noise.
+    def describe(self, noise_multiplier: float, expected_units: float, num_groups: int = 1) -> str:
+        """Return a sentence with the noise on the sum and the price of the statistics.
 
         Args:
-            noise_multiplier: the total; None means that of the latest run.
-            expected_units: expected number of units in a step; None as above.
-            num_groups: number of groups; None means that of the latest run, or one.
+            noise_multiplier: the total, which the accountant sees.
+            expected_units: expected number of units in a step.
+            num_groups: number of groups.
         """
-        split = getattr(self, "_latest_split", None)
-        if num_groups is None:
-            num_groups = 1 if split is None else split[3]
-        if noise_multiplier is not None and expected_units is not None:
-            of_sum, of_statistics = self.noise_split(noise_multiplier, expected_units, num_groups)
-            split = (noise_multiplier, of_sum, of_statistics, num_groups)
-        name = type(self).__name__
-        if split is None:
-            return (
-                f"{name}: the noise is split when training starts; "
-                "`describe(noise_multiplier, expected_units)` tells it now"
-            )
-        total, of_sum, of_statistics, num_groups = split
+        rest, stddev = self.noise_split(noise_multiplier, expected_units, num_groups)
         num_statistics = self.num_statistics(num_groups)
-        text = f"{name}: noise multiplier z = {total:.6g}, of the sum z_D = {of_sum:.6g}"
-        if num_statistics and total > 0.0:
+        text = (
+            f"{type(self).__name__}: noise multiplier z = {noise_multiplier:.6g}, of the sum "
+            f"z_D = {rest:.6g}"
+        )
+        if num_statistics and noise_multiplier > 0.0:
             text += (
-                f" ({100.0 * (of_sum / total - 1.0):.3g}% more noise, the price of "
+                f" ({100.0 * (rest / noise_multiplier - 1.0):.3g}% more noise, the price of "
                 f"{num_statistics} private statistic{'s' if num_statistics > 1 else ''} with noise "
-                f"of standard deviation {of_statistics:.6g})"
+                f"of standard deviation {stddev:.6g})"
             )
         if num_groups > 1:
             text += f"; {num_groups} groups, noise allocation {self.noise_allocation!r}"
-        elif self.groups != "flat":
-            text += "; for a single group: `describe(..., num_groups=...)` tells it for more"
         return text
-
-    def remember_split(self, total: float, of_sum: float, of_statistics: float, num: int) -> None:
-        """Keeps what the optimizer's latest run pays, for `describe`.
-
-        Args:
-            total: the noise multiplier that the accountant sees.
-            of_sum: that of the clipped sum alone.
-            of_statistics: standard deviation of the noise of a statistic.
-            num: number of statistics.
-        """
-        self._latest_split = (total, of_sum, of_statistics, num)
-
-    @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The strategy that `get_config` describes.
-
-        Args:
-            config: what `get_config` returned.
-        """
-        return cls(**config)
-
-    def _group_config(self) -> dict[str, Any]:
-        """The part of the config that all strategies with groups share."""
-        return {
-            "groups": serialized_groups(self.groups),
-            "noise_allocation": self.noise_allocation,
-        }
-
-
-def factors_down_to(clip_norm: Tensor, norms: Tensor) -> Tensor:
-    """`min(1, clip_norm / norm)`, one where the norm is zero.
-
-    Args:
-        clip_norm: tensor of shape `(num_groups,)`.
-        norms: tensor of shape `(batch_size, num_groups)`.
-    """
-    return ops.where(norms <= clip_norm, 1.0, clip_norm / ops.where(norms > 0.0, norms, 1.0))

@@ -1,19 +1,21 @@
 """Federated learning over simulated clients, each protected with all of its examples.
 
-partition           whose each example is, for data without clients
-client_data         the examples by client: from arrays, from HDF5 files
-cohort_batches      each round's draw of clients, laid out for the compiled step
-local_training      what one client contributes
-step                one round: contribute, clip, noise, apply, account
-federated_model     `FederatedModel`, whose `fit` runs the rounds
+federated_model   the models, whose `fit` runs rounds over clients
+fit               `compile`, `fit` and `evaluate` of these models
+preflight         checks of a model before it trains
+settings          the client arguments of `compile`
+clients           the examples by client: from arrays, from HDF5 files
+partition         the division of a data set among clients
+cohorts           the draw of clients in each round, as a batch for the compiled step
+layout            the number of clients that train side by side
+round             one round: contribute, clip, noise, apply, account
+local_training    the contribution of one client
 """
 
 from keras_adaclip.federated import partition
-from keras_adaclip.federated.client_data import ClientData
-from keras_adaclip.federated.federate import federate
-from keras_adaclip.federated.federated_model import FederatedModel
-from keras_adaclip.federated.federated_sequential import FederatedSequential
-from keras_adaclip.federated.weighting import ByExamples
+from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.federated_model import FederatedModel, FederatedSequential, federate
+from keras_adaclip.federated.settings import ByExamples
 
 __all__ = [
     "ByExamples",

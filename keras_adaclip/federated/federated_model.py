@@ -1,34 +1,34 @@
-"""`FederatedModel`: functional or subclassed, a Keras model that trains over clients."""
+"""The federated models: functional, sequential or subclassed Keras models that train on clients."""
 
 from typing import Any
 
 import keras
 
-from keras_adaclip.federated.federated_training import FederatedTraining
-from keras_adaclip.training import ModelType, is_functional, make_functional
+from keras_adaclip.federated.fit import FederatedTraining
+from keras_adaclip.training import ModelType, converted, is_functional, make_functional
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class FederatedFunctional(FederatedTraining, keras.Model):
-    """What `FederatedModel(inputs, outputs)` returns."""
+    """The functional model that `FederatedModel(inputs, outputs)` returns."""
 
 
 class FederatedModel(FederatedTraining, keras.Model, metaclass=ModelType):
     """A Keras model that trains on clipped and noised contributions of clients.
 
     `FederatedModel(inputs, outputs)` makes a functional model; a subclass with `call` makes a
-    subclassed one. One step of `fit` is one round: every client takes part with one probability,
-    trains on its own examples from the server's weights, and contributes the change. Clipping,
-    noise, the server's optimizer and the accounting are those of `DPOptimizer`.
+    subclassed one. One step of `fit` is one round: the drawn clients train on their own examples,
+    starting from the server's weights, and contribute the change. Clipping, noise, the server's
+    optimizer and the accounting are those of `DPOptimizer`.
 
     Args:
-        inputs: symbolic inputs, as for `keras.Model`.
-        outputs: symbolic outputs, as for `keras.Model`.
-        name: name of the model.
+        inputs: Symbolic inputs, as for `keras.Model`.
+        outputs: Symbolic outputs, as for `keras.Model`.
+        name: The name of the model.
 
     Guarantees:
         The weights after `fit` are (epsilon, delta)-differentially private for adding or removing
-        one *client*, with all of its examples, with the epsilon that `privacy_spent` tells. The
+        one *client* with all of its examples, with the epsilon that `privacy_spent` returns. The
         losses and metrics of the clients are not covered. This simulates federated learning in
         one process: the server sees every client's data.
 
@@ -49,7 +49,7 @@ class FederatedModel(FederatedTraining, keras.Model, metaclass=ModelType):
     stands_for = FederatedTraining
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A functional model where inputs and outputs are given, else one of this class."""
+        """Return a functional model if inputs and outputs are given, else one of this class."""
         if cls is FederatedModel and is_functional(args, kwargs):
             return FederatedFunctional(*args, **kwargs)
         return super().__new__(cls)
@@ -60,3 +60,55 @@ class FederatedModel(FederatedTraining, keras.Model, metaclass=ModelType):
             FederatedFunctional.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class FederatedSequential(FederatedTraining, keras.Sequential):
+    """A `keras.Sequential` that trains on clipped and noised contributions of clients.
+
+    Args:
+        layers: The list of layers, as for `keras.Sequential`.
+        trainable: Whether the weights are trained.
+        name: The name of the model.
+
+    Guarantees:
+        Those of `FederatedModel`.
+
+    Example:
+
+    >>> import keras
+    >>> model = FederatedSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.count_params()
+    15
+    """
+
+
+def federate(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
+    """Return a federated model that shares the layers and weights of a Keras model.
+
+    The new model must be compiled: the settings of `model.compile` are not taken over.
+
+    Args:
+        model: A Functional or Sequential model. It is not changed, but shares its weights.
+        replace_batch_normalization: Whether every `BatchNormalization` is replaced by a new
+            `GroupNormalization`. The weights of the other layers stay shared.
+
+    Returns:
+        A `FederatedModel` or a `FederatedSequential`, to be compiled with a `DPOptimizer`.
+
+    Raises:
+        TypeError: If `model` is a subclassed model, a federated model or no Keras model, or if its
+            class replaces methods of Keras (`compute_loss`, `fit`), which the new model would lack.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> type(federate(model)).__name__
+    'FederatedSequential'
+    """
+    if isinstance(model, FederatedTraining):
+        raise TypeError("Argument `model` must not be federated already.")
+    return converted(
+        model, FederatedSequential, FederatedModel, "federate", replace_batch_normalization
+    )

@@ -1,26 +1,102 @@
-"""What `FederatedModel.compile` is told besides Keras's arguments, checked."""
+"""The client arguments of `FederatedModel.compile`, checked."""
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import check_integer, check_real
-from keras_adaclip.federated.cohort_batches import LocalBatches
-from keras_adaclip.federated.weighting import checked_weighting
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip._checks import check_integer, check_nonnegative, check_positive, optional
+from keras_adaclip.optimizers import check_plain_optimizer
+
+_FORBIDDEN_TO_CLIENTS = {
+    "gradient_accumulation_steps": "would accumulate gradients that are lost when a client's "
+    "training ends; use a larger `client_batch_size`",
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+@dataclass(frozen=True)
+class ByExamples:
+    """Weights of clients by their number of examples, for `compile(client_weighting=...)`.
+
+        weight of client i   v_i = min(n_i, limit) / limit, between 0 and 1
+        mean                 (sum_i v_i clip(contribution_i) + noise) / (cohort_size * mean / limit)
+
+    Args:
+        limit: The number of examples from which on a client has the full weight.
+        mean: The mean over all clients of `min(n_i, limit)`. It counts as public: take a figure
+            from elsewhere, or one found privately. A mean that is too small makes the steps larger,
+            and never weakens the guarantee.
+
+    Guarantees:
+        A weighted contribution is no longer than the clipping norm, so the noise for unweighted
+        contributions covers it. The divisor consists of public numbers alone.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> weighting = ByExamples(limit=100, mean=60)
+    >>> weighting.weight(50), weighting.weight(1000), round(weighting.scale, 3)
+    (0.5, 1.0, 1.667)
+
+    Reference:
+        McMahan et al. 2018, "Learning differentially private recurrent language models", section 2.
+    """
+
+    limit: int
+    mean: float
+
+    def __post_init__(self) -> None:
+        limit = check_integer("limit", self.limit, minimum=1)
+        mean = check_positive("mean", self.mean)
+        if mean > limit:
+            raise ValueError(
+                f"Argument `mean` must not exceed `limit`. Received: mean={mean}, limit={limit}"
+            )
+        self.__dict__.update(limit=limit, mean=mean)
+
+    def weight(self, num_examples: int) -> float:
+        """Return the weight of a client, between 0 and 1.
+
+        Args:
+            num_examples: The number of examples of the client.
+        """
+        return min(num_examples, self.limit) / self.limit
+
+    @property
+    def scale(self) -> float:
+        """The factor on the noised sum over the expected number of clients."""
+        return self.limit / self.mean
+
+    def get_config(self) -> dict[str, Any]:
+        """Return every argument under its own name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ByExamples":
+        """Return the weighting that `get_config` described.
+
+        Args:
+            config: The return value of `get_config`.
+        """
+        return cls(**config)
 
 
 @dataclass(frozen=True)
 class FederatedSettings:
-    """How clients train; the arguments are those of `FederatedModel.compile`.
+    """The client arguments of `FederatedModel.compile`, under their own names.
 
     Raises:
-        TypeError: where an argument is of the wrong type.
-        ValueError: where an argument is out of range.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
     """
 
-    client_optimizer: Any
+    client_optimizer: Any = "sgd"
     local_epochs: int = 1
     client_batch_size: int | None = 20
     client_examples_limit: int | None = None
@@ -29,62 +105,49 @@ class FederatedSettings:
     cohort_noise_size: int | None = None
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            "client_optimizer": _checked_client_optimizer(self.client_optimizer),
-            "local_epochs": check_integer(self.local_epochs, "local_epochs", minimum=1),
-            "client_weighting": checked_weighting(self.client_weighting),
-            "proximal_strength": check_real(self.proximal_strength, "proximal_strength"),
-        }
-        for name in ("client_batch_size", "client_examples_limit", "cohort_noise_size"):
-            value = getattr(self, name)
-            checked[name] = None if value is None else check_integer(value, name, minimum=1)
-        if checked["proximal_strength"] < 0.0:
-            raise ValueError(
-                "Argument `proximal_strength` must not be negative. "
-                f"Received: proximal_strength={self.proximal_strength}"
-            )
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def local_batches(self) -> LocalBatches:
-        """How each client goes through its examples."""
-        return LocalBatches(self.local_epochs, self.client_batch_size, self.client_examples_limit)
+        check_count = functools.partial(check_integer, minimum=1)
+        self.__dict__.update(
+            client_optimizer=_checked_client_optimizer(self.client_optimizer),
+            local_epochs=check_count("local_epochs", self.local_epochs),
+            client_weighting=_checked_weighting(self.client_weighting),
+            proximal_strength=check_nonnegative("proximal_strength", self.proximal_strength),
+            **{
+                name: optional(check_count, name, getattr(self, name))
+                for name in ("client_batch_size", "client_examples_limit", "cohort_noise_size")
+            },
+        )
 
     def get_config(self) -> dict[str, Any]:
-        """Every argument under its own name, as plain values."""
+        """Return every argument under its own name, as plain values."""
+        serialize = keras.saving.serialize_keras_object
         return {
-            "client_optimizer": keras.saving.serialize_keras_object(self.client_optimizer),
-            "local_epochs": self.local_epochs,
-            "client_batch_size": self.client_batch_size,
-            "client_examples_limit": self.client_examples_limit,
-            "client_weighting": keras.saving.serialize_keras_object(self.client_weighting),
-            "proximal_strength": self.proximal_strength,
-            "cohort_noise_size": self.cohort_noise_size,
+            **vars(self),
+            "client_optimizer": serialize(self.client_optimizer),
+            "client_weighting": serialize(self.client_weighting),
         }
 
 
 def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    if isinstance(optimizer, dict):
-        optimizer = keras.optimizers.deserialize(optimizer)
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, AccountedOptimizer):
-        raise ValueError(
-            "Argument `client_optimizer` must be a plain Keras optimizer: a client's training is "
-            "clipped and noised as a whole, by `optimizer`."
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Argument `client_optimizer` must not scale its loss. Give the optimizer inside of it."
-        )
-    if getattr(optimizer, "gradient_accumulation_steps", None) is not None:
-        raise ValueError(
-            "Argument `client_optimizer` must not accumulate gradients, which a client's training "
-            "might end without applying. Use a larger `client_batch_size`."
-        )
+    """Return the clients' optimizer, which must suit short training without privacy of its own."""
+    optimizer = check_plain_optimizer("client_optimizer", optimizer, _FORBIDDEN_TO_CLIENTS)
     if getattr(optimizer, "use_ema", False):
         raise ValueError(
             "Argument `client_optimizer` must not keep a moving average of the weights, which "
             "would begin anew with every round. Give `use_ema=True` to the server's optimizer."
         )
     return optimizer
+
+
+def _checked_weighting(weighting: Any) -> ByExamples | None:
+    """Return the weighting of the clients; None weighs all alike."""
+    if isinstance(weighting, dict):
+        weighting = keras.saving.deserialize_keras_object(weighting)
+    if weighting is None or isinstance(weighting, ByExamples):
+        return weighting
+    if isinstance(weighting, str) and weighting == "uniform":
+        return None
+    raise ValueError(
+        "Argument `client_weighting` must be 'uniform' or a `keras_adaclip.federated.ByExamples("
+        "limit, mean)`, whose limit bounds the sensitivity and whose public mean sets the divisor. "
+        f"Received: client_weighting={weighting!r}"
+    )

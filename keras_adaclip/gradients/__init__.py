@@ -26,9 +26,9 @@ from keras_adaclip.gradients.losses import (
 )
 from keras_adaclip.gradients.plan import (
     GradientPlan,
+    fast_calls_of,
     looped_plan,
     make_plan,
-    quicker_calls_of,
     unproven_plan,
 )
 from keras_adaclip.gradients.report import LayerReport, layer_reports
@@ -59,7 +59,7 @@ __all__ = [
     "looped_plan",
     "make_plan",
     "per_example_losses",
-    "quicker_calls_of",
+    "fast_calls_of",
     "register",
     "regularization_loss",
     "repeated",

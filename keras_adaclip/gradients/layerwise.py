@@ -51,7 +51,7 @@ def per_example_gradients(
         """Return the total loss, and everything else that the forward pass yields."""
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with tapped(plan.rules, recorder, plan.quicker_calls):
+        with tapped(plan.rules, recorder, plan.fast_calls):
             y_pred = call_discarding_state(model, batch.x, training)
         if losses_of is None:
             losses, increments = per_example_losses(
@@ -72,7 +72,7 @@ def per_example_gradients(
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in recorders[-1].calls(tensors, cotangents):
         call.batched = plan.batched.get(call.layer)
-        call.quicker_call = plan.quicker_calls.get(call.layer)
+        call.fast_call = plan.fast_calls.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
             if part is not None:

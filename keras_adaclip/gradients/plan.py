@@ -30,7 +30,7 @@ class GradientPlan:
             layer-wise.
         batched: For layers with the general rule, the positions of the arguments that have a
             batch axis.
-        quicker_calls: Faster equivalents of the `call` of some layers.
+        fast_calls: Faster equivalents of the `call` of some layers.
         numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
             those of forward and backward pass. 0 if not known.
         outputs_per_example: Numbers that the layers return for one example. 0 if not known.
@@ -40,7 +40,7 @@ class GradientPlan:
     variables: Mapping[keras.layers.Layer, list[keras.Variable]]
     looped_reason: str | None = None
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
-    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
+    fast_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
     numbers_per_example: int = 0
     outputs_per_example: int = 0
 
@@ -118,7 +118,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
         rules,
         variables,
         batched=found.batched,
-        quicker_calls=quicker_calls_of(model),
+        fast_calls=fast_calls_of(model),
         outputs_per_example=found.outputs_per_example,
     )
     return plan, found.is_random
@@ -161,7 +161,7 @@ def assign_rules(
     return rules, variables
 
 
-def quicker_calls_of(
+def fast_calls_of(
     model: keras.Model, in_loop: bool = False
 ) -> dict[keras.layers.Layer, Callable[..., Any]]:
     """Return faster equivalents of the `call` of a model's layers.
@@ -170,6 +170,6 @@ def quicker_calls_of(
         model: A built model.
         in_loop: Whether the calls happen in a loop inside the step.
     """
-    find = backend.quicker_call_in_loop if in_loop else backend.quicker_call
+    find = backend.fast_call_in_loop if in_loop else backend.fast_call
     calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}

@@ -40,16 +40,16 @@ class TapRecorder:
         self,
         layer: keras.layers.Layer,
         rule: LayerRule,
-        quicker_call: Callable[..., Any] | None = None,
+        fast_call: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
         """Return a replacement of `layer.call` that records and taps.
 
         Args:
             layer: The layer.
             rule: The layer's rule.
-            quicker_call: A faster equivalent of `layer.call`, if there is one.
+            fast_call: A faster equivalent of `layer.call`, if there is one.
         """
-        original = quicker_call or layer.call
+        original = fast_call or layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
             """Call the layer through its rule, and record arguments and kept tensors."""
@@ -99,16 +99,16 @@ class TapRecorder:
 def tapped(
     rules: Mapping[keras.layers.Layer, LayerRule],
     recorder: TapRecorder,
-    quicker_calls: Calls | None = None,
+    fast_calls: Calls | None = None,
 ) -> Iterator[None]:
     """Tap layers within the context.
 
     Args:
         rules: The layers to tap, with their rules.
         recorder: The recorder of the calls.
-        quicker_calls: Faster equivalents of the `call` of some layers.
+        fast_calls: Faster equivalents of the `call` of some layers.
     """
-    calls = dict(quicker_calls or {})
+    calls = dict(fast_calls or {})
     for layer, rule in rules.items():
         calls[layer] = recorder.tapped_call(layer, rule, calls.get(layer))
     with keras_private.replaced_calls(calls):

@@ -1,6 +1,6 @@
-"""Other libraries for differential privacy as parts of this one.
+"""Integrations of other libraries for differential privacy.
 
-tensorflow_privacy      its queries as the aggregation of a round of `FederatedModel`
+tensorflow_privacy      its queries aggregate the rounds of a `FederatedModel`
 """
 
 from keras_adaclip.integrations import tensorflow_privacy

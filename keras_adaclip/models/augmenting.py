@@ -1,38 +1,28 @@
 """Checks that an augmentation layer leaves each example's contribution its own."""
 
-import numbers
 from typing import Any
 
 import keras
 
+from keras_adaclip._checks import check_integer
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.training import layer_issues, probe
+from keras_adaclip.training import PrivacyIssue, layer_issues, probe, refuse
 
 
 def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:
-    """What `fit(augmentation=..., augmentation_multiplicity=...)` asks for, None for neither.
+    """Return the augmentation that `fit` was asked for, or None.
 
     Args:
-        layer: a Keras layer, or None.
-        multiplicity: number of copies of each example.
-        rows: a few examples, to run the layer on.
+        layer: A Keras layer, or None.
+        multiplicity: Number of copies of each example.
+        rows: A few examples, to run the layer on.
 
     Raises:
-        TypeError: where `layer` is no Keras layer, or `multiplicity` no integer.
-        ValueError: where the layer mixes examples, learns, or changes the inputs' shape, or there
-            are several inputs.
+        TypeError: If `layer` is not a Keras layer, or `multiplicity` is not an integer.
+        ValueError: If the layer mixes examples, learns, or changes the inputs' shape, or there are
+            several inputs.
     """
-    if isinstance(multiplicity, bool) or not isinstance(multiplicity, numbers.Integral):
-        raise TypeError(
-            "Argument `augmentation_multiplicity` must be an integer. "
-            f"Received: augmentation_multiplicity={multiplicity!r}"
-        )
-    multiplicity = int(multiplicity)
-    if multiplicity < 1:
-        raise ValueError(
-            "Argument `augmentation_multiplicity` must be at least 1. "
-            f"Received: augmentation_multiplicity={multiplicity}"
-        )
+    multiplicity = check_integer("augmentation_multiplicity", multiplicity, minimum=1)
     if layer is None:
         if multiplicity > 1:
             raise ValueError(
@@ -46,18 +36,13 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
             "Argument `augmentation` must be a Keras layer, such as `keras.layers.RandomFlip()` "
             f"or a `keras.Sequential` of such layers. Received: augmentation={layer!r}"
         )
-    if len(keras.tree.flatten(rows.x)) != 1:
+    inputs = keras.tree.flatten(rows.x)
+    if len(inputs) != 1:
         raise ValueError(
             "`augmentation` works on models with one input tensor. Put the augmentation into the "
             "model instead, as layers on the inputs that need it."
         )
-    _refuse_unsound(layer, rows)
-    return Augmentation(layer, multiplicity)
-
-
-def _refuse_unsound(layer: keras.layers.Layer, rows: Batch) -> None:
-    (inputs,) = keras.tree.flatten(rows.x)
-    tensor = keras.ops.convert_to_tensor(inputs)
+    tensor = keras.ops.convert_to_tensor(inputs[0])
     found = layer(tensor, training=False)
     if found.shape[1:] != tensor.shape[1:]:
         raise ValueError(
@@ -69,18 +54,19 @@ def _refuse_unsound(layer: keras.layers.Layer, rows: Batch) -> None:
             f"The augmentation layer {layer.name!r} has trainable weights, which nothing would "
             "train. Put it into the model, or freeze it with `layer.trainable = False`."
         )
-    model = Augmentation(layer).as_model(rows)
-    issues = [str(issue) for issue in layer_issues(model)]
-    if not issues:
-        finding = probe(model, Batch(tensor))
-        issues = [" ".join(parts) for parts in finding.issues]
-        if not finding.is_repeatable:
-            issues.append(
-                f"{layer.name}: it draws random numbers without a Keras seed generator, so that "
-                "a compiled step would draw the same ones again and again."
+    augmentation = Augmentation(layer, multiplicity)
+    model = augmentation.as_model(rows)
+    refuse(model, layer_issues(model))
+    finding = probe(model, Batch(tensor))
+    issues = list(finding.issues)
+    if not finding.is_repeatable:
+        issues.append(
+            PrivacyIssue(
+                layer.name,
+                "It draws random numbers without a Keras seed generator, so that a compiled step "
+                "would draw the same ones again and again.",
+                "Draw from `keras.random` with a `keras.random.SeedGenerator` of the layer.",
             )
-    if issues:
-        listed = "\n".join(f"- {issue}" for issue in issues)
-        raise ValueError(
-            f"The augmentation layer {layer.name!r} cannot be used in private training:\n{listed}"
         )
+    refuse(model, issues)
+    return augmentation

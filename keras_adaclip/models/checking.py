@@ -1,6 +1,7 @@
-"""What users ask about a model before they train it: is it sound, and why is it slow?"""
+"""Answers before training: is a model sound, and how are its gradients taken?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import Any
 
 import keras
@@ -15,7 +16,6 @@ from keras_adaclip.gradients import (
     looped_plan,
     unproven_plan,
 )
-from keras_adaclip.models.summary import as_table, one_after_another, summary
 from keras_adaclip.sampling import as_array
 from keras_adaclip.training import (
     Finding,
@@ -29,20 +29,22 @@ from keras_adaclip.training import (
     probe,
 )
 
-# Rows of a batch beside the few that tell most: a layer may do something else with so many.
+# Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
+_TITLES = ("Layer", "Rule", "Norms", "Memory")
+_WIDTHS = (33, 22, 15, 10)
 
 
 class PrivacyCheck(list[PrivacyIssue]):
-    """The issues of a model, and the way that the gradients of each layer take.
+    """The issues of a model, and how the gradients of each layer are taken.
 
-    Printed, it says both in words.
+    `print` shows both in words.
 
     Args:
-        issues: what would break the guarantee.
-        ways: the way of each layer with trainable weights; empty where they are not known.
-        slow_reason: why a step takes one example after another; None where it takes all at once.
-        failure: why the model could not be run on made-up rows; None where it was.
+        issues: What would break the guarantee.
+        ways: How the gradients of each layer with trainable weights are taken; empty if unknown.
+        slow_reason: Why a step takes one example after another; None if it takes all at once.
+        failure: Why the model could not be run on random rows; None if it could.
     """
 
     def __init__(
@@ -58,36 +60,35 @@ class PrivacyCheck(list[PrivacyIssue]):
         self.failure = failure
 
     def __str__(self) -> str:
-        """Issues, one a line, a table of the layers, and why a step is slow where it is."""
+        """Return the issues, one a line, a table of the layers, and why a step is slow if it is."""
         parts = ["\n".join(f"- {issue}" for issue in self) or "No issue was found."]
         if self.ways:
-            parts.append(as_table(self.ways))
+            parts.append(_as_table(self.ways))
         if self.slow_reason is not None:
-            parts.append(one_after_another(self.slow_reason))
+            parts.append(_one_after_another(self.slow_reason))
         if self.failure is not None:
             parts.append(
-                "The model could not be run on made-up rows, so that `fit` may find more:\n"
+                "The model could not be run on made-up rows, so `fit` may find more:\n"
                 f"{self.failure}"
             )
         return "\n\n".join(parts)
 
 
 def check(model: keras.Model) -> PrivacyCheck:
-    """What would break the guarantee if `model` were trained privately, and what it would cost.
+    """Return what would break the guarantee of `model`, and how its gradients would be taken.
 
-    Looks at the layers and, where the input shapes are known, runs the model on a few made-up
-    rows: a layer whose output for one row changes with the other rows mixes examples, and state
-    that a forward pass changes would leave the step without noise.
+    Looks at the layers and, if the input shapes are known, runs the model on a few random rows. A
+    layer whose output for one row changes with the other rows mixes examples, and state that a
+    forward pass changes would leave the step without noise.
 
     Args:
-        model: any Keras model; compiled ones are examined with their optimizer and metrics.
+        model: Any Keras model; compiled ones are examined with their optimizer and metrics.
 
     Returns:
-        The issues, each with layer name, reason and fix; empty where none was found. Printed, also
-        a table that says for each layer how its per-example gradients are taken: its rule, how its
-        norms are found, and what is held of one example between norms and sums. `slow_reason`
-        says why a step would take one example after another, which is slow; None where it
-        takes all at once.
+        The issues, each with layer name, reason and fix; empty if none was found. `print` also
+        shows a table with one line a layer: the rule of its per-example gradients, how their norms
+        are found, and the memory that one example takes between norms and sums. `slow_reason` says
+        why a step would take one example after another; it is None if it takes all at once.
 
     Example:
 
@@ -103,18 +104,17 @@ def check(model: keras.Model) -> PrivacyCheck:
     head (Dense)                     Dense                 two norms      40 B
     """
     issues = layer_issues(model) + compile_issues(model) + metric_issues(model)
-    rows = None if issues else made_up_rows(model)
+    rows = None if issues else _random_rows(model)
     if rows is None:
         return PrivacyCheck(issues + batch_normalization_issues(model), [])
     try:
         finding = probe(model, rows)
-        found = finding.issues or Probe(model, rows, _MANY).examined(True).issues
-        issues = [PrivacyIssue(*issue) for issue in found]
+        issues = finding.issues or Probe(model, rows, _MANY).examined(True).issues
         if issues:
             return PrivacyCheck(issues, [])
         plan = _planned(model, rows, finding)
         return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
-    # Made-up rows need not be what the model takes; what a backend then raises is its own affair.
+    # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
 
@@ -125,18 +125,18 @@ def private_summary(
     batch_size: int | None = None,
     print_fn: Callable[[str], Any] = print,
 ) -> None:
-    """Prints which way the per-example gradients of each layer take; `PrivateModel` has it too.
+    """Print how the per-example gradients of each layer are taken, as `PrivateModel` does.
 
     Args:
-        model: a Keras model, compiled or not.
-        x: a few inputs, for models whose input shapes are not known.
-        batch_size: the expected batch size, for the memory of a step.
-        print_fn: function that takes the text.
+        model: A Keras model, compiled or not.
+        x: A few inputs, for models whose input shapes are not known.
+        batch_size: The expected batch size, for the memory of a step.
+        print_fn: Function that takes the text.
 
     Raises:
-        ValueError: where the input shapes are not known.
+        ValueError: If the input shapes are not known.
     """
-    rows = made_up_rows(model) if x is None else finite_rows(Batch(x))
+    rows = _random_rows(model) if x is None else finite_rows(Batch(x))
     if rows is None:
         raise ValueError(
             f"The input shapes of model {model.name!r} are not known. Call "
@@ -147,11 +147,11 @@ def private_summary(
     plan = getattr(model, "gradient_plan", None) or _planned(model, rows, probe(model, rows))
     chunk_size = getattr(model, "private_chunk_size", None)
     sizes = [size for size in (chunk_size, batch_size) if size is not None]
-    print_fn(summary(model, rows, plan, min(sizes, default=None)))
+    print_fn(_summary(model, rows, plan, min(sizes, default=None)))
 
 
 def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
-    """The plan that the layers suggest, compared with nothing."""
+    """Return the plan that the layers suggest, without a comparison with plain gradients."""
     if not finding.is_repeatable:
         return looped_plan(
             f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
@@ -160,8 +160,8 @@ def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
     return unproven_plan(model, rows)[0]
 
 
-def made_up_rows(model: keras.Model) -> Batch | None:
-    """Three random rows of the model's input shapes, None where these are unknown."""
+def _random_rows(model: keras.Model) -> Batch | None:
+    """Return three random rows of the model's input shapes, or None if these are unknown."""
     if not model.built or not getattr(model, "inputs", None):
         return None
     generator = np.random.default_rng(0)
@@ -178,3 +178,68 @@ def made_up_rows(model: keras.Model) -> Batch | None:
     structure = getattr(model, "input", None)
     inputs = model.inputs[0] if structure is None else structure
     return finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
+
+
+def _summary(
+    model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time: int | None
+) -> str:
+    """Return the table of the layers, and the memory that a step takes.
+
+    Args:
+        model: A built model.
+        rows: A few examples, for shapes.
+        plan: The model's plan.
+        rows_at_a_time: Number of examples that are processed at a time; None if unknown.
+    """
+    reports = layer_reports(model, rows, plan)
+    if plan.is_layerwise:
+        text = "All examples at once, layer by layer."
+    else:
+        text = _one_after_another(plan.looped_reason)
+    if not plan.is_layerwise or any(report.bytes_per_example is None for report in reports):
+        return f"{_as_table(reports)}\n\n{text}"
+    held = sum(report.bytes_per_example or 0 for report in reports)
+    text += f"\nNorms and sums take {_as_bytes(held)} per example"
+    if rows_at_a_time is not None:
+        text += f", {_as_bytes(rows_at_a_time * held)} for {rows_at_a_time:,} at a time"
+    return f"{_as_table(reports)}\n\n{text}."
+
+
+def _one_after_another(reason: str | None) -> str:
+    """Return a sentence that says why each example is differentiated alone."""
+    return fill(f"One example after another, which is slow: {reason}.", 80)
+
+
+def _as_table(reports: Sequence[LayerReport]) -> str:
+    """Return a table of how gradients are taken, one line a layer, 80 columns wide."""
+    lines = [_TITLES] + [
+        (
+            f"{report.layer} ({report.kind})" if report.kind else report.layer,
+            report.rule.split(" (")[0].removesuffix("Rule"),
+            report.norms,
+            _as_bytes(report.bytes_per_example),
+        )
+        for report in reports
+    ]
+    return "\n".join(_line(cells) for cells in lines)
+
+
+def _as_bytes(number: int | None) -> str:
+    """Return a number of bytes in the largest unit that makes it at least one."""
+    if number is None:
+        return "by length"
+    value = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024.0:
+            return f"{value:.3g} {unit}"
+        value /= 1024.0
+    return f"{value:.3g} GiB"
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Return one line of the table; cells that are too long end in an ellipsis."""
+    line = ""
+    for cell, width in zip(cells, _WIDTHS, strict=True):
+        shortened = cell if len(cell) < width else f"{cell[: width - 2]}…"
+        line += f"{shortened:<{width}}"
+    return line.rstrip()

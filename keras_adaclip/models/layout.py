@@ -23,7 +23,7 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.models.microbatches import largest_microbatch
-from keras_adaclip.sampling import HostShare, PoissonDataset
+from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
 # Numbers that a chunk writes for norms and sums, 128 MiB at most: more are written to memory and
@@ -171,7 +171,7 @@ def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
     return known[most]
 
 
-def _size(dataset: PoissonDataset | HostShare, deviations: float, multiple: int) -> int:
+def _size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     """Rows for draws up to so many standard deviations above the mean, a multiple of `multiple`.
 
     Where processes have shares of the rows, enough for the largest share in each of them.
@@ -183,7 +183,7 @@ def _size(dataset: PoissonDataset | HostShare, deviations: float, multiple: int)
     return math.ceil(largest * dataset.num_shares / multiple) * multiple
 
 
-def _small_chunk_size(dataset: PoissonDataset | HostShare) -> int:
+def _small_chunk_size(dataset: PoissonDataset) -> int:
     """Rows of a chunk of which a batch has about eight, so that few are there in vain."""
     eighth = max(dataset.expected_batch_size // 8, 1)
     return min(max(1 << (eighth - 1).bit_length(), _ROWS_AT_A_TIME), 128)

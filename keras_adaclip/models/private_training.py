@@ -176,7 +176,7 @@ class PrivateTraining(Preparation):
                 sampling=sampling,
                 steps_per_epoch=steps_per_epoch,
                 shuffle=shuffle,
-                seed=self._sampling_seed(),
+                seed=self.optimizer.seed,  # type: ignore[attr-defined]
             )
         else:
             streams.refuse_plain_numbers(x)

@@ -1,31 +1,28 @@
-"""Optimizers that noise clipped sums before they apply them."""
+"""Optimizers that add noise to clipped sums before they apply them."""
 
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, with_objects
-from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
-from keras_adaclip.optimizers.saving import (
-    NO_LEGACY_FILE,
-    refuse_legacy_file,
-    save_arrays,
-    saved_arrays,
+from keras_adaclip.optimizers.accounted_optimizer import (
+    AccountedOptimizer,
+    check_noise_multiplier_or_schedule,
 )
-from keras_adaclip.optimizers.validation import (
-    checked_inner_optimizer,
-    checked_microbatch_size,
-    checked_noise_multiplier,
+from keras_adaclip.optimizers.dp_optimizer import DPOptimizer, check_microbatch_size
+from keras_adaclip.optimizers.ledger_state import MAX_ROWS
+from keras_adaclip.optimizers.run import Run
+from keras_adaclip.optimizers.wrapping_optimizer import (
+    FORBIDDEN_OPTIONS,
+    NO_LEGACY_FILE,
+    check_plain_optimizer,
+    refuse_legacy_file,
 )
 
 __all__ = [
-    "DPOptimizer",
-    "AccountedOptimizer",
+    "FORBIDDEN_OPTIONS",
     "MAX_ROWS",
     "NO_LEGACY_FILE",
+    "AccountedOptimizer",
+    "DPOptimizer",
     "Run",
-    "checked_inner_optimizer",
-    "checked_microbatch_size",
-    "checked_noise_multiplier",
+    "check_microbatch_size",
+    "check_noise_multiplier_or_schedule",
+    "check_plain_optimizer",
     "refuse_legacy_file",
-    "save_arrays",
-    "saved_arrays",
-    "with_objects",
 ]

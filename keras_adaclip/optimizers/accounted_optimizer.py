@@ -1,52 +1,43 @@
-"""Runs of steps as the accountant sees them: which noise, over which data, counted where.
+"""The base of private optimizers: runs of steps, their noise, and the ledger that counts them.
 
-What `PrivateModel.fit` calls around its steps stands here; what a step does stands in
-`DPOptimizer`, or in an optimizer whose noise another library draws.
+`PrivateModel.fit` and `FederatedModel.fit` call it around their steps. A step itself is in the
+subclass: `DPOptimizer`, or an optimizer whose noise another library draws.
 """
 
 import abc
-import dataclasses
+import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_adaclip import backend
+from keras_adaclip import backend, noise, schedules
+from keras_adaclip._checks import check_noise_multiplier
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, Unit
-from keras_adaclip.optimizers.ledger_variables import LedgerVariables, Run
-from keras_adaclip.optimizers.validation import checked_inner_optimizer, checked_noise_multiplier
-from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer
-from keras_adaclip.schedules import Schedule
+from keras_adaclip.optimizers.ledger_state import LedgerState
+from keras_adaclip.optimizers.run import Run
+from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
-
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """What the ledger must know of a run of steps, besides the noise: see `configure`."""
-
-    sampling: Sampling
-    expected_batch_size: int
-    num_examples: int
-    steps_per_release: int | None = None
-    steps_per_epoch: int | None = None
-    noise_scale: float = 1.0
-    unit: Unit = Unit.EXAMPLE
+_LARGEST_NOISE_MULTIPLIER = 1e15
 
 
 class AccountedOptimizer(WrappingOptimizer):
     """Keeps the ledger, and the noise in step with it.
 
     Attributes:
-        aggregation: what adds up the contributions of a step's units in the place of clipping
-            and summing; None where these do.
-        diagnostics: names of what can be recorded of the contributions, which is not private.
+        aggregation: sums the contributions of a step instead of clipping and summing; None for
+            clipping and summing.
+        diagnostics: names of the statistics of contributions that can be recorded. They are not
+            private.
         microbatch_size: number of units that are processed at a time; None lets the step decide.
-        seed: of the noise and the draws of units; None takes both from the operating system.
-        used_seeds: every seed that noise or draws of a run came from so far, those of data sets
-            and of earlier optimizers of the model too. Another run may draw the same with them.
-        num_inclusions: how often any ledger of this process took over what ran elsewhere.
+        seed: seed of the noise and of the sampling; None takes both from the operating system.
+        used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
+            of the model too. Another run can draw the same numbers with them.
+        num_inclusions: how often any ledger of this process took over steps from elsewhere.
 
     Args:
         inner_optimizer: the optimizer that applies the updates.
@@ -64,34 +55,39 @@ class AccountedOptimizer(WrappingOptimizer):
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
     num_inclusions: ClassVar[int] = 0
-    _ledger: LedgerVariables
+    _plain_model_message: ClassVar[str]
+    _ledger: LedgerState
+    _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
         super().__init__(inner_optimizer, name)
-        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        self._noise_multiplier = check_noise_multiplier_or_schedule(noise_multiplier)
         self._is_for_private_model = False
         self._model: Callable[[], keras.Model | None] = lambda: None
-        self._built_for: list[int] = []
         self._is_configured = False
         self._past_run = Run()
         self._process = os.getpid()
-        self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
+        self._noise_scale = 1.0
+        self._steps_per_epoch: int | None = None
+        self._opened = functools.partial(LedgerRow.open, Sampling.STREAM, 1, 0)
 
     @property
     def noise_multiplier(self) -> Any:
         """The total noise multiplier, or its schedule.
 
-        A new one takes effect, and is accounted, from the next epoch or run on.
+        A new value takes effect, and is accounted, from the next epoch or run on.
         """
         return self._noise_multiplier
 
     @noise_multiplier.setter
     def noise_multiplier(self, noise_multiplier: Any) -> None:
-        self._noise_multiplier = checked_noise_multiplier(noise_multiplier)
+        self._noise_multiplier = check_noise_multiplier_or_schedule(noise_multiplier)
+
+    # The ledger
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that ran with this optimizer, for the accountant."""
+        """The steps that ran with this optimizer, for the accountant."""
         return self.run.ledger
 
     @property
@@ -103,15 +99,25 @@ class AccountedOptimizer(WrappingOptimizer):
         run = self._ledger.run
         if self._is_configured:
             return run
-        # Between runs nothing is open: only rows in which something ran are of interest.
+        # Between runs no row is open: rows without steps are left out.
         ledger = Ledger(tuple(row for row in run.ledger if row.steps > 0))
         return Run(ledger, run.identity, run.included)
 
+    @property
+    def open_row(self) -> LedgerRow:
+        """The row of the ledger in which steps are counted."""
+        return self._ledger.current_row()
+
+    @property
+    def is_in_a_run(self) -> bool:
+        """Whether `configure` was called, and `end_run` was not called yet."""
+        return self._is_configured
+
     def include_run(self, run: Run) -> None:
-        """Takes over what was spent elsewhere; the ledger is never lowered.
+        """Take over the steps of another run; the ledger is never lowered.
 
         Args:
-            run: the ledger to cover, and whose it is.
+            run: the run to cover.
         """
         AccountedOptimizer.num_inclusions += 1
         if self.built:
@@ -121,18 +127,29 @@ class AccountedOptimizer(WrappingOptimizer):
             self._past_run = self._past_run.union_upward(run)
 
     def renew_after_fork(self) -> None:
-        """Takes another identity, and noise of its own, in a process that was forked off.
+        """Take a new identity and new keys in a process that was forked.
 
-        The other process goes on from the same state: its steps are not those of this one.
+        The parent process continues from the same state, and its steps are not those of this one.
         """
         if self.built and self._process != os.getpid():
             self._process = os.getpid()
             self._ledger.renew_identity()
-            self._renew_secrets()
+            self._renew_key()
 
     def remember_seeds(self, *seeds: int | None) -> None:
-        """Adds to `used_seeds`; None stands for randomness of the operating system."""
+        """Add to `used_seeds`; None stands for randomness of the operating system."""
         self.used_seeds |= {seed for seed in seeds if seed is not None}
+
+    def mark_for_private_model(self, model: keras.Model) -> None:
+        """Allow `build`: the model passes the contributions of single units.
+
+        Args:
+            model: the private model that is compiled with this optimizer.
+        """
+        self._is_for_private_model = True
+        self._model = weakref.ref(model)
+
+    # A run of steps
 
     def configure(
         self,
@@ -144,41 +161,42 @@ class AccountedOptimizer(WrappingOptimizer):
         noise_scale: float = 1.0,
         unit: Unit = Unit.EXAMPLE,
     ) -> LedgerRow:
-        """Prepares a run of steps: noise, divisor, and the row of the ledger that counts them.
+        """Prepare a run of steps: noise, divisor, and the row of the ledger that counts them.
 
         Args:
             sampling: how the units are sampled.
             expected_batch_size: expected number of units in a step.
-            num_examples: number of units in the data set, 0 where unknown.
+            num_examples: number of units in the data set, 0 if unknown.
             steps_per_release: steps in a pass, where passes are released.
-            steps_per_epoch: steps in an epoch, for schedules; None where unknown.
-            noise_scale: what the noise multiplier is multiplied by for this run; the row counts the
-                product, which is what is drawn.
+            steps_per_epoch: steps in an epoch, for schedules; None if unknown.
+            noise_scale: factor of the noise multiplier in this run. The row counts the product,
+                which is the noise that is drawn.
             unit: whose contributions are clipped.
 
         Returns:
-            The row as it stands before the first step.
+            The row before the first step.
 
         Raises:
-            ValueError: where the clipping strategy's statistics cannot be paid for, or a schedule
-                counts in epochs of unknown length.
+            ValueError: If the noise cannot pay for the clipping strategy's statistics, or a
+                schedule counts in epochs of unknown length.
         """
-        checked_inner_optimizer(self.inner_optimizer)
+        check_plain_optimizer("optimizer", self.inner_optimizer)
         self.renew_after_fork()
-        self._run_settings = RunSettings(
+        self._noise_scale, self._steps_per_epoch = noise_scale, steps_per_epoch
+        self._opened = functools.partial(
+            LedgerRow.open,
             sampling,
             expected_batch_size,
             num_examples,
-            steps_per_release,
-            steps_per_epoch,
-            noise_scale,
-            unit,
+            steps_per_release=steps_per_release,
+            unit=unit,
         )
+        self._prepare_run(self._opened(noise_multiplier=0.0))
         row = self._row_now()
         if self.ledger.unit not in (None, unit):
             raise ValueError(
-                f"The optimizer has counted steps about single {self.ledger.unit.label}s, and this "
-                f"run is about {unit.label}s: they do not add up to an epsilon for either. Train a "
+                f"The optimizer has counted steps on single {self.ledger.unit.label}s, and this "
+                f"run is on {unit.label}s: they do not add up to an epsilon for either. Train a "
                 "model in one way only, or begin with weights that have not been trained on these "
                 "data, under a new optimizer."
             )
@@ -191,10 +209,10 @@ class AccountedOptimizer(WrappingOptimizer):
         return row
 
     def begin_epoch(self, is_pass: bool) -> None:
-        """Sets the noise of a later epoch of the run, and the row that counts it.
+        """Set the noise of a later epoch of the run, and open the row that counts it.
 
         Args:
-            is_pass: whether the epoch opens a new pass over the data.
+            is_pass: whether the epoch begins a new pass over the data.
         """
         if not self._is_configured:
             raise RuntimeError(
@@ -209,161 +227,146 @@ class AccountedOptimizer(WrappingOptimizer):
             self._ledger.open(self.open_row)
 
     def ledger_of_next_epoch(self) -> Ledger:
-        """The ledger as `begin_epoch(is_pass=True)` would leave it."""
+        """Return the ledger as `begin_epoch(is_pass=True)` would leave it."""
         row, ledger = self._row_now(), self.ledger
         if row.noise_multiplier == self.open_row.noise_multiplier:
             return ledger.begin_segment()
         return ledger.append(row)
 
     def end_run(self) -> None:
-        """Ends what `configure` began: a step that ran all the same counts as a full release.
+        """End the run that `configure` began; a later step counts as a full release.
 
-        Nothing is left from which the noise of the run could be drawn again.
+        The key is replaced, so that the noise of the run cannot be drawn again.
         """
         if self.built and self._is_configured:
             self._is_configured = False
             self._ledger.restore()
             self._ledger.open(self.open_row.as_stream())
-            self._retire_secrets()
+            self._key.assign(noise.next_key(backend.array_of(self._key)))
 
-    # What is saved
+    # Saving
 
     @property
     def secret_variables(self) -> list[keras.Variable]:
-        """The variables whose values must not leave the process: keys of random numbers."""
-        return self._secret_variables() if self.built else []
+        """The variables whose values must not leave the process: the key of random numbers."""
+        return [self._key] if self.built else []
 
-    def set_values(self, values: Mapping[int, Any]) -> None:
-        """Goes on from another state: a saved one, or one of a model's state tree.
+    def load_own_variables(self, store: Any) -> None:
+        """Load clipping norm, ledger and the inner optimizer's state; never lower the ledger.
 
-        The ledger is raised to cover the one of that state, and never lowered. What belongs to the
-        run that is under way stays, and random numbers come from a new key.
-
-        Args:
-            values: arrays, by the `id` of the variable that is to have them; the ledger's are
-                given all together or not at all.
+        Noise, divisor and open row belong to the current run and stay; the key is drawn anew. The
+        store of a model that was saved without an optimizer is empty, and nothing is loaded.
 
         Raises:
-            ValueError: where the ledger's arrays make no ledger.
+            ValueError: If the stored variables are not those of this optimizer.
+        """
+        if store.keys():
+            self.set_values(self._saved_arrays(store))
+
+    def set_values(self, values: Mapping[int, Any]) -> None:
+        """Continue from another state: a saved one, or one of a model's state tree.
+
+        The ledger is raised to cover that of the state, and never lowered. The current run
+        continues, and random numbers come from a new key.
+
+        Args:
+            values: arrays by the `id` of the variable; those of the ledger all together or not at
+                all.
+
+        Raises:
+            ValueError: If the ledger's arrays are not those of a ledger.
         """
         if self.built:
             if all(id(variable) in values for variable in self._ledger.variables):
                 self.include_run(self._ledger.run_from(values))
-            self._renew_secrets()
-        restored = self._restored_variables() if self.built else self.inner_optimizer.variables
-        for variable in restored:
+            self._renew_key()
+        for variable in [*self._restored_variables(), *self.inner_optimizer.variables]:
             if id(variable) in values:
                 variable.assign(values[id(variable)])
 
-    @abc.abstractmethod
-    def _secret_variables(self) -> list[keras.Variable]:
-        """The keys of random numbers."""
-
-    @abc.abstractmethod
-    def _restored_variables(self) -> list[keras.Variable]:
-        """The variables that a saved state sets."""
-
-    @abc.abstractmethod
-    def _renew_secrets(self) -> None:
-        """Draws new keys from the operating system."""
-
-    @abc.abstractmethod
-    def _retire_secrets(self) -> None:
-        """Replaces the keys that were used."""
-
-    @property
-    def open_row(self) -> LedgerRow:
-        """The row of the ledger in which steps are counted."""
-        return self._ledger.current_row()
-
-    @property
-    def is_in_a_run(self) -> bool:
-        """Whether `configure` was called, and `end_run` not yet."""
-        return self._is_configured
-
-    def mark_for_private_model(self, model: keras.Model) -> None:
-        """Allows `build`: the model takes what single units contribute.
-
-        Args:
-            model: the private model that is compiled with this optimizer.
-        """
-        self._is_for_private_model = True
-        self._model = weakref.ref(model)
-
-    def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether the optimizer was built for exactly these trainable variables.
-
-        Args:
-            variables: trainable variables of a model, in order.
-        """
-        return [id(variable) for variable in variables] == self._built_for
+    # Implemented by subclasses
 
     @abc.abstractmethod
     def described(self) -> dict[str, str]:
-        """How contributions are bounded and where the noise comes from, for a report."""
+        """Return how contributions are bounded, and the source of randomness, for a report."""
 
     @abc.abstractmethod
-    def _refuse_plain_model(self) -> None:
-        """Raises where no private model was compiled with this optimizer."""
-
-    @abc.abstractmethod
-    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
-        """What the row's noise multiplier leaves for the sum, and the noise on the statistics."""
+    def _forget_seed(self) -> None:
+        """Take all later keys from the operating system."""
 
     @abc.abstractmethod
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
-        """Sets noise and divisor to what the row says."""
+        """Set noise and divisor to those of the row."""
 
-    @abc.abstractmethod
+    def _prepare_run(self, row: LedgerRow) -> None:
+        """Prepare the source of the noise for a run; the row has no noise multiplier yet."""
+
+    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
+        """Return the noise multiplier of the sum and the standard deviation on the statistics."""
+        return row.noise_multiplier, 0.0
+
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
-        """Tells the clipping strategy that a run of steps begins."""
+        """Prepare schedules for a run of steps."""
+
+    def _restored_variables(self) -> list[keras.Variable]:
+        """Return the variables besides the inner optimizer's that a saved state sets."""
+        return []
+
+    # Private
+
+    def _refuse_plain_model(self) -> None:
+        """Raise if no private model was compiled with this optimizer."""
+        if not self._is_for_private_model:
+            raise ValueError(self._plain_model_message)
 
     def _build_ledger(self) -> None:
-        """Makes the variables of the ledger, and takes over what was spent before."""
+        """Create the variables of the ledger, and take over earlier steps."""
         self.remember_seeds(self.seed)
         first = np.float32(self._noise_multiplier_at(0, 1))
-        self._ledger = LedgerVariables(self._add_own_variable, first)
+        self._ledger = LedgerState(self._add_own_variable, first)
         self._ledger.include(self._past_run)
+
+    def _renew_key(self) -> None:
+        """Draw a new key from the operating system, with a seed too."""
+        # Another process may have continued from the same state, with the same seed.
+        self._forget_seed()
+        self._key.assign(noise.fresh_key())
 
     @property
     def _steps_taken(self) -> int:
+        """The number of steps so far."""
         return int(backend.array_of(self.iterations))
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
-        """The total noise multiplier of the epoch that begins with `step`, as float32 holds it."""
+        """Return the total noise multiplier of the epoch that begins with `step`, as float32."""
         value = self.noise_multiplier
-        if isinstance(value, Schedule):
-            value = checked_noise_multiplier(value.value_at(step, steps_per_epoch))
-        return float(np.float32(value * self._run_settings.noise_scale))
+        if isinstance(value, schedules.Schedule):
+            value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
+        return float(np.float32(value * self._noise_scale))
 
     def _row_now(self) -> LedgerRow:
-        """The row of an epoch that begins now, in the run that was configured last."""
-        settings = self._run_settings
-        return LedgerRow.open(
-            settings.sampling,
-            settings.expected_batch_size,
-            settings.num_examples,
-            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
-            steps_per_release=settings.steps_per_release,
-            unit=settings.unit,
+        """Return the row of an epoch that begins now, in the current run."""
+        return self._opened(
+            noise_multiplier=self._noise_multiplier_at(self._steps_taken, self._steps_per_epoch)
         )
 
 
-def with_objects(
-    config: dict[str, Any], kinds: tuple[str, ...], custom_objects: Any
-) -> dict[str, Any]:
-    """A config with the optimizer and other objects of Keras that it describes.
+def check_noise_multiplier_or_schedule(value: Any) -> Any:
+    """Return a noise multiplier as a float, a schedule or its config as a schedule.
 
     Args:
-        config: what `get_config` returns.
-        kinds: names of the entries that hold such objects besides `optimizer`.
-        custom_objects: as of `from_config`.
+        value: a number, a schedule or the config of one.
+
+    Raises:
+        TypeError: If it is neither a number nor a schedule.
+        ValueError: If it is negative, not finite or too large.
     """
-    # Keras's function for optimizers finds them on another backend than the one that saved.
-    makers = {"optimizer": keras.optimizers.deserialize}
-    makers |= dict.fromkeys(kinds, keras.saving.deserialize_keras_object)
-    described = {name: config[name] for name in makers if isinstance(config[name], dict)}
-    return config | {
-        name: makers[name]({**of_object}, custom_objects=custom_objects)
-        for name, of_object in described.items()
-    }
+    if isinstance(value, (dict, schedules.Schedule, LearningRateSchedule)):
+        return schedules.get(value)
+    number = check_noise_multiplier(value)
+    if number > _LARGEST_NOISE_MULTIPLIER:
+        raise ValueError(
+            f"Argument `noise_multiplier` must be at most {_LARGEST_NOISE_MULTIPLIER:g}: steps are "
+            f"float32. Received: noise_multiplier={value!r}"
+        )
+    return number

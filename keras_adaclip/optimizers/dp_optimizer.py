@@ -1,80 +1,74 @@
-"""The optimizer that makes a clipped sum private and hands it to any Keras optimizer.
+"""The optimizer that makes a clipped sum private and passes it to any Keras optimizer.
 
     update = inner optimizer((sum + N(0, (z_D C)^2 I)) / m),  then  C <- next C
 
-with C the clipping norm of this step, m the expected number of units, and z_D what is left of the
-noise multiplier z after the clipping strategy's own statistics are paid for. With groups of
-variables, the noise of each is that of `noise.group_stddevs`.
+with C the clipping norm of this step, m the expected number of units, and z_D the noise multiplier
+of the sum: z of the ledger, raised to pay for the clipping strategy's own statistics. With groups
+of variables, the noise of each group is that of `noise.group_stddevs`.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip import clipping as clipping_strategies
+from keras_adaclip._checks import check_choice, check_integer, check_seed, optional
 from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, with_objects
-from keras_adaclip.optimizers.clip_variables import ClipVariables
-from keras_adaclip.optimizers.noise_variables import NoiseVariables
-from keras_adaclip.optimizers.saving import save_arrays, saved_arrays
-from keras_adaclip.optimizers.validation import (
-    check_split,
-    checked_gradient_method,
-    checked_inner_optimizer,
-    checked_memory_limit,
-    checked_microbatch_size,
-    checked_seed,
-)
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers.clip_state import ClipState
+from keras_adaclip.optimizers.noise_state import NoiseState
 
 Tensor = Any
+GRADIENT_METHODS = ("auto", "layerwise")
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class DPOptimizer(AccountedOptimizer):
-    """Wraps a Keras optimizer so that what it applies is differentially private.
+    """Wraps a Keras optimizer so that its updates are differentially private.
 
     Use it with `PrivateModel`, whose training step clips and sums the gradients of single
-    examples. In a plain `keras.Model` it refuses to be built, because the gradients there are
-    sums that nobody has clipped.
+    examples. In a plain `keras.Model` it raises when it is built, because gradients are not
+    clipped there.
 
     Args:
         optimizer: any Keras optimizer: an instance, its name, or its config.
         clipping: a strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), a
             schedule of norms, `"quantile"` or `"automatic"`.
         noise_multiplier: float >= 0, the standard deviation of the noise in units of the
-            clipping norm, what the strategy's own statistics cost included: the number that the
-            accountant sees. 0 means no privacy, and epsilon is then infinite. A schedule from
-            `keras_adaclip.schedules` is evaluated at the first step of each epoch, for all of
-            the epoch, and each epoch is accounted with the number that it ran with.
+            clipping norm, as the accountant sees it; the cost of the strategy's own statistics is
+            included. 0 means no privacy, and epsilon is then infinite. A schedule from
+            `keras_adaclip.schedules` is evaluated at the first step of each epoch and holds for
+            the whole epoch; each epoch is accounted with its own value.
         microbatch_size: number of examples that are processed at a time. None lets the step
-            decide, for speed. `"auto"` tries what fits `memory_limit` before training starts.
-            Changes memory and speed, not the result.
-        memory_limit: bytes that norms and sums may take with `microbatch_size="auto"`; None
-            stands for half of the memory that is free.
-        gradient_method: `"auto"` takes the clipped sums layer by layer where that is exact for
+            decide, for speed. `"auto"` finds a size that fits `memory_limit` before training
+            starts. It changes memory and speed, not the result.
+        memory_limit: bytes for norms and sums with `microbatch_size="auto"`; None means half of
+            the free memory.
+        gradient_method: `"auto"` computes the clipped sums layer by layer if that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
-            the latter. Changes memory and speed, not the result.
+            the latter. It changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
-            whoever knows it can subtract the noise: it stands in the config and so in every
+            whoever knows it can subtract the noise: it is part of the config and so of every
             saved model.
         name: name of the optimizer.
 
     Raises:
-        ValueError: where an argument is out of range, or the inner optimizer has an option that
+        ValueError: If an argument is out of range, or the inner optimizer has an option that
             breaks clipping or noise (`clipnorm`, `clipvalue`, `global_clipnorm`,
             `gradient_accumulation_steps`, `loss_scale_factor`).
 
     Guarantees:
         Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
         or removing one unit. The noise is drawn once a step, after all microbatches, from 64
-        random bits and a counter, and never repeats; the bits are drawn anew for each run of
-        steps and after loading. They are never saved, and are gone when the run ends. Loading
-        never lowers the ledger.
+        random bits and a counter, and never repeats. The bits are drawn anew for each run of steps
+        and after loading; they are never saved, and are replaced when the run ends. Loading never
+        lowers the ledger.
 
     Example:
 
@@ -86,6 +80,16 @@ class DPOptimizer(AccountedOptimizer):
     Reference:
         Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
     """
+
+    _object_arguments = ("clipping",)
+    _plain_model_message = (
+        "A `DPOptimizer` was given to a model that does not clip the gradients of single examples, "
+        "so training would not be private. Wrap the model first: "
+        "`model = keras_adaclip.privatize(model)`, or build it as a `keras_adaclip.PrivateModel`, "
+        "then compile it with this optimizer. (Over clients: `keras_adaclip.federate`, "
+        "`keras_adaclip.FederatedModel`. `keras.models.clone_model` makes a plain model: clone "
+        "before you compile, and wrap the clone.)"
+    )
 
     def __init__(
         self,
@@ -99,63 +103,51 @@ class DPOptimizer(AccountedOptimizer):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(checked_inner_optimizer(optimizer), noise_multiplier, name)
+        super().__init__(optimizer, noise_multiplier, name)
         self._clipping = clipping_strategies.get(clipping)
-        self.microbatch_size = checked_microbatch_size(microbatch_size)
-        self.memory_limit = checked_memory_limit(memory_limit, self.microbatch_size)
-        self._gradient_method = checked_gradient_method(gradient_method)
-        self.seed = checked_seed(seed)
+        self.microbatch_size = (
+            "auto" if microbatch_size == "auto" else check_microbatch_size(microbatch_size)
+        )
+        if memory_limit is not None and microbatch_size != "auto":
+            raise ValueError(
+                'Argument `memory_limit` belongs to microbatch_size="auto". '
+                f"Received: memory_limit={memory_limit!r}, microbatch_size={microbatch_size!r}"
+            )
+        self.memory_limit = optional(_check_bytes, "memory_limit", memory_limit)
+        self.gradient_method = gradient_method
+        self.seed = check_seed(seed)
 
-    # Keras's optimizer protocol
+    @property
+    def clipping(self) -> ClippingStrategy:
+        """The clipping strategy. It cannot be replaced: a compiled step would not notice."""
+        return self._clipping
 
     @property
     def gradient_method(self) -> str:
-        """Which way the per-example gradients are taken; a change counts from the next `fit` on."""
+        """The method for per-example gradients; a change takes effect with the next `fit`."""
         return self._gradient_method
 
     @gradient_method.setter
     def gradient_method(self, value: str) -> None:
-        self._gradient_method = checked_gradient_method(value)
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer, the threshold, the noise and the ledger.
-
-        Args:
-            variables: the trainable variables.
-
-        Raises:
-            ValueError: where no `PrivateModel` was compiled with this optimizer.
-        """
-        self._refuse_plain_model()
-        if self.built:
-            return
-        if not self.inner_optimizer.built:
-            self.inner_optimizer.build(variables)
-        add = self._add_own_variable
-        groups = ParameterGroups.of(self.clipping.groups, variables)
-        self._clip = ClipVariables(add, self.clipping, groups)
-        self._noise = NoiseVariables(add, self.seed, groups, self.clipping.noise_allocation)
-        self._build_ledger()
-        self._built_for = [id(variable) for variable in variables]
-        super().build(variables)
+        self._gradient_method = check_choice("gradient_method", value, GRADIENT_METHODS)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Noises a clipped sum, applies it, moves the threshold and counts the step.
+        """Count the step, add noise to a clipped sum, apply it and move the clipping norm.
 
         Args:
             grads: a `ClippedSum` from this package's gradient code, and nothing else.
-            trainable_variables: the variables, in the order of the sums; None means those that
-                the optimizer was built with.
+            trainable_variables: the variables, in the order of the sums; None means those for which
+                the optimizer was built.
 
         Raises:
-            ValueError: where `grads` are plain gradients.
+            ValueError: If `grads` are plain gradients.
         """
         self._refuse_plain_model()
         if not isinstance(grads, ClippedSum):
             raise ValueError(
                 "`DPOptimizer.apply` takes only the clipped sums that a `PrivateModel` or a "
-                "`FederatedModel` makes; plain gradients carry no bound on what one example or "
-                "client contributed. Train with `fit`. "
+                "`FederatedModel` makes; plain gradients carry no bound on the contribution of one "
+                "example or client. Train with `fit`. "
                 f"Received: grads of type {type(grads).__name__}"
             )
         if not self._is_configured:
@@ -163,7 +155,7 @@ class DPOptimizer(AccountedOptimizer):
                 "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
                 "expected number of examples or clients is known. Train with `fit`."
             )
-        # First: whatever interrupts the rest, the step is on the ledger and its noise is used up.
+        # First: if the rest is interrupted, the step is on the ledger and its noise is used up.
         self._ledger.count_step()
         self._noise.begin_draw()
         clipping = self._clip.current
@@ -172,9 +164,8 @@ class DPOptimizer(AccountedOptimizer):
         means = self._noise.noised_means(grads.gradients, stddevs)
         mean_stddevs = [stddev / expected_units for stddev in stddevs]
         if grads.scale != 1.0:
-            means, mean_stddevs = (
-                [grads.scale * each for each in part] for part in (means, mean_stddevs)
-            )
+            means = [grads.scale * mean for mean in means]
+            mean_stddevs = [grads.scale * stddev for stddev in mean_stddevs]
         statistics = grads.statistics
         if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)
@@ -182,19 +173,14 @@ class DPOptimizer(AccountedOptimizer):
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
-        with backend.applied_as_they_are(self.inner_optimizer):
+        with backend.without_all_reduce(self.inner_optimizer):
             self.inner_optimizer.apply(gradients, trainable_variables)
-        # Last: this step was clipped, and noised, with the threshold as it was.
+        # Last: this step was clipped and noised with the old clipping norm.
         self._clip.update(
             Release(means, mean_stddevs, statistics, expected_units, self.iterations.value)
         )
 
-    @property
-    def clipping(self) -> ClippingStrategy:
-        """The clipping strategy. It stays what it is: a compiled step would not see another."""
-        return self._clipping
-
-    # What is read out
+    # Read-outs
 
     @property
     def clip_norm(self) -> Any:
@@ -206,27 +192,25 @@ class DPOptimizer(AccountedOptimizer):
 
     @property
     def logged_clip_norm(self) -> Any:
-        """The clipping norm that stands in logs for the latest step, one value a group.
+        """The clipping norm to log for the latest step, of shape `(num_groups,)`.
 
-        Where a schedule sets the norm, the one with which that step clipped; else `clip_norm`, as
-        the step has left it. Before the first step, `clip_norm`.
+        If a schedule sets the norm, the norm with which that step was clipped; else `clip_norm`.
+        Before the first step, `clip_norm`.
         """
-        next_norm = self.clip_norm  # says it where it cannot be read now
+        next_norm = self.clip_norm  # raises if it cannot be read now
         if not self.built or self._steps_taken == 0:
             return next_norm
         return self._clip.read_of_step(self._steps_taken - 1)
 
     @property
     def unclipped_fraction(self) -> Any:
-        """The noised share of unclipped units in the latest step; None where none is released."""
+        """The noised share of unclipped units in the latest step; None if none is released."""
         return self._read("unclipped_fraction")
 
     @property
     def current_clipping(self) -> CurrentClipping:
-        """The clipping strategy as it stands at this step, for the gradient code."""
+        """The clipping strategy with its state at this step, for the gradient code."""
         return self._clip.current
-
-    # What `PrivateModel` calls
 
     @property
     def augmentation_seed(self) -> Tensor:
@@ -234,44 +218,26 @@ class DPOptimizer(AccountedOptimizer):
         return self._noise.augmentation_seed
 
     def described(self) -> dict[str, str]:
-        """How contributions are bounded and where the noise comes from, for a report."""
+        """Return how contributions are bounded, and the source of randomness, for a report."""
+        clipping = type(self.clipping).__name__
         rows = [row for row in self.ledger if row.steps > 0]
-        total = rows[-1].noise_multiplier if rows else None
-        expected_units = float(rows[-1].expected_batch_size) if rows else None
-        num_groups = int(np.size(self.clip_norm)) if self.built else None
-        if self.seed is None:
-            seeds = "noise and sampling from the operating system, anew for each run"
-        else:
-            seeds = f"noise seeded with {self.seed}: whoever knows it can subtract the noise"
-        return {
-            "clipping": self.clipping.describe(total, expected_units, num_groups),
-            "seeds": seeds,
-        }
-
-    # Saving
-
-    def save_own_variables(self, store: Any) -> None:
-        """Stores all variables but the noise key, which would lay the noise bare."""
-        save_arrays(store, self.variables, self.secret_variables)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads threshold, ledger and the inner optimizer's state; never lowers the ledger.
-
-        The noise, the divisor and the row in which steps are counted belong to the run that is
-        under way and stay what they are; the noise key is drawn anew. Of a model that was saved
-        without an optimizer there is nothing to load.
-
-        Raises:
-            ValueError: where the stored variables are not those of this optimizer.
-        """
-        if store.keys():
-            self.set_values(saved_arrays(store, self.variables, self.name))
+        if rows:
+            num_groups = int(np.size(self.clip_norm)) if self.built else 1
+            clipping = self.clipping.describe(
+                rows[-1].noise_multiplier, float(rows[-1].expected_batch_size), num_groups
+            )
+        seeds = (
+            "noise and sampling from the operating system, anew for each run"
+            if self.seed is None
+            else f"noise seeded with {self.seed}: whoever knows it can subtract the noise"
+        )
+        return {"clipping": clipping, "seeds": seeds}
 
     def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
+        """Return every constructor argument under its own name."""
         serialize = keras.saving.serialize_keras_object
         return {
-            "optimizer": serialize(self.inner_optimizer),
+            **super().get_config(),
             "clipping": serialize(self.clipping),
             "noise_multiplier": self.noise_multiplier
             if isinstance(self.noise_multiplier, float)
@@ -280,56 +246,57 @@ class DPOptimizer(AccountedOptimizer):
             "memory_limit": self.memory_limit,
             "gradient_method": self.gradient_method,
             "seed": self.seed,
-            **super().get_config(),
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """The optimizer that `get_config` describes."""
-        return cls(**with_objects(config, ("clipping",), custom_objects))
+    # Implements `AccountedOptimizer`
 
-    def _secret_variables(self) -> list[keras.Variable]:
-        return [self._noise.key]
+    def _build_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Create clipping state, noise state and ledger."""
+        add = self._add_own_variable
+        groups = ParameterGroups.of(self.clipping.groups, variables)
+        self._clip = ClipState(add, self.clipping, groups)
+        self._noise = NoiseState(add, self.seed, groups, self.clipping.noise_allocation)
+        self._key = self._noise.key
+        self._build_ledger()
+
+    def _forget_seed(self) -> None:
+        """Take all later keys from the operating system."""
+        self._noise.forget_seed()
 
     def _restored_variables(self) -> list[keras.Variable]:
-        # A threshold that never moves is the compiled one, not the one that was saved.
-        of_clipping = [] if self.clipping.is_constant else self._clip.variables
-        return [*of_clipping, *self.inner_optimizer.variables]
-
-    def _renew_secrets(self) -> None:
-        self._noise.renew_key()
-
-    def _retire_secrets(self) -> None:
-        self._noise.retire_key()
-
-    def _refuse_plain_model(self) -> None:
-        if not self._is_for_private_model:
-            raise ValueError(
-                "A `DPOptimizer` was given to a model that does not clip the gradients of single "
-                "examples, so training would not be private. Wrap the model first: "
-                "`model = keras_adaclip.privatize(model)`, or build it as a "
-                "`keras_adaclip.PrivateModel`, then compile it with this optimizer. (Over clients: "
-                "`keras_adaclip.federate`, `keras_adaclip.FederatedModel`. What "
-                "`keras.models.clone_model` makes is a plain model: clone before you compile, and "
-                "wrap the clone.)"
-            )
+        """Return the clipping state, unless it is constant."""
+        # A constant clipping norm is the compiled one, not the saved one.
+        return self._clip.variables if self.built and not self.clipping.is_constant else []
 
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
+        """Return the strategy's split of the total noise multiplier.
+
+        Raises:
+            ValueError: If the sum has less noise than the total, or statistics have none.
+        """
         total, num_groups = row.noise_multiplier, self._clip.current.num_groups
         split = self.clipping.noise_split(total, float(row.expected_batch_size), num_groups)
-        check_split(self.clipping, total, split, num_groups)
+        num_statistics = self.clipping.num_statistics(num_groups)
+        is_paid = num_statistics == 0 or (split[1] > 0.0 and split[0] > total)
+        if total > 0.0 and not (split[0] >= total and is_paid and math.isfinite(split[0])):
+            raise ValueError(
+                f"`{type(self.clipping).__name__}.noise_split` does not pay for what the strategy "
+                f"releases: with {num_statistics} statistics a unit, the sum must have more noise "
+                "than the total and the statistics must have some. Override `noise_split`. "
+                f"Received: noise_multiplier={total}, noise_split -> {split}"
+            )
         return split
 
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
+        """Set noise and divisor to those of the row."""
         self._noise.configure(*split, row.expected_batch_size, self.ledger.steps)
-        num_groups = self._clip.current.num_groups
-        self.clipping.remember_split(row.noise_multiplier, *split, num_groups)
 
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
+        """Let the clipping strategy begin a run of steps."""
         self._clip.begin_run(step, steps_per_epoch)
 
     def _read(self, name: str) -> Any:
-        """An entry of the clipping state; a float where there are no groups."""
+        """Return an entry of the clipping state; a float if there are no groups."""
         model = self._model()
         if self.built:
             value = self._clip.read(name)
@@ -340,9 +307,23 @@ class DPOptimizer(AccountedOptimizer):
             value = self.clipping.initial_state(groups).get(name)
         else:
             raise RuntimeError(
-                f"`{name}` has one value a group, and the groups are those of the weights of a "
-                "model. Compile a model that is built with this optimizer, then read it."
+                f"`{name}` has one value for each group, and the groups are those of a model's "
+                "weights. Compile a model that is built with this optimizer, then read it."
             )
         if value is None or self.clipping.groups != "flat":
             return value
         return float(value[0])
+
+
+def check_microbatch_size(value: Any) -> int | None:
+    """Return the number of units that are processed at a time, None to let the step decide.
+
+    Args:
+        value: an integer from 1, or None.
+    """
+    return None if value is None else check_integer("microbatch_size", value, minimum=1)
+
+
+def _check_bytes(name: str, value: Any) -> int:
+    """Return a positive number of bytes."""
+    return check_integer(name, value, minimum=1, maximum=2**63 - 1)

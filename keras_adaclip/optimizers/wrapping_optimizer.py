@@ -1,45 +1,98 @@
-"""A Keras optimizer around another one, which keeps learning rate, counter and slots."""
+"""A Keras optimizer around another one, whose variables are loaded all together or not at all."""
 
-from typing import Any
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers.saving import refuse_legacy_file
 
 Tensor = Any
 
+NO_LEGACY_FILE = (
+    "A private model cannot be saved as an HDF5 file of the whole model (`.h5`), which would hold "
+    "the key of the noise and not the privacy ledger. Save it as `.keras`, or its weights as "
+    "`.weights.h5`."
+)
+# Options of an optimizer that break clipping or noise, with the effect of each.
+FORBIDDEN_OPTIONS = {
+    "clipnorm": "would clip the noised mean a second time, variable by variable",
+    "clipvalue": "would clip the noised mean a second time, coordinate by coordinate",
+    "global_clipnorm": "would clip the noised mean a second time",
+    "gradient_accumulation_steps": "would apply several noised means as one; use "
+    "`microbatch_size` for memory, or larger batches (cohorts)",
+    "loss_scale_factor": "would scale the noised mean down; norms, sums and noise are float32",
+}
+
 
 class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.Optimizer):
-    """Delegates to an inner optimizer what belongs to it, and keeps variables of its own.
+    """Delegates to an inner optimizer, and has further variables.
 
     Args:
-        inner_optimizer: the optimizer that applies the updates.
+        inner_optimizer: the optimizer that applies the updates: an instance, its name or its
+            config.
         name: name of the optimizer.
     """
 
-    def __init__(self, inner_optimizer: keras.optimizers.Optimizer, name: str | None) -> None:
+    # Constructor arguments that a config holds as serialized objects, besides `optimizer`.
+    _object_arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, inner_optimizer: Any, name: str | None) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = inner_optimizer
+        self.inner_optimizer = check_plain_optimizer("optimizer", inner_optimizer)
         self._own_variables: list[keras.Variable] = []
+        self._built_for: list[int] = []
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the variables of the inner optimizer and of this one.
+
+        Args:
+            variables: the trainable variables.
+
+        Raises:
+            ValueError: If no private model was compiled with this optimizer.
+        """
+        self._refuse_plain_model()
+        if self.built:
+            return
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(variables)
+        self._build_state(variables)
+        self._built_for = [id(variable) for variable in variables]
+        super().build(variables)
+
+    def is_built_for(self, variables: Sequence[keras.Variable]) -> bool:
+        """Return whether the optimizer was built for exactly these variables.
+
+        Args:
+            variables: the trainable variables of a model, in order.
+        """
+        return [id(variable) for variable in variables] == self._built_for
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Threshold, noise state and ledger, then the inner optimizer's variables."""
+        """Clipping norm, noise state and ledger, then the inner optimizer's variables."""
         return [*self._own_variables, *self.inner_optimizer.variables]
 
     @property
     def own_variables(self) -> list[keras.Variable]:
-        """Threshold, noise state and ledger."""
+        """Clipping norm, noise state and ledger."""
         return list(self._own_variables)
 
+    @property
+    @abc.abstractmethod
+    def secret_variables(self) -> list[keras.Variable]:
+        """The variables whose values must not leave the process: keys of random numbers."""
+
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Delegates to the inner optimizer (moving averages of weights)."""
+        """Delegate to the inner optimizer (moving averages of weights)."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Returns the loss: scaling it would scale what is clipped."""
+        """Return the loss unchanged: scaling it would scale the contributions."""
         return loss
 
     @property
@@ -56,35 +109,132 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """The number of steps, counted by the inner optimizer."""
         return self.inner_optimizer.iterations
 
+    # Saving
+
     def get_config(self) -> dict[str, Any]:
-        """The name of the optimizer; subclasses add their arguments.
+        """Return inner optimizer and name; subclasses add their arguments.
 
         Raises:
-            ValueError: where Keras asks on behalf of an HDF5 file of the whole model.
+            ValueError: If Keras asks for it to write an HDF5 file of the whole model.
         """
         refuse_legacy_file()
-        return {"name": self.name}
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"optimizer": inner, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """Return the optimizer that `get_config` describes."""
+        # Keras's function for optimizers also reads configs from other backends.
+        makers = {"optimizer": keras.optimizers.deserialize}
+        makers |= dict.fromkeys(cls._object_arguments, keras.saving.deserialize_keras_object)
+        return cls(
+            **{
+                name: makers[name]({**value}, custom_objects=custom_objects)
+                if name in makers and isinstance(value, dict)
+                else value
+                for name, value in config.items()
+            }
+        )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store each variable under its number, and zeros instead of the secret ones."""
+        hidden = {id(variable) for variable in self.secret_variables}
+        for number, variable in enumerate(self.variables):
+            value = backend.array_of(variable)
+            store[str(number)] = np.zeros_like(value) if id(variable) in hidden else value
 
     def set_weights(self, weights: Any) -> None:
-        """Refuses: the ledger is among the variables, and must not be set back.
+        """Refuse: the ledger is among the variables, and must not be set back.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: Always.
         """
         raise NotImplementedError(
             "The weights of a `DPOptimizer` hold its privacy ledger and cannot be set. Use "
             "`model.save` and `keras.models.load_model`, or `model.load_weights`."
         )
 
+    def _saved_arrays(self, store: Any) -> dict[int, Any]:
+        """Return the saved array of each variable, by the variable's `id`.
+
+        Raises:
+            ValueError: If number or shapes differ. (Keras itself only warns.)
+        """
+        saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
+        found = {name: value.shape for name, value in saved.items()}
+        variables = {str(number): variable for number, variable in enumerate(self.variables)}
+        expected = {name: tuple(variable.shape) for name, variable in variables.items()}
+        if found != expected:
+            name = next(name for name in expected | found if found.get(name) != expected.get(name))
+            raise ValueError(
+                f"The saved state of {self.name!r} does not fit: it holds {len(found)} variables, "
+                f"this optimizer has {len(expected)}, and variable {name} has shape "
+                f"{expected.get(name)}, the saved one {found.get(name)}. Clipping norm and privacy "
+                "ledger cannot be restored from it: build the model and compile it as it was when "
+                "it was saved."
+            )
+        return {id(variable): saved[name] for name, variable in variables.items()}
+
+    @abc.abstractmethod
+    def _refuse_plain_model(self) -> None:
+        """Raise if no private model was compiled with this optimizer."""
+
+    @abc.abstractmethod
+    def _build_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the optimizer's own variables."""
+
     def _add_own_variable(self, name: str, value: np.ndarray) -> keras.Variable:
+        """Create a variable with an initial array, and list it among the own variables."""
         variable = self.add_variable(
             value.shape,
             initializer="zeros",
             dtype=str(value.dtype),
-            # All replicas assign the same.
+            # All replicas assign the same value.
             aggregation="only_first_replica",
             name=name,
         )
         variable.assign(value)
         self._own_variables.append(variable)
         return variable
+
+
+def check_plain_optimizer(
+    name: str, optimizer: Any, forbidden: dict[str, str] = FORBIDDEN_OPTIONS
+) -> keras.optimizers.Optimizer:
+    """Return an optimizer as an instance that neither scales its loss nor is private itself.
+
+    Args:
+        name: name of the argument, for the message.
+        optimizer: a Keras optimizer, its name or its config.
+        forbidden: options that must not be set, with the effect of each.
+
+    Raises:
+        ValueError: If it is not plain, or has a forbidden option.
+    """
+    if isinstance(optimizer, dict):
+        optimizer = keras.optimizers.deserialize({**optimizer})  # Keras writes into a config
+    optimizer = keras.optimizers.get(optimizer)
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if is_scaling or hasattr(optimizer, "noise_multiplier"):
+        raise ValueError(
+            f"Argument `{name}` must be a plain Keras optimizer, neither a loss-scaling nor a "
+            f"private one. Received: {name}={optimizer}"
+        )
+    for option, consequence in forbidden.items():
+        value = getattr(optimizer, option, None)
+        if value is not None:
+            raise ValueError(
+                f"Argument `{name}` must not have `{option}`: it {consequence}. "
+                f"Received: {option}={value}"
+            )
+    return optimizer
+
+
+def refuse_legacy_file() -> None:
+    """Raise if Keras asks for a config to write an HDF5 file of a whole model.
+
+    Raises:
+        ValueError: With the file formats to use instead.
+    """
+    if keras_private.is_legacy_file():
+        raise ValueError(NO_LEGACY_FILE)

@@ -1,35 +1,35 @@
-"""A figure with panels side by side, and how it ends."""
+"""A figure with panels side by side: its axes, their labels, and its file."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# Okabe & Ito's colours, which colour-blind readers tell apart.
+# The colours of Okabe and Ito, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 # For any number of curves: seven colours, then the same ones with dashes.
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":")
-# From here on small norms could not be told apart on a linear axis; and from there on there is no
-# room for more than one label a decade.
+# Above the first factor small norms could not be told apart on a linear axis. Above the second one
+# there is no room for more than one label a decade.
 _WIDE, _VERY_WIDE = 10.0, 1_000.0
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of the curve with a number, from 0, as arguments of matplotlib."""
+    """Return colour and dashes of the curve with a number, from 0, as arguments of matplotlib."""
     dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
     return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": dashes, "linewidth": 2}
 
 
 def panels(number: int, width: float = 4.0) -> tuple[Any, list[Any]]:
-    """A new figure and its axes, from left to right.
+    """Return a new figure and its axes, from left to right.
 
     Args:
-        number: of panels.
-        width: of each panel, in inches.
+        number: The number of panels.
+        width: The width of each panel, in inches.
 
     Raises:
-        ImportError: where matplotlib is missing.
+        ImportError: If matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -41,12 +41,31 @@ def panels(number: int, width: float = 4.0) -> tuple[Any, list[Any]]:
     return figure, list(figure.subplots(1, number, squeeze=False)[0])
 
 
-def scale_norms(axes: Any, norms: np.ndarray) -> None:
-    """A logarithmic axis for norms that differ by more than a factor of ten; else one from zero.
+def label(axes: Any, x: str, y: str, *, integers: bool = True, legend: bool = True) -> None:
+    """Label the axes of a panel, and draw its grid.
 
     Args:
-        axes: whose vertical axis it is.
-        norms: all that is drawn there.
+        axes: The axes.
+        x: The label of the horizontal axis.
+        y: The label of the vertical axis.
+        integers: Whether the horizontal axis counts.
+        legend: Whether the panel has a legend.
+    """
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if integers:
+        axes.locator_params(axis="x", integer=True)
+    if legend:
+        axes.legend(frameon=False)
+
+
+def scale_norms(axes: Any, norms: np.ndarray) -> None:
+    """Make the vertical axis logarithmic if norms differ by more than a factor of ten.
+
+    Args:
+        axes: The axes.
+        norms: All norms that are drawn there.
     """
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -63,12 +82,12 @@ def scale_norms(axes: Any, norms: np.ndarray) -> None:
 
 
 def finished(figure: Any, path: str | Path | None, title: str | None) -> Any:
-    """The figure with its title, written where it should be.
+    """Return the figure with its title, written to its file.
 
     Args:
-        figure: of matplotlib.
-        path: file, PNG, PDF or SVG by its suffix; None writes none.
-        title: of the whole; None means none.
+        figure: A figure of matplotlib.
+        path: The file, PNG, PDF or SVG by its suffix; None writes none.
+        title: The title of the figure; None means none.
     """
     if title is not None:
         figure.suptitle(title)

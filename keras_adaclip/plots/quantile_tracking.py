@@ -1,14 +1,13 @@
-"""How well a clipping norm follows the quantile that it is to follow."""
+"""The clipping norm and the share of unclipped units, beside the quantile that it follows."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_adaclip.accounting import check_real
-from keras_adaclip.plots.canvas import BLUE, GREY, ORANGE, finished, panels, scale_norms
+from keras_adaclip._checks import check_between_0_and_1
+from keras_adaclip.plots.canvas import BLUE, GREY, ORANGE, finished, label, panels, scale_norms
 
 
 def quantile_tracking(
@@ -17,27 +16,26 @@ def quantile_tracking(
     path: str | Path | None = None,
     title: str | None = None,
 ) -> Any:
-    """Clipping norm by epoch, and the share of unclipped units beside its target.
+    """Draw the clipping norm by epoch, and the share of unclipped units beside its target.
 
-    The share is that of the last step of each epoch, noised, as `ClippingMonitor` logs it: it
-    scatters about its target, the more so the smaller the batch, and may leave 0 to 1. Where the
-    history has the raw figures too (`private_diagnostics=True`), these are drawn in grey and said
-    not to be private.
+    The share is that of the last step of each epoch, with noise, as `ClippingMonitor` logs it. It
+    scatters about its target, more so for small batches, and can leave the range from 0 to 1. Raw
+    figures (`private_diagnostics=True`) are drawn in grey and labelled as not private.
 
     Args:
-        history: what `fit` returned, with a `ClippingMonitor` among its callbacks, or its
-            `history` dict.
-        target_quantile: float in (0, 1), that of `QuantileClipping`.
-        path: file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
-        title: title of the figure.
+        history: The `History` that `fit` returned, with a `ClippingMonitor` among its callbacks, or
+            its dict.
+        target_quantile: A float in (0, 1), that of `QuantileClipping`.
+        path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
+        title: The title of the figure.
 
     Returns:
         The matplotlib figure.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        ValueError: where the history has no clipping norm or no unclipped share, or the quantile
-            is out of range.
+        ImportError: If matplotlib is missing.
+        ValueError: If the history has no clipping norm or no unclipped share, or the quantile is
+            out of range.
 
     Example:
 
@@ -49,12 +47,7 @@ def quantile_tracking(
     Reference:
         Andrew et al. 2021, "Differentially private learning with adaptive clipping".
     """
-    target = check_real(target_quantile, "target_quantile")
-    if not 0.0 < target < 1.0:
-        raise ValueError(
-            "Argument `target_quantile` must lie between 0 and 1. "
-            f"Received: target_quantile={target_quantile!r}"
-        )
+    target = check_between_0_and_1("target_quantile", target_quantile)
     values: Mapping[str, Any] = getattr(history, "history", history)
     for name in ("clip_norm", "unclipped_fraction"):
         if not len(values.get(name, ())):
@@ -71,29 +64,16 @@ def quantile_tracking(
     norms.plot(epochs, values["clip_norm"], label="clipping norm", **style)
     drawn = [values.get(name, ()) for name in ("clip_norm", "gradient_norm")]
     scale_norms(norms, np.concatenate(drawn))
-    norms.set_ylabel("clipping norm (L2)")
-
+    label(norms, "epoch", "clipping norm (L2)", legend="gradient_norm" in values)
     if "clipped_fraction" in values:
         unclipped = 1.0 - np.asarray(values["clipped_fraction"])
         shares.plot(epochs, unclipped, label="true mean (not private)", **raw)
     noised = np.asarray(values["unclipped_fraction"])
     shares.plot(epochs, noised, label="noised, last step", **style)
-    label = f"target: {target:g}"
-    shares.axhline(target, color=ORANGE, linestyle="--", linewidth=2, label=label)
-    shares.set_ylim(*_limits(noised))
-    shares.set_ylabel("share of units that are not clipped")
-    for axes in (norms, shares):
-        axes.set_xlabel("epoch")
-        axes.locator_params(axis="x", integer=True)
-        axes.grid(alpha=0.3)
-    if "gradient_norm" in values:
-        norms.legend(frameon=False)
-    shares.legend(frameon=False)
+    line = {"color": ORANGE, "linestyle": "--", "linewidth": 2}
+    shares.axhline(target, label=f"target: {target:g}", **line)
+    # From 0 to 1, or as far as the noise has taken a share.
+    finite = noised[np.isfinite(noised)]
+    shares.set_ylim(min([0.0, *(finite - 0.05)]), max([1.0, *(finite + 0.05)]))
+    label(shares, "epoch", "share of units that are not clipped")
     return finished(figure, path, title)
-
-
-def _limits(shares: np.ndarray) -> tuple[float, float]:
-    """From 0 to 1, or as far as the noise has taken a share."""
-    finite = shares[np.isfinite(shares)]
-    least, greatest = (finite.min(), finite.max()) if len(finite) else (math.nan, math.nan)
-    return float(np.fmin(0.0, least - 0.05)), float(np.fmax(1.0, greatest + 0.05))

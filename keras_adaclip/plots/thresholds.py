@@ -2,25 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from keras_adaclip import schedules
-from keras_adaclip.accounting import check_integer
-from keras_adaclip.plots.canvas import finished, line_style, panels, scale_norms
+from keras_adaclip._checks import check_integer, optional
+from keras_adaclip.plots.canvas import finished, label, line_style, panels, scale_norms
 from keras_adaclip.schedules import PiecewiseConstant, Schedule
 
 _POINTS_OF_A_SCHEDULE = 200
-
-
-class _Curve(NamedTuple):
-    """What is drawn of a method: the mean, and the least and the greatest of its runs."""
-
-    epochs: np.ndarray
-    mean: np.ndarray
-    least: np.ndarray
-    greatest: np.ndarray
 
 
 def thresholds(
@@ -31,32 +22,33 @@ def thresholds(
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """Clipping norms of several methods over the epochs.
+    """Draw the clipping norms of several methods over the epochs.
 
-    At `n` on the horizontal axis stands the norm with which `n` epochs of training end. A run has
-    none at 0, for `ClippingMonitor` logs the norm when an epoch has ended; a schedule has one
-    there. Where a schedule leaps between epochs, its curve has the norms before and after the
-    leap, and a run that followed it the one before. Runs of one method are drawn as their mean,
-    with a band from the least to the greatest. The axis of the norms is logarithmic where they
-    differ by more than a factor of ten.
+    The value at `n` on the horizontal axis is the norm at the end of `n` epochs of training. A run
+    has no value at 0, because `ClippingMonitor` logs the norm at the end of an epoch. If a schedule
+    jumps between epochs, its curve has the norms before and after the jump, and a run that followed
+    it has the one before. Runs of one method are drawn as their mean, with a band from the smallest
+    to the largest norm. The axis of the norms is logarithmic if they differ by more than a factor
+    of ten.
 
     Args:
-        methods: for each name one of: what `fit` returned, with a `ClippingMonitor` among its
-            callbacks, or its `history` dict; a sequence of these, one a run; a schedule of
+        methods: For each name one of: the `History` that `fit` returned, with a `ClippingMonitor`
+            among its callbacks, or its dict; a sequence of these, one for each run; a schedule of
             `keras_adaclip.schedules` or of Keras; numbers, the norm of each epoch.
-        path: file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
-        title: title of the figure.
-        epochs: how far schedules are drawn; None means as far as the longest run.
-        steps_per_epoch: steps of an epoch, for schedules that count in steps; None takes those of
-            a run.
+        path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
+        title: The title of the figure.
+        epochs: The number of epochs that schedules are drawn for; None means those of the
+            longest run.
+        steps_per_epoch: The steps of an epoch, for schedules that count in steps; None takes those
+            of a run.
 
     Returns:
         The matplotlib figure.
 
     Raises:
-        ImportError: where matplotlib is missing.
-        TypeError: where a method is none of these.
-        ValueError: where there is nothing to draw, a run has no `clip_norm`, or the epochs of a
+        ImportError: If matplotlib is missing.
+        TypeError: If a method is none of these.
+        ValueError: If there is nothing to draw, a run has no `clip_norm`, or the epochs of a
             schedule are not known.
 
     Example:
@@ -69,40 +61,39 @@ def thresholds(
     """
     if not methods:
         raise ValueError("There is no method to draw: argument `methods` is empty.")
-    if epochs is not None:
-        epochs = check_integer(epochs, "epochs", minimum=1)
+    epochs = optional(_check_count, "epochs", epochs)
+    steps_per_epoch = optional(_check_count, "steps_per_epoch", steps_per_epoch)
     if steps_per_epoch is None:
         steps_per_epoch = next(filter(None, map(_steps_per_epoch, methods.values())), None)
-    else:
-        steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", minimum=1)
     given = {name: _schedule_or_runs(name, method) for name, method in methods.items()}
-    if epochs is None:
-        epochs = _longest(given)
-    curves = {
-        name: _of_schedule(name, method, epochs, steps_per_epoch)
-        if isinstance(method, Schedule)
-        else _of_runs(method)
-        for name, method in given.items()
-    }
+    epochs = _longest(given) if epochs is None else epochs
     figure, (axes,) = panels(1, width=6.0)
-    for number, (name, curve) in enumerate(curves.items()):
+    drawn = []
+    for number, (name, method) in enumerate(given.items()):
         style = line_style(number)
-        axes.plot(curve.epochs, curve.mean, label=name, **style)
-        if np.any(curve.least < curve.greatest):
-            band = (curve.epochs, curve.least, curve.greatest)
-            axes.fill_between(*band, color=style["color"], alpha=0.2, linewidth=0)
-    drawn = [norms for curve in curves.values() for norms in (curve.least, curve.greatest)]
+        if isinstance(method, Schedule):
+            at, norms = _curve(name, method, epochs, steps_per_epoch)
+            axes.plot(at, norms, label=name, **style)
+        else:
+            length = min(map(len, method))
+            at, norms = np.arange(1, length + 1), np.array([run[:length] for run in method])
+            axes.plot(at, norms.mean(axis=0), label=name, **style)
+            if len(method) > 1:
+                band = (norms.min(axis=0), norms.max(axis=0))
+                axes.fill_between(at, *band, color=style["color"], alpha=0.2, linewidth=0)
+        drawn.append(norms.ravel())
     scale_norms(axes, np.concatenate(drawn))
-    axes.set_xlabel("epochs of training")
-    axes.set_ylabel("clipping norm (L2)")
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(alpha=0.3)
+    label(axes, "epochs of training", "clipping norm (L2)", legend=False)
     figure.legend(loc="outside right center", frameon=False)
     return finished(figure, path, title)
 
 
+def _check_count(name: str, value: Any) -> int:
+    return check_integer(name, value, minimum=1)
+
+
 def _schedule_or_runs(name: str, method: Any) -> Schedule | list[np.ndarray]:
-    """The schedule that a user means, or the norms of each run, epoch by epoch."""
+    """Return the schedule of a method, or the norms of each of its runs, epoch by epoch."""
     values = getattr(method, "history", method)
     if isinstance(values, Mapping):
         return [_logged(name, values)]
@@ -130,7 +121,7 @@ def _logged(name: str, values: Mapping[str, Any]) -> np.ndarray:
 
 
 def _steps_per_epoch(method: Any) -> int | None:
-    """Steps of an epoch of a run, as Keras's `History` knows them."""
+    """Return the steps of an epoch of a run, which Keras's `History` knows."""
     if isinstance(method, Sequence) and not isinstance(method, str):
         return next(filter(None, map(_steps_per_epoch, method)), None)
     steps = (getattr(method, "params", None) or {}).get("steps")
@@ -138,7 +129,7 @@ def _steps_per_epoch(method: Any) -> int | None:
 
 
 def _longest(methods: Mapping[str, Schedule | list[np.ndarray]]) -> int:
-    """The epochs of the longest run, or sequence of numbers."""
+    """Return the epochs of the longest run, or sequence of numbers."""
     lengths = [0]
     for method in methods.values():
         if isinstance(method, PiecewiseConstant):
@@ -153,16 +144,10 @@ def _longest(methods: Mapping[str, Schedule | list[np.ndarray]]) -> int:
     return max(lengths)
 
 
-def _of_runs(runs: list[np.ndarray]) -> _Curve:
-    """The mean of the runs, as far as all of them went."""
-    length = min(len(run) for run in runs)
-    values = np.array([run[:length] for run in runs])
-    epochs = np.arange(1, length + 1)
-    return _Curve(epochs, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-
-
-def _of_schedule(name: str, schedule: Schedule, epochs: int, steps_per_epoch: int | None) -> _Curve:
-    """The values at some steps; where a schedule jumps once an epoch, the curve does."""
+def _curve(
+    name: str, schedule: Schedule, epochs: int, steps_per_epoch: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return points of a schedule; where it jumps once an epoch, the curve does."""
     own = getattr(schedule, "steps_per_epoch", None)
     if own is None and schedule.needs_steps_per_epoch:
         own = steps_per_epoch or 1
@@ -180,5 +165,4 @@ def _of_schedule(name: str, schedule: Schedule, epochs: int, steps_per_epoch: in
         num_points = min(num_steps, _POINTS_OF_A_SCHEDULE) + 1
         steps = np.linspace(0, num_steps, num_points).round().astype(int)
         at = steps / steps_of_epoch
-    values = np.array([schedule.value_at(int(step), steps_of_epoch) for step in steps])
-    return _Curve(at, values, values, values)
+    return at, np.array([schedule.value_at(int(step), steps_of_epoch) for step in steps])

@@ -1,38 +1,21 @@
-"""Poisson sampling of units: each step draws every unit independently with one probability.
+"""Poisson sampling of units: each step draws every unit independently, with one probability.
 
-draws      which units a step draws
-dealing    which rows of a batch which device gets
-checking   what the data and numbers given to a sampler must be
+poisson    arrays as Poisson-sampled batches, held by one process or by several
+batches    these batches padded to a few shapes
+draws      the distribution of a draw and its random numbers
+arrays     conversion and checks of arrays
 """
 
-from keras_adaclip.sampling.checking import (
-    as_array,
-    checked_batch_size,
-    checked_seed,
-    common_length,
-    holds_strings,
-    padding,
-)
-from keras_adaclip.sampling.dealing import dealt
-from keras_adaclip.sampling.draws import generator_of_draw, poisson_draw, seed_of_run
-from keras_adaclip.sampling.fixed_shape_batches import FixedShapeBatches
-from keras_adaclip.sampling.host_share import HostShare
-from keras_adaclip.sampling.poisson_dataset import PoissonDataset
-from keras_adaclip.sampling.shared_batches import SharedBatches
+from keras_adaclip.sampling.arrays import as_array as as_array
+from keras_adaclip.sampling.arrays import common_length as common_length
+from keras_adaclip.sampling.arrays import holds_strings as holds_strings
+from keras_adaclip.sampling.arrays import padding as padding
+from keras_adaclip.sampling.batches import FixedShapeBatches as FixedShapeBatches
+from keras_adaclip.sampling.batches import split_among_devices as split_among_devices
+from keras_adaclip.sampling.draws import ProcessShare as ProcessShare
+from keras_adaclip.sampling.draws import draw_generator as draw_generator
+from keras_adaclip.sampling.draws import poisson_draw as poisson_draw
+from keras_adaclip.sampling.draws import uniform_draw as uniform_draw
+from keras_adaclip.sampling.poisson import PoissonDataset
 
-__all__ = [
-    "as_array",
-    "checked_batch_size",
-    "checked_seed",
-    "common_length",
-    "dealt",
-    "generator_of_draw",
-    "holds_strings",
-    "padding",
-    "poisson_draw",
-    "seed_of_run",
-    "FixedShapeBatches",
-    "HostShare",
-    "PoissonDataset",
-    "SharedBatches",
-]
+__all__ = ["PoissonDataset"]

@@ -1,83 +1,89 @@
-"""Which units a step draws.
+"""The distribution of a draw and its random numbers.
 
 A Poisson draw is a set of units whose size follows Binomial(num_units, q), the units then chosen
-without replacement: the same law as one coin for each unit. An empty draw is a step too. The
-amplification by sampling that the accountant counts on holds for this law and not for shuffling
-(Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
+uniformly without replacement. This is the distribution of one coin toss for each unit. An empty
+draw is a step too. The accountant's amplification by sampling holds for this distribution and not
+for shuffling (Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+# Sets the draws apart from the noise, whose keys may come from the same seed.
 _SAMPLING_STREAM = 2
-# Of a draw that processes share: this for what all know, and one more for each process.
-_SHARED_NUMBERS = 0
+# Sets the numbers that processes share apart from the choices of each process.
+_SHARED, _FIRST_PROCESS = 0, 1
 
 
-def seed_of_run(seed: int | None, steps_before: int) -> int | None:
-    """A seed that no other run of a model draws with; None for None.
-
-    Args:
-        seed: integer from 0 to below 2^128, or None.
-        steps_before: steps on the model's ledger before the run.
-    """
-    return None if seed is None else seed + (steps_before << 128)
-
-
-def generator_of_draw(seed: int | None, number: int) -> np.random.Generator:
-    """The random numbers of one draw: from the operating system, or from a seed and its number.
+def draw_generator(seed: int | Sequence[int] | None, *key: int) -> np.random.Generator:
+    """Return the random generator of one draw.
 
     Args:
-        seed: a seed, or None for the operating system's randomness.
-        number: number of the draw, from 0; draws of one seed differ by it.
+        seed: A seed, or None for the randomness of the operating system.
+        *key: The number of steps before the run, the number of the draw within the run, and
+            whatever else sets apart the draws from one seed. Ignored without a seed.
     """
     if seed is None:
         return np.random.default_rng()
-    # A spawn key: an appended number would be lost where it is 0.
-    key = (_SAMPLING_STREAM, number)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    spawn_key = (_SAMPLING_STREAM, *key)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
+
+
+def uniform_draw(generator: np.random.Generator, num_units: int, size: int) -> np.ndarray:
+    """Return the ascending numbers of `size` distinct units, every set being equally likely."""
+    return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))
 
 
 def poisson_draw(
     generator: np.random.Generator, num_units: int, sampling_probability: float
 ) -> np.ndarray:
-    """Numbers of the drawn units, ascending, none twice; empty with some probability.
+    """Return the ascending numbers of the units in one Poisson draw, which may be empty.
 
     Args:
-        generator: where the random numbers come from.
-        num_units: number of units to draw from.
-        sampling_probability: probability of each unit, between 0 and 1.
+        generator: The source of randomness.
+        num_units: The number of units to draw from.
+        sampling_probability: The probability of each unit, between 0 and 1.
     """
     size = generator.binomial(num_units, sampling_probability)
-    return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))
+    return uniform_draw(generator, num_units, size)
 
 
-def generator_of_shared_numbers(
-    seed: int | None, shared_bits: tuple[int, ...], number: int
-) -> np.random.Generator:
-    """The random numbers by which processes agree how many units each of their shares gives.
+@dataclass(frozen=True)
+class ProcessShare:
+    """One process's share of the rows of a data set that several processes hold.
 
-    Args:
-        seed: a seed, or None for what the processes share.
-        shared_bits: 128 random bits, the same in all processes.
-        number: number of the draw, from 0.
-    """
-    if seed is None:
-        return np.random.default_rng(
-            np.random.SeedSequence(shared_bits, spawn_key=(_SAMPLING_STREAM, number))
-        )
-    key = (_SAMPLING_STREAM, number, _SHARED_NUMBERS)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
-def generator_of_share(seed: int | None, number: int, share: int) -> np.random.Generator:
-    """The random numbers by which a process chooses its units; those of no two processes meet.
+    All processes together make one Poisson draw without sending anything. They know how many rows
+    each of them draws, from random bits that they share: Binomial(rows of the process, q),
+    independently of the others. Which of its rows these are is each process's own choice.
 
     Args:
-        seed: a seed, or None for the operating system's randomness.
-        number: number of the draw, from 0.
-        share: number of the process, from 0.
+        rows_of_processes: The number of rows that each process holds.
+        number: The number of this process, from 0.
+        shared_bits: 128 random bits as integers, the same in all processes and unknown to anyone
+            else.
+        first_rows: A batch of a few rows, the same in all processes.
     """
-    if seed is None:
-        return np.random.default_rng()
-    key = (_SAMPLING_STREAM, number, _SHARED_NUMBERS + 1 + share)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+    rows_of_processes: tuple[int, ...]
+    number: int
+    shared_bits: tuple[int, ...]
+    first_rows: dict[str, Any]
+
+    def draw(
+        self, seed: int | None, key: tuple[int, ...], sampling_probability: float
+    ) -> tuple[np.ndarray, int]:
+        """Return this process's part of one draw, and the size of the largest part.
+
+        Args:
+            seed: The seed of all processes, or None.
+            key: Sets this draw apart from the others of the seed, as for `draw_generator`.
+            sampling_probability: The probability of each row, between 0 and 1.
+        """
+        shared = draw_generator(self.shared_bits if seed is None else seed, *key, _SHARED)
+        sizes = shared.binomial(self.rows_of_processes, sampling_probability)
+        own = draw_generator(seed, *key, _FIRST_PROCESS + self.number)
+        rows = uniform_draw(own, self.rows_of_processes[self.number], sizes[self.number])
+        return rows, int(sizes.max())

@@ -1,12 +1,11 @@
 """Schedules: values that are fixed before training and change from step to step.
 
-They serve clipping norms and noise multipliers alike. Nothing in them looks at the data, so a
-schedule costs no privacy by itself.
+They set clipping norms and noise multipliers. A schedule does not look at the data, so it costs
+no privacy by itself.
 """
 
 from keras_adaclip.schedules.exponential_decay import ExponentialDecay
-from keras_adaclip.schedules.identify import get
-from keras_adaclip.schedules.keras_schedule import KerasSchedule
+from keras_adaclip.schedules.keras_schedule import KerasSchedule, get
 from keras_adaclip.schedules.linear_decay import LinearDecay
 from keras_adaclip.schedules.piecewise_constant import PiecewiseConstant
 from keras_adaclip.schedules.power_decay import PowerDecay

@@ -1,26 +1,25 @@
-"""Keras's own learning rate schedules, as schedules of a clipping norm or of noise."""
+"""Learning rate schedules of Keras as schedules, and `get` for a `schedule` argument."""
 
 from typing import Any, Self
 
 import keras
 
-from keras_adaclip.schedules.arithmetic import Arithmetic, Number
-from keras_adaclip.schedules.schedule import Schedule, check_value
+from keras_adaclip.schedules.schedule import Number, Schedule, as_float, check_value
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class KerasSchedule(Schedule):
-    """Takes its values from a `keras.optimizers.schedules.LearningRateSchedule`.
+    """The values of a `keras.optimizers.schedules.LearningRateSchedule`.
 
-    A value that is not positive, which a learning rate may be, becomes 1e-30.
+    A value of zero or below becomes 1e-30.
 
     Args:
         schedule: a `LearningRateSchedule`, such as `CosineDecay`.
         factor: positive float that every value is multiplied by.
 
     Raises:
-        TypeError: where `schedule` is something else.
-        ValueError: where `factor` is out of range.
+        TypeError: If `schedule` is something else.
+        ValueError: If `factor` is out of range.
 
     Example:
 
@@ -39,24 +38,49 @@ class KerasSchedule(Schedule):
                 f"Received: schedule={schedule!r}"
             )
         self.schedule = schedule
-        self.factor = check_value(factor, "factor")
+        self.factor = check_value("factor", factor)
 
     def scaled(self, factor: float) -> Self:
-        """The schedule with every value multiplied by a positive `factor`."""
-        return type(self)(self.schedule, self.factor * check_value(factor, "factor"))
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name, the Keras schedule serialized."""
-        return {
-            "schedule": keras.saving.serialize_keras_object(self.schedule),
-            "factor": self.factor,
-        }
+        """Return a schedule with every value multiplied by `factor`, a positive float."""
+        return type(self)(self.schedule, self.factor * check_value("factor", factor))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The schedule that `get_config` describes."""
+        """Return the schedule that `get_config` describes."""
         schedule = keras.saving.deserialize_keras_object(config["schedule"])
         return cls(**{**config, "schedule": schedule})
 
-    def _formula(self, time: Number, arithmetic: Arithmetic) -> Number:
-        return arithmetic.real(self.schedule(time)) * self.factor
+    def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the scaled value of the Keras schedule."""
+        return as_float(self.schedule(time), array_namespace) * self.factor
+
+
+def get(identifier: Any) -> Schedule:
+    """Return the schedule that a user means.
+
+    Args:
+        identifier: a schedule, a learning rate schedule of Keras, or a config of either, made by
+            `keras.saving.serialize_keras_object`.
+
+    Returns:
+        The schedule; a learning rate schedule of Keras becomes a `KerasSchedule`.
+
+    Raises:
+        TypeError: If `identifier` is none of these.
+
+    Example:
+
+    >>> get(keras.optimizers.schedules.ExponentialDecay(0.5, 100, 0.9)).value_at(0)
+    0.5
+    """
+    found = identifier
+    if isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    if isinstance(found, keras.optimizers.schedules.LearningRateSchedule):
+        return KerasSchedule(found)
+    if isinstance(found, Schedule):
+        return found
+    raise TypeError(
+        "Argument `schedule` must be a schedule from `keras_adaclip.schedules` or "
+        f"`keras.optimizers.schedules`. Received: schedule={identifier!r}"
+    )

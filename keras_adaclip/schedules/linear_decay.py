@@ -1,4 +1,4 @@
-"""A value that falls to its half, the faster the earlier, and stays there.
+"""Decay to half of the initial value.
 
     C_t = C / min(2, 1 + t / T)
 
@@ -6,28 +6,27 @@ Source: Yu et al. 2018, "Improve the gradient perturbation approach for differen
 optimization".
 """
 
-from typing import Any, Self
+from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import check_integer
-from keras_adaclip.schedules.arithmetic import Arithmetic, Number
-from keras_adaclip.schedules.schedule import Schedule, check_value
+from keras_adaclip._checks import check_integer
+from keras_adaclip.schedules.schedule import Number, Schedule, as_float, check_value
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class LinearDecay(Schedule):
-    """Divides the initial value by what grows linearly from one to two.
+    """The initial value over a divisor that grows linearly from one to two.
 
     At step `t` the value is `initial_value / min(2, 1 + t / total_steps)`.
 
     Args:
         initial_value: positive float, the value of step 0.
-        total_steps: int from 1, the step from which on the value is half the initial one.
+        total_steps: int, at least 1, the step at which the value has fallen to its half.
 
     Raises:
-        TypeError: where an argument is not a number of its kind.
-        ValueError: where an argument is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
 
@@ -41,18 +40,10 @@ class LinearDecay(Schedule):
     """
 
     def __init__(self, initial_value: float, total_steps: int) -> None:
-        self.initial_value = check_value(initial_value, "initial_value")
-        self.total_steps = check_integer(total_steps, "total_steps", minimum=1)
+        self.initial_value = check_value("initial_value", initial_value)
+        self.total_steps = check_integer("total_steps", total_steps, minimum=1)
 
-    def scaled(self, factor: float) -> Self:
-        """The schedule with every value multiplied by a positive `factor`."""
-        initial_value = self.initial_value * check_value(factor, "factor")
-        return self.from_config({**self.get_config(), "initial_value": initial_value})
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {"initial_value": self.initial_value, "total_steps": self.total_steps}
-
-    def _formula(self, time: Number, arithmetic: Arithmetic) -> Number:
-        share = arithmetic.real(time) / float(self.total_steps)
-        return self.initial_value / arithmetic.functions.minimum(2.0, 1.0 + share)
+    def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the value at a step."""
+        share = as_float(time, array_namespace) / float(self.total_steps)
+        return self.initial_value / array_namespace.minimum(2.0, 1.0 + share)

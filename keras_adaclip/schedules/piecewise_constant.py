@@ -1,7 +1,7 @@
-"""One value an epoch, as found by a search or by an earlier run, and its file.
+"""One value for each epoch, and the file that holds it.
 
 The file is JSON: `{"format": "keras_adaclip.PiecewiseConstant", "version": 1, "values": [1.0, 0.5],
-"steps_per_epoch": null}`, with one positive number an epoch and a whole number or null.
+"steps_per_epoch": null}`, with one positive number for each epoch and an integer or null.
 """
 
 import json
@@ -12,26 +12,25 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from keras_adaclip.schedules.arithmetic import Arithmetic, Number
-from keras_adaclip.schedules.schedule import EpochSchedule, check_value
+from keras_adaclip.schedules.schedule import EpochSchedule, Number, as_float, check_value
 
 _FORMAT, _VERSION = "keras_adaclip.PiecewiseConstant", 1
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class PiecewiseConstant(EpochSchedule):
-    """Takes one given value an epoch, and holds the last one.
+    """One given value for each epoch; the last value stays.
 
-    A schedule that was found on public data, or by a search that is accounted for, is saved with
-    `save`, and serves other runs.
+    `save` and `load` transfer a schedule that was found on public data, or by a search whose
+    privacy cost is accounted for, to other runs.
 
     Args:
         values: sequence of positive floats, the value of each epoch.
-        steps_per_epoch: int from 1, the steps of one epoch; None leaves it to `fit`.
+        steps_per_epoch: int, at least 1, number of steps in an epoch; with None, `fit` sets it.
 
     Raises:
-        TypeError: where an argument is not of its kind.
-        ValueError: where there is no value, or a number is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no value, or a number is out of range.
 
     Example:
 
@@ -46,40 +45,40 @@ class PiecewiseConstant(EpochSchedule):
             raise TypeError(
                 f"Argument `values` must be a sequence of numbers. Received: values={values!r}"
             )
-        self.values = [check_value(value, "values") for value in values]
+        self.values = [check_value("values", value) for value in values]
         if not self.values:
-            raise ValueError("Argument `values` must hold a value at least. Received: values=[]")
+            raise ValueError("Argument `values` must hold at least one value. Received: values=[]")
 
     def save(self, path: str | Path) -> None:
-        """Writes the schedule to a JSON file, which `load` reads.
+        """Write the schedule to a JSON file.
 
         Args:
-            path: the file; one that is there already is replaced.
+            path: the file, replaced if it exists.
         """
         document = {"format": _FORMAT, "version": _VERSION, **self.get_config()}
         Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a schedule that `save` has written.
+        """Return the schedule in a file that `save` has written.
 
         Args:
             path: the file.
 
         Raises:
-            OSError: where the file cannot be read.
-            ValueError: where it holds something else, or comes from a later version.
+            OSError: If the file cannot be read.
+            ValueError: If it holds something else, or comes from a later version.
         """
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON file: {error}") from error
+            raise ValueError(f"{path} is not a JSON file: {error}") from error
         if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
             raise ValueError(f"{path} holds no schedule: its `format` must be {_FORMAT!r}.")
         version = document.pop("version", None)
         if version != _VERSION:
             raise ValueError(
-                f"{path} has a version that this release of keras_adaclip does not read: it reads "
+                f"{path} has a version that this release of keras_adaclip cannot read: it reads "
                 f"version {_VERSION}. Received: version={version!r}"
             )
         try:
@@ -88,15 +87,11 @@ class PiecewiseConstant(EpochSchedule):
             raise ValueError(f"{path} holds a schedule that is not valid: {error}") from error
 
     def scaled(self, factor: float) -> Self:
-        """The schedule with every value multiplied by a positive `factor`."""
-        factor = check_value(factor, "factor")
+        """Return a schedule with every value multiplied by `factor`, a positive float."""
+        factor = check_value("factor", factor)
         return type(self)([value * factor for value in self.values], self.steps_per_epoch)
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument under its own name."""
-        return {"values": list(self.values), "steps_per_epoch": self.steps_per_epoch}
-
-    def _formula(self, time: Number, arithmetic: Arithmetic) -> Number:
-        functions = arithmetic.functions
-        epoch = functions.minimum(time, len(self.values) - 1)
-        return functions.take(arithmetic.real(np.asarray(self.values)), epoch)
+    def _formula(self, time: Number, array_namespace: Any) -> Number:
+        """Return the value of an epoch."""
+        epoch = array_namespace.minimum(time, len(self.values) - 1)
+        return array_namespace.take(as_float(np.asarray(self.values), array_namespace), epoch)

@@ -2,20 +2,15 @@
 
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.base import TrainingBase
-from keras_adaclip.training.batch_normalizations import batch_normalization_fix
-from keras_adaclip.training.chunks import CONVOLUTIONS, merge_over_chunks, sum_over_chunks
 from keras_adaclip.training.conversion import converted
-from keras_adaclip.training.findings import Finding
 from keras_adaclip.training.functional_form import ModelType, is_functional, make_functional
+from keras_adaclip.training.issues import Finding, PrivacyIssue, issues_of_clients, refuse
 from keras_adaclip.training.preflight import (
-    PrivacyIssue,
     batch_normalization_issues,
     compile_issues,
     layer_issues,
     metric_issues,
-    refuse,
     refuse_other_weights,
-    refuse_uneven_batches,
     refuse_unsound_parts,
     refuse_unsound_training,
     refuse_unsupported,
@@ -30,15 +25,19 @@ from keras_adaclip.training.processes import (
     refuse_disagreement,
     refuse_joined_batches,
     refuse_other_settings,
+    refuse_uneven_batches,
 )
 from keras_adaclip.training.step_isolation import StepIsolation
 from keras_adaclip.training.step_parts import (
+    CONVOLUTIONS,
     assign_state,
+    merge_over_chunks,
     refuse_lost_metrics,
     sum_of_replicas,
+    sum_over_chunks,
     update_metrics,
 )
-from keras_adaclip.training.traced_model import known_words, layers_outside_loops
+from keras_adaclip.training.traced_model import known_words
 from keras_adaclip.training.training_data import TrainingData
 
 __all__ = [
@@ -51,14 +50,13 @@ __all__ = [
     "TrainingBase",
     "TrainingData",
     "assign_state",
-    "batch_normalization_fix",
     "batch_normalization_issues",
     "compile_issues",
     "converted",
     "is_functional",
+    "issues_of_clients",
     "known_words",
     "layer_issues",
-    "layers_outside_loops",
     "make_functional",
     "merge_over_chunks",
     "metric_issues",

@@ -16,7 +16,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import EpochCheck, PassCounter
 from keras_adaclip.gradients import Augmentation, Batch, GradientPlan
 from keras_adaclip.optimizers import AccountedOptimizer, DPOptimizer
-from keras_adaclip.sampling import padding, seed_of_run
+from keras_adaclip.sampling import padding
 from keras_adaclip.training import fit_callbacks, weight_digests
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.saved_state import SavedState
@@ -152,12 +152,7 @@ class TrainingBase(SavedState):
             data.unit,
         )
         self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
-        if data.poisson is None:
-            return
-        if data.is_sampled_by_fit:
-            # A checkpoint that was loaded meanwhile has moved the number of steps.
-            data.poisson.seed = self._sampling_seed()
-        else:
+        if data.poisson is not None:
             data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
@@ -211,11 +206,6 @@ class TrainingBase(SavedState):
             self._use_augmentation(None)
             self._record_diagnostics(False)
             self._end_run()
-
-    def _sampling_seed(self) -> int | None:
-        """None, or a seed that differs between any two calls of `fit` with one optimizer seed."""
-        seed: int | None = self.optimizer.seed  # type: ignore[attr-defined]
-        return seed_of_run(seed, self.privacy_ledger.steps)
 
     def _use_augmentation(self, augmentation: Augmentation | None) -> None:
         """Makes the step augment its examples, or stop it."""

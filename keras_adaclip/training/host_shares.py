@@ -8,14 +8,14 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.sampling import HostShare, PoissonDataset
+from keras_adaclip.sampling import PoissonDataset, ProcessShare
 
 _ROWS_TO_COMPARE = 64
 
 
 def host_share(
     x: Any, y: Any, sample_weight: Any, expected_batch_size: int, seed: int | None
-) -> HostShare:
+) -> PoissonDataset:
     """This process's share of the data; called in all processes together.
 
     Args:
@@ -30,7 +30,13 @@ def host_share(
         ValueError: where two processes hold the same rows, or rows of another kind, or
             `expected_batch_size` is out of range.
     """
-    rows = PoissonDataset(x, y, sample_weight, expected_batch_size=1)
+    share = _share_of_this_process(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
+    return PoissonDataset(
+        x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
+    )
+
+
+def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
     first = rows.first_rows
     if any(array.dtype == object for array in keras.tree.flatten(first)):
         raise TypeError(
@@ -45,14 +51,9 @@ def host_share(
     # Of one process, so that all examine the model with the same.
     most = int(backend.gathered(np.array(len(first["mask"]))).min())
     first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
-    return HostShare(
-        rows,
-        counts.tolist(),
-        backend.process_number(),
-        first,
-        expected_batch_size,
-        backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0].tolist(),
-        seed,
+    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
+    return ProcessShare(
+        tuple(counts.tolist()), backend.process_number(), tuple(bits.tolist()), first
     )
 
 

@@ -1,4 +1,4 @@
-"""Finds what a forward pass leaves behind in Python, and variables that are not the model's.
+"""Finds state that a forward pass keeps in Python, and variables that are not the model's.
 
 Where a step runs eagerly, a layer can keep buffers, attributes or lists, and what it keeps of the
 data reaches the next step past clipping and noise.
@@ -17,14 +17,14 @@ from keras_adaclip.backend import keras_private
 
 _DEPTH = 7
 _ADDED_LOSSES = ("_losses", "_loss_ids")
-_LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy")
+_LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
 
 
 class OutsideState:
-    """Compares what the layers of a model hold after each of several forward passes.
+    """Compares the numbers that the layers of a model hold after each of several forward passes.
 
     Args:
-        model: a built model.
+        model: A built model.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -34,14 +34,18 @@ class OutsideState:
         self._left_by_trace: list[str] = []
 
     def note(self) -> None:
-        """Notes what is held after a pass."""
+        """Note the numbers that are held now."""
         held: dict[tuple[str, ...], np.ndarray] = {}
         for layer in keras_private.flatten_layers(self._model):
             seen = {id(layer)}
             # Keras empties what `add_loss` fills, and the probe reports it.
-            own = {name: held for name, held in vars(layer).items() if name not in _ADDED_LOSSES}
+            own = {name: part for name, part in vars(layer).items() if name not in _ADDED_LOSSES}
             # A class may hold a default under the name of an attribute.
-            classes = {kind.__qualname__: vars(kind) for kind in _own_classes(type(layer))}
+            classes = {
+                kind.__qualname__: vars(kind)
+                for kind in type(layer).__mro__
+                if not _is_of_library(kind)
+            }
             for name, part in {"": own, **classes}.items():
                 for path, value in _numbers_in(part, (layer.name, name), seen):
                     if value is None:
@@ -52,7 +56,7 @@ class OutsideState:
 
     @property
     def moves(self) -> bool:
-        """Whether something that is held changed from one pass to the next, such as a counter."""
+        """Whether a number changed from one pass to the next, such as a counter."""
         return any(
             path not in before or not np.array_equal(value, before[path])
             for before, after in zip(self._notes, self._notes[1:], strict=False)
@@ -60,32 +64,31 @@ class OutsideState:
         )
 
     def names(self) -> list[str]:
-        """The layers that hold something which does not move on alike in every pass.
+        """Return the layers that hold a number which does not move by the same amount each pass.
 
-        A counter moves on alike; what a first pass makes stays as it is.
+        A counter moves by the same amount; what the first pass makes stays as it is.
         """
-        names = list(dict.fromkeys(self._left_by_trace))
+        names = dict.fromkeys(self._left_by_trace)
         for before, between, after in zip(
             self._notes, self._notes[1:], self._notes[2:], strict=False
         ):
             for path, value in after.items():
-                is_alike = _moves_on_alike(before.get(path), between.get(path), value)
-                if not is_alike and path[0] not in names:
-                    names.append(path[0])
-        return names
+                if not _moves_evenly(before.get(path), between.get(path), value):
+                    names[path[0]] = None
+        return list(names)
 
 
 class OutsideVariables:
     """Notes the variables that a pass reads or assigns, and that are not the model's.
 
-    Such as those of a teacher, of the optimizer, or of a function around a layer.
+    Examples are the variables of a teacher, of the optimizer, or of a function around a layer.
 
     Args:
-        own: the model's.
+        own: The model's variables.
 
     Attributes:
-        read: those that were read.
-        assigned: those that were assigned; states of random generators are left out.
+        read: Variables that were read.
+        assigned: Variables that were assigned, without states of random generators.
     """
 
     def __init__(self, own: Iterable[keras.Variable]) -> None:
@@ -95,11 +98,11 @@ class OutsideVariables:
 
     @contextmanager
     def noted(self, scope: keras.StatelessScope, with_updates: bool) -> Iterator[None]:
-        """Notes them for the time of the context.
+        """Note the variables within the context.
 
         Args:
-            scope: what it maps is read in scopes inside of it too.
-            with_updates: whether those that are assigned are noted too.
+            scope: Its values are read in scopes inside of it too.
+            with_updates: Whether assigned variables are noted too.
         """
         kind = keras.StatelessScope
         get_current_value, add_update = kind.get_current_value, kind.add_update
@@ -128,10 +131,9 @@ class OutsideVariables:
             noted.append(variable)
 
 
-def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:
-    if first is None or second is None:
-        return False
-    if not first.shape == second.shape == third.shape:
+def _moves_evenly(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:
+    """Return whether a number moved by the same amount twice."""
+    if first is None or second is None or not first.shape == second.shape == third.shape:
         return False
     if np.array_equal(first, second) and np.array_equal(second, third):
         return True  # Most arrays are weights, which stay the same.
@@ -142,17 +144,15 @@ def _moves_on_alike(first: np.ndarray | None, second: np.ndarray | None, third: 
     return bool(np.allclose(one, two, rtol=0.0, atol=1e-9, equal_nan=True))
 
 
-def _own_classes(kind: type) -> Iterator[type]:
-    """The classes of a layer that are no library's."""
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] not in (*_LIBRARIES, "torch"):
-            yield each
+def _is_of_library(kind: type, libraries: tuple[str, ...] = _LIBRARIES) -> bool:
+    """Return whether a class belongs to a library and not to the user."""
+    return kind.__module__.partition(".")[0] in libraries
 
 
 def _numbers_in(
     value: Any, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], np.ndarray | None]]:
-    """The numbers and arrays in `value`, each with the names that lead to it.
+    """Yield the numbers and arrays in `value`, each with the names that lead to it.
 
     None stands for a tensor that is being traced.
     """
@@ -178,27 +178,25 @@ def _numbers_in(
         children = enumerate(value)
     elif hasattr(value, "__dict__") and (_is_module(value) or not callable(value)):
         # Keras's own lists and dicts hold what a layer was given; its other objects do not.
-        is_of_keras = type(value).__module__.partition(".")[0] in ("keras", "keras_adaclip")
+        is_of_keras = _is_of_library(type(value), ("keras", "keras_adaclip"))
         children = () if is_of_keras else vars(value).items()
     for key, child in list(children):
         yield from _numbers_in(child, (*path, str(key)), seen)
 
 
 def _is_module(value: Any) -> bool:
+    """Return whether the value is a module of PyTorch."""
     return any(each.__module__.startswith("torch.nn") for each in type(value).__mro__)
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """The value as an array of numbers; None where it is none."""
-    if not (isinstance(value, (np.ndarray, np.generic)) or _is_tensor(value)):
+    """Return the value as an array of numbers, or None if it is none."""
+    # A `tf.Variable` is no tensor, but has both attributes.
+    is_tensor = ops.is_tensor(value) or (hasattr(value, "numpy") and hasattr(value, "dtype"))
+    if not (is_tensor or isinstance(value, (np.ndarray, np.generic))):
         return None
     try:
         array = np.array(ops.convert_to_numpy(value))
     except Exception:
         return None
     return array if array.dtype.kind in "biufc" else None
-
-
-def _is_tensor(value: Any) -> bool:
-    # A `tf.Variable` is no tensor, but has both.
-    return bool(ops.is_tensor(value)) or (hasattr(value, "numpy") and hasattr(value, "dtype"))

@@ -6,73 +6,60 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch
-from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training.batch_normalizations import batch_normalization_issue
-from keras_adaclip.training.findings import Finding
-from keras_adaclip.training.loss_probe import probe_loss
+from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows, repeated
+from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
+from keras_adaclip.training.issues import (
+    Finding,
+    PrivacyIssue,
+    batch_normalization_issue,
+    refuse,
+)
 from keras_adaclip.training.probe import probe
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.training.traced_model import own_loss_name
 
+Tensor = Any
 _MIXING_LAYERS = tuple(
     getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)
 )
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
-_FORBIDDEN_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
-
-
-@dataclass(frozen=True)
-class PrivacyIssue:
-    """One thing that would break the guarantee.
-
-    Args:
-        layer: name of the layer, metric or option.
-        reason: what it would do.
-        fix: what to do about it.
-    """
-
-    layer: str
-    reason: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}: {self.reason} {self.fix}"
+_NUM_LOSS_ROWS = 3
+_LOSS_TOLERANCE = 1e-3
 
 
 def refuse_unsound_parts(model: keras.Model) -> None:
-    """Raises where what `model` consists of shows that training it would not be private.
+    """Raise if the parts of `model` show that training it would not be private.
 
     Args:
-        model: a compiled private model, built or not.
+        model: A compiled private model, built or not.
 
     Raises:
-        ValueError: with every issue, one a line.
+        ValueError: With every issue, one a line.
     """
     refuse_unsupported(model)
     refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding | None:
-    """Raises where what `model` does with rows like `rows` shows that training is not private.
+    """Raise if running `model` on rows like `rows` shows that training is not private.
 
     Args:
-        model: a compiled and built private model.
-        rows: a few training examples to run the model on; None leaves that out.
+        model: A compiled and built private model.
+        rows: A few training examples to run the model on; None does not run it.
 
     Returns:
-        What was found of a model without issues; None where it was not run.
+        What was found of a model without issues; None if it was not run.
 
     Raises:
-        ValueError: with every issue, one a line.
+        ValueError: With every issue, one a line.
     """
     refuse_other_weights(model)
     # Building may have made further layers.
@@ -80,55 +67,20 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding |
     if rows is None:
         return None
     finding = probe(model, rows, with_loss=True)
-    found = [*finding.issues, *probe_loss(model, rows)]
-    refuse(model, [PrivacyIssue(*parts) for parts in found])
+    found = [*finding.issues, *loss_issues(model, rows)]
+    refuse(model, found)
     return finding
 
 
 def refuse_unsupported(model: keras.Model) -> None:
-    """Raises where the way in which `model` is to run cannot be private.
-
-    Raises:
-        ValueError: where devices would not share one noise, or compiling would fix it.
-    """
-    unsupported = backend.unsupported_distribution(model)
-    if unsupported is not None:
-        raise ValueError(unsupported)
-    unsupported = backend.unsupported_compilation(model)
-    if unsupported is not None:
-        raise ValueError(unsupported)
-
-
-def refuse_uneven_batches(data: TrainingData) -> None:
-    """Raises where devices cannot divide the batches evenly, which are not ours to pad.
-
-    Args:
-        data: what is to be trained on.
-
-    Raises:
-        ValueError: with the numbers.
-    """
-    num_shards = backend.num_batch_shards()
-    if data.poisson is not None or num_shards == 1:
-        return
-    sizes = {data.expected_batch_size}
-    if data.sampling is Sampling.SHUFFLE:
-        sizes.add(data.num_examples % data.expected_batch_size)
-    uneven = [size for size in sizes if size % num_shards != 0]
-    if uneven:
-        raise ValueError(
-            f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` that "
-            "is a multiple and leaves no other rest of the examples, or `sampling='poisson'`, "
-            f"whose batches are padded. Received: a batch of {uneven[0]:,} examples"
-        )
+    """Raise a `ValueError` if devices would not share one noise, or compiling would fix it."""
+    for find in (backend.unsupported_distribution, backend.unsupported_compilation):
+        if (unsupported := find(model)) is not None:
+            raise ValueError(unsupported)
 
 
 def refuse_other_weights(model: keras.Model) -> None:
-    """Raises where there is nothing to train, or the optimizer was built for something else.
-
-    Raises:
-        ValueError: with what to do about it.
-    """
+    """Raise a `ValueError` if nothing can be trained, or the optimizer has other weights."""
     if not model.trainable_variables:
         raise ValueError(f"Model {model.name!r} has no trainable weights, so nothing to train.")
     if not model.optimizer.is_built_for(model.trainable_variables):
@@ -139,15 +91,8 @@ def refuse_other_weights(model: keras.Model) -> None:
         )
 
 
-def refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
-    """Raises where there is an issue, with every one on a line of its own."""
-    if issues:
-        listed = "\n".join(f"- {issue}" for issue in issues)
-        raise ValueError(f"Model {model.name!r} cannot be trained privately:\n{listed}")
-
-
 def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """What the layers of `model`, by their kind and options, would do to the guarantee."""
+    """Return the issues with the layers of `model` that their kind and options show."""
     issues = [
         PrivacyIssue(
             tensor.name,
@@ -159,51 +104,40 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
         and keras.backend.standardize_dtype(tensor.dtype) == "string"
     ]
     for layer in keras_private.flatten_layers(model):
+        own = keras_private.own_trainable_variables(layer)
         if isinstance(layer, _MIXING_LAYERS):
-            issues.append(
-                PrivacyIssue(
-                    layer.name,
-                    f"{type(layer).__name__} blends the examples of a batch with each other.",
-                    "Remove it; augmentations of single examples are fine.",
-                )
+            told = (
+                f"{type(layer).__name__} blends the examples of a batch with each other.",
+                "Remove it; augmentations of single examples are fine.",
             )
-        if any(
-            getattr(variable, "overwrite_with_gradient", False)
-            for variable in keras_private.own_trainable_variables(layer)
-        ):
-            issues.append(
-                PrivacyIssue(
-                    layer.name,
-                    "Quantization to float8 replaces weights of its own by their gradients, which "
-                    "are noise in private training.",
-                    "Leave out `quantize('float8')`.",
-                )
+        elif any(getattr(variable, "overwrite_with_gradient", False) for variable in own):
+            told = (
+                "Quantization to float8 replaces weights of its own by their gradients, which "
+                "are noise in private training.",
+                "Leave out `quantize('float8')`.",
             )
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            issues.append(
-                PrivacyIssue(
-                    layer.name,
-                    "A stateful recurrent layer carries data from one batch to the next, past "
-                    "clipping and noise.",
-                    "Build it with `stateful=False`.",
-                )
+        elif isinstance(layer, keras.layers.RNN) and layer.stateful:
+            told = (
+                "A stateful recurrent layer carries data from one batch to the next, past "
+                "clipping and noise.",
+                "Build it with `stateful=False`.",
             )
-        if getattr(layer, "activity_regularizer", None) is not None:
-            issues.append(
-                PrivacyIssue(
-                    layer.name,
-                    "Activity regularization adds a loss that depends on the data and belongs to "
-                    "no single example.",
-                    "Remove `activity_regularizer`; weight regularizers are fine.",
-                )
+        elif getattr(layer, "activity_regularizer", None) is not None:
+            told = (
+                "Activity regularization adds a loss that depends on the data and belongs to "
+                "no single example.",
+                "Remove `activity_regularizer`; weight regularizers are fine.",
             )
+        else:
+            continue
+        issues.append(PrivacyIssue(layer.name, *told))
     return issues
 
 
 def batch_normalization_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """The batch normalizations that are not frozen, however they may be called."""
+    """Return an issue with each batch normalization that is not frozen."""
     return [
-        PrivacyIssue(*batch_normalization_issue(model, layer))
+        batch_normalization_issue(model, layer)
         for layer in keras_private.flatten_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ]
@@ -211,10 +145,10 @@ def batch_normalization_issues(model: keras.Model) -> list[PrivacyIssue]:
 
 @contextmanager
 def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
-    """Raises where a batch normalization of `model` is called in training mode meanwhile.
+    """Within the context, raise if a batch normalization is called in training mode.
 
     Raises:
-        ValueError: with the layer.
+        ValueError: With the name of the layer.
     """
 
     def watching(layer: keras.layers.Layer) -> Any:
@@ -224,7 +158,7 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
             training = inspect.signature(original).bind(*args, **kwargs).arguments.get("training")
             # Whatever is not known to be false may be true.
             if layer.trainable and training is not None and training is not False:
-                refuse(model, [PrivacyIssue(*batch_normalization_issue(model, layer))])
+                refuse(model, [batch_normalization_issue(model, layer)])
             return original(*args, **kwargs)
 
         return call
@@ -236,12 +170,12 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
 
 
 def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """What the options of optimizer and model would do to the guarantee."""
+    """Return the issues with the methods of a model and the options of its optimizer."""
     is_private = hasattr(model, "gradient_plan")
     issues = [
         PrivacyIssue(
             name,
-            f"{type(model).__name__} overrides `{name}`, and what an own step does to the "
+            f"{type(model).__name__} overrides `{name}`, and the effect of that step on the "
             "weights cannot be accounted for.",
             "Remove the override; `compute_loss` and `compute_metrics` may be overridden.",
         )
@@ -256,13 +190,13 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
             f"Remove `{option}`; `DPOptimizer(clipping=...)` bounds what each example or client "
             "adds, `microbatch_size` saves memory.",
         )
-        for option in _FORBIDDEN_OPTIONS
+        for option in FORBIDDEN_OPTIONS
         if getattr(inner, option, None) is not None
     ]
 
 
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """Metrics that cannot be told to leave out padding, which Keras itself refuses too."""
+    """Return the metrics that cannot leave out padding, which Keras itself refuses too."""
     issues = []
     metrics = keras_private.compiled_metrics(model) or getattr(model, "given_metrics", [])
     for metric in metrics:
@@ -277,3 +211,61 @@ def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
                 )
             )
     return issues
+
+
+def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
+    """Return the loss of the user's own if it compares the examples of a batch with each other.
+
+    A private step evaluates the loss on each example alone. If the loss of a batch is a mean (in
+    any weighting) or a sum of the losses of its examples, that is the same training. If not, as
+    with contrastive losses, the model would learn something else. Keras's own losses are not
+    examined: all of them have a value for one example alone.
+
+    Args:
+        model: A compiled and built model.
+        rows: At least one example, with targets.
+    """
+    name = own_loss_name(model)
+    if name is None:
+        return []
+    batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
+    losses = backend.evaluate(
+        lambda: _losses(model, batch), [*model.variables, *model.metrics_variables]
+    )
+    if _is_separable(*losses):
+        return []
+    return [
+        PrivacyIssue(
+            name,
+            "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it "
+            "compares examples with each other; private training evaluates it on each example "
+            "alone.",
+            "Use a loss that is defined for one example, such as those of `keras.losses`.",
+        )
+    ]
+
+
+def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
+    """Return the loss of the batch, twice, and the losses of its rows, of shape `(rows,)`."""
+    y_pred = call_model(model, batch.x, training=False)
+    # Operations drop Keras's masks, so that no mask rescales anything.
+    y_pred = keras.tree.map_structure(lambda value: value + 0, y_pred)
+    whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
+
+    def loss(part: Batch) -> Tensor:
+        named = {} if part.y is None else {"y": part.y}
+        return ops.cast(compute_loss(model, **part.x, **named), "float32")
+
+    singles = [loss(whole.rows(row, 1)) for row in range(_NUM_LOSS_ROWS)]
+    return [loss(whole), loss(whole), ops.stack(singles)]
+
+
+def _is_separable(value: np.ndarray, again: np.ndarray, singles: np.ndarray) -> bool:
+    """Return whether `value` may be a weighted mean or a sum of `singles`, or cannot be judged."""
+    if not np.isfinite(value) or not np.isclose(value, again, rtol=1e-5):
+        return True
+    if not np.isfinite(singles).all():
+        return False
+    slack = _LOSS_TOLERANCE * max(float(np.abs(singles).max()), 1e-2)
+    is_mean = singles.min() - slack <= value <= singles.max() + slack
+    return bool(is_mean or abs(value - singles.sum()) <= _NUM_LOSS_ROWS * slack)

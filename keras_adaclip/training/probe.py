@@ -1,18 +1,21 @@
-"""Runs a model on made-up rows and watches what depends on what.
+"""Runs a model on random rows and watches what depends on what.
 
-Rows pass through the model; then half of them are exchanged and what every layer returned for the
-*other* half is compared. A layer whose output for a row moved has mixed examples. A second pass
-differentiates the outputs of half of the rows: by what belongs to the other half, the derivative
-must be zero, and no tolerance hides a small one. Both are done in training mode, at several states
-of the model's variables and random generators: a gate that is closed now may open later.
+One comparison is made at several states of the model's variables and random generators, since a
+gate that is closed now may open later. Always in training mode, it asks of every layer and of a
+loss of the user's own:
 
-A variable that the forward pass assigns would carry data past clipping and noise, unless what it
-is assigned does not depend on the rows. So would anything else that a pass leaves behind: see
+- Does its output for a row change when half of the *other* rows are exchanged? It mixes examples.
+- Is a derivative of the outputs of half of the rows by the other half not zero? It mixes examples
+  too, and no tolerance hides a small derivative.
+- Does its output for the first rows change when the rows behind them are left out? It depends on
+  how many rows there are.
+
+A variable that the forward pass assigns would carry data past clipping and noise, unless its new
+value does not depend on the rows. So would anything else that a pass leaves behind: see
 `outside_state`.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -20,51 +23,39 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.comparing import differ, first_difference
-from keras_adaclip.training.findings import (
-    ADDED,
-    ASSIGNED,
-    ASSIGNED_OUTSIDE,
-    OUTSIDE,
-    Finding,
-    OwnLoss,
-    issue_with,
-    mixing_issue,
-)
-from keras_adaclip.training.made_up import as_column, far_value, moved_value, separating_halves
+from keras_adaclip.training import issues, made_up
+from keras_adaclip.training.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.training.outside_state import OutsideState
-from keras_adaclip.training.traced_model import TracedModel
+from keras_adaclip.training.traced_model import TracedModel, Values
 
 _NUM_ROWS = 8
-# States of the variables: as they are, and four others. At two more, those that may count are far.
-_NUM_STATES, _NUM_FAR_STATES = 5, 2
-# Spread of the made-up rows at each of them, as a multiple of that of the data.
-SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
+# Rows of the batch with which larger ones are compared.
+_FEW = 2
 
 
 def probe(model: keras.Model, rows: Batch, with_loss: bool = False) -> Finding:
-    """What the forward pass does that a private step must not do.
+    """Return what the forward pass does that a private step must not do.
 
     Args:
-        model: a built model.
-        rows: at least one example, for shapes, dtypes and plausible values.
-        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
+        model: A built model.
+        rows: At least one example, for shapes, dtypes and plausible values.
+        with_loss: Whether a loss of the user's own is examined too; `rows` have targets then.
 
     Raises:
-        Exception: whatever the model raises on such rows.
+        Exception: Whatever the model raises on such rows.
     """
     return Probe(model, rows, with_loss=with_loss).examined()
 
 
 class Probe:
-    """Runs a model on made-up rows, and compares; what is compiled for it is compiled once.
+    """Runs a model on random rows and compares; the model is compiled once.
 
     Args:
-        model: a built model.
-        rows: at least one example, for shapes, dtypes and plausible values.
-        size: number of rows of a batch.
-        training: the mode of the forward pass.
-        with_loss: whether a loss of the user's own is examined too; `rows` have targets then.
+        model: A built model.
+        rows: At least one example, for shapes, dtypes and plausible values.
+        size: Number of rows of a batch.
+        with_loss: Whether a loss of the user's own is examined too; `rows` have targets then.
+        counts_rows: Whether a layer may not heed how many rows there are.
     """
 
     def __init__(
@@ -72,257 +63,304 @@ class Probe:
         model: keras.Model,
         rows: Batch,
         size: int = _NUM_ROWS,
-        training: bool = True,
         with_loss: bool = False,
+        counts_rows: bool = False,
     ) -> None:
-        self.traced = TracedModel(model, rows, size, training, with_loss)
-        # Single numbers that nothing trains, and what the forward pass assigns.
+        self.traced = TracedModel(model, rows, size, with_loss)
+        # Models of few rows and of many rows, whose outputs for the few are compared.
+        self._pairs: list[tuple[TracedModel, TracedModel]] = []
+        if counts_rows:
+            sizes = (_FEW if size > _FEW else 1, size)
+            self._pairs.append((TracedModel(model, rows, sizes[0]), self.traced))
+            if self.traced.seeds:
+                # Rows of another number are another draw, which hides the layers behind it.
+                few, many = (TracedModel(model, rows, n, without_draws=True) for n in sizes)
+                self._pairs.append((few, many))
+        # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
             id(variable)
             for variable in model.non_trainable_variables
             if math.prod(variable.shape) == 1
             and all(variable is not state for state in self.traced.seeds)
         }
-        self._last_rows: list[list[np.ndarray]] = []
 
-    def examined(self, at_step_shape: bool = False) -> Finding:
-        """What is found at several states of variables, random generators and rows.
+    def examined(self, at_step_shape: bool = False, eagerly: bool = False) -> Finding:
+        """Return what is found at several states of variables, random generators and rows.
 
         Args:
-            at_step_shape: whether outputs are differentiated too, and state outside of Keras's
+            at_step_shape: Whether derivatives are taken too, and state outside of Keras's
                 variables was looked for already.
+            eagerly: Whether two eager runs are compared too: compiled code draws random numbers of
+                Python only once.
         """
-        generator = np.random.default_rng(self.traced.size)
-        issues = [] if at_step_shape else self.outside_state(generator)
-        if issues:
-            return Finding(issues)
-        unrepeatable: str | None = None
+        traced, generator = self.traced, np.random.default_rng(self.traced.size)
+        found = [] if at_step_shape else self._outside_state(generator)
+        if found:
+            return Finding(found)
+        unrepeatable = self._unrepeatable_eagerly(generator) if eagerly else None
         dependent = set[int]()
-        mixing: keras.layers.Layer | OwnLoss | None = None
         updated: dict[int, keras.Variable] = {}
-        for state in range(_NUM_STATES + _NUM_FAR_STATES):
-            if state >= _NUM_STATES and not self._counting:
+        for state in range(made_up.NUM_STATES + made_up.NUM_FAR_STATES):
+            if state >= made_up.NUM_STATES and not self._counting:
                 break
             try:
-                found = self._compared_at(state, generator, at_step_shape)
+                compared = self._compared_at(state, generator, at_step_shape)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
                     raise
                 continue
-            updated |= {id(variable): variable for variable in self.traced.updated}
+            found, unrepeatable = compared.issues, unrepeatable or compared.unrepeatable_layer
+            dependent.update(map(id, compared.dependent))
+            updated |= {id(variable): variable for variable in traced.updated}
             self._counting |= updated.keys()
-            dependent.update(found.dependent)
-            unrepeatable = unrepeatable or found.unrepeatable
-            mixing = mixing or found.mixing
-            if mixing is not None:
+            if found:
                 break
-        self._last_rows = []
-        issues = [
-            issue_with(self.traced.model, variable, *ASSIGNED)
-            for number, variable in updated.items()
-            if number in dependent
+        found = [
+            *(
+                issues.issue_with(traced.model, variable, *issues.ASSIGNED)
+                for number, variable in updated.items()
+                if number in dependent
+            ),
+            *(PrivacyIssue(layer.name, *issues.ADDED) for layer in traced.added),
+            *(PrivacyIssue(v.path, *issues.ASSIGNED_OUTSIDE) for v in traced.outside.assigned),
+            *found,
         ]
-        issues += [(layer.name, *ADDED) for layer in self.traced.added]
-        issues += [(each.path, *ASSIGNED_OUTSIDE) for each in self.traced.outside.assigned]
-        if mixing is not None:
-            issues.append(mixing_issue(self.traced.model, mixing))
-        unique = list({issue[0]: issue for issue in issues}.values())
-        assigned = [each for number, each in updated.items() if number not in dependent]
-        return Finding(unique, unrepeatable is None, unrepeatable, assigned)
+        return Finding(
+            list({issue.layer: issue for issue in found}.values()),
+            unrepeatable,
+            [each for number, each in updated.items() if number not in dependent],
+            branches=traced.forward.effects.branches,
+        )
 
-    def examined_state(self) -> Finding:
-        """What is found of state alone; the variables that are assigned data are no issue."""
-        generator = np.random.default_rng(self.traced.size)
-        issues = self.outside_state(generator)
-        if issues:
-            return Finding(issues)
-        found = self._compared_at(0, generator, False)
-        dependent = [each for each in self.traced.updated if id(each) in found.dependent]
-        assigned = [each for each in self.traced.updated if id(each) not in found.dependent]
-        branches = self.traced.forward.effects.branches
-        unrepeatable = found.unrepeatable
-        return Finding([], unrepeatable is None, unrepeatable, assigned, dependent, branches)
-
-    def mixing_now(self, number: int) -> list[tuple[str, str, str]]:
-        """Issues with the variables as they are, from one comparison.
+    def issues_now(self, number: int) -> list[PrivacyIssue]:
+        """Return the issues with the variables as they are, from one comparison.
 
         Args:
-            number: another one takes other halves and random numbers.
+            number: Another number takes other rows, halves and random numbers.
         """
         values = [variable.value for variable in self.traced.variables]
-        generator = np.random.default_rng([self.traced.size, number // 2])
-        # What looks at one row alone, such as a maximum, changes with one half or with the other.
-        half = self._halves(1, generator)[0] ^ (number % 2 == 1)
-        # Made-up rows serve again: to draw them takes longer than a small model runs. A difference
-        # is looked at again beside that of two runs on the same rows.
-        for repeat in (False, True):
-            found = self._compared(
-                values, number, [half], generator, number % 3 == 1, repeat, renews=False
-            )
-            if found.mixing is None:
-                return []
-        return [mixing_issue(self.traced.model, found.mixing)]
+        generator = np.random.default_rng([self.traced.size, number])
+        found: list[PrivacyIssue] = []
+        for _ in range(2):  # A difference is looked at again on other rows.
+            found = self._compared(values, number, generator, number % 3 == 1).issues
+            if not found:
+                break
+        return found
 
     def moves_in_python(self) -> bool:
-        """Whether a pass changes what layers hold outside of variables, such as a counter."""
+        """Return whether a pass changes something outside of variables, such as a counter."""
         state = OutsideState(self.traced.model)
-        rows = self.traced.rows(1.0, np.random.default_rng(self.traced.size))
-        for _ in range(2):
-            state.note()
-            self.traced.forward(
-                rows, ([each.value for each in self.traced.variables], self.traced.seed_values(0))
-            )
+        rows = self.traced.rows(0, np.random.default_rng(self.traced.size))
         state.note()
+        for _ in range(2):
+            self._run(rows)
+            state.note()
         return state.moves
 
-    def outside_state(self, generator: np.random.Generator) -> list[tuple[str, str, str]]:
-        """Issues with what a forward pass leaves behind outside of Keras's variables.
+    @property
+    def outside_variables(self) -> list[keras.Variable]:
+        """The variables that a pass reads and that are not the model's."""
+        return self.traced.outside.read
 
-        Args:
-            generator: makes up rows.
-        """
-        rows, exchanged = self.traced.rows(1.0, generator), self.traced.rows(1.0, generator)
-        further = (
-            [variable.value for variable in self.traced.variables],
-            self.traced.seed_values(0),
-        )
-        state = OutsideState(self.traced.model)
-        outputs = []
+    def _run(self, rows: list[np.ndarray], values: list[Any] | None = None) -> list[np.ndarray]:
+        """Return the outputs of the layers, with the variables as they are unless given."""
+        if values is None:
+            values = [variable.value for variable in self.traced.variables]
+        outputs: list[np.ndarray] = self.traced.forward(rows, (values, self.traced.seed_values(0)))[
+            0
+        ]
+        return outputs
+
+    def _unrepeatable_eagerly(self, generator: np.random.Generator) -> str | None:
+        """Return the name of the first layer in which two eager runs on the same rows differ."""
+        rows = self.traced.rows(0, generator)
+        first, again = (self.traced.eager_outputs(rows) for _ in range(2))
+        number = _first_difference(first, again, False)
+        return None if number is None else self.traced.layers[number].name
+
+    def _outside_state(self, generator: np.random.Generator) -> list[PrivacyIssue]:
+        """Return issues with what a forward pass leaves behind outside of Keras's variables."""
+        traced = self.traced
+        rows, exchanged = traced.rows(0, generator), traced.rows(0, generator)
+        state, outputs = OutsideState(traced.model), []
         for each in (rows, rows, exchanged, rows):
-            outputs.append(self.traced.forward(each, further)[0])
+            outputs.append(self._run(each))
             state.note()
-        names = state.names()
-        effects = self.traced.forward.effects
-        if not names and effects.writes:
-            names = [self.traced.model.name]
         # The step leaves metrics as the forward pass did: they must not be read by the next one.
-        measured = {id(variable) for variable in self.traced.model.metrics_variables}
+        measured = {id(variable) for variable in traced.model.metrics_variables}
         values = [
-            moved_value(backend.array_of(each), 1, False, generator)
+            made_up.moved_value(backend.array_of(each), 1, False, generator)
             if id(each) in measured
             else each.value
-            for each in self.traced.variables
+            for each in traced.variables
         ]
-        outputs.append(self.traced.forward(rows, (values, further[1]))[0])
+        outputs.append(self._run(rows, values))
+        names, effects = state.names(), traced.forward.effects
+        if not names and effects.writes:
+            names = [traced.model.name]
         first, _, _, *others = outputs
-        is_exact = backend.computes_on_cpu()
-        differs = [first_difference(first, each, is_exact) is not None for each in others]
-        if not names and not effects.draws and any(differs):
-            names = [self.traced.model.name]
-        return [(name, *OUTSIDE) for name in names]
+        differing = [_first_difference(first, each, backend.computes_on_cpu()) for each in others]
+        numbers = [number for number in differing if number is not None]
+        if not names and not effects.draws and numbers:
+            names = [traced.layers[min(numbers)].name]
+        return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
     def _compared_at(
         self, state: int, generator: np.random.Generator, with_gradients: bool
-    ) -> "_Compared":
-        """Compares at one of the states, to which variables belong that only a pass shows."""
+    ) -> Finding:
+        """Compare at one of the states, which include variables that only a pass shows."""
         while True:
-            values, halves = self.values_at(state, generator), self._halves(state, generator)
-            found = self._compared(values, state, halves, generator, with_gradients)
+            values = self._values_at(state, generator)
+            found = self._compared(values, state, generator, with_gradients)
             known = {id(variable) for variable in self.traced.variables}
-            further = [each for each in self.traced.outside.read if id(each) not in known]
+            further = [each for each in self.outside_variables if id(each) not in known]
             if not further:
                 return found
-            self.traced.variables += further
             self._counting.update(id(each) for each in further if math.prod(each.shape) == 1)
-            self.traced.renew_evaluators()
+            self.traced.use_variables([*self.traced.variables, *further])
 
     def _compared(
-        self,
-        values: list[Any],
-        state: int,
-        halves: list[np.ndarray],
-        generator: np.random.Generator,
-        with_gradients: bool,
-        repeat: bool = True,
-        renews: bool = True,
-    ) -> "_Compared":
-        """Compares a pass with others for which half of the rows were exchanged.
+        self, values: list[Any], state: int, generator: np.random.Generator, with_gradients: bool
+    ) -> Finding:
+        """Compare a pass with others, for which other rows were exchanged or left out.
 
         Args:
-            values: of the variables.
-            state: number of the state, for random generators and rows.
-            halves: masks of the rows to exchange.
-            generator: makes up rows.
-            with_gradients: whether outputs are differentiated too.
-            repeat: whether there is a second pass on the same rows.
-            renews: whether the rows are new ones, with sequences cut short at some of the states.
+            values: The values of the variables.
+            state: Number of the state, for random generators and rows.
+            generator: Draws rows.
+            with_gradients: Whether derivatives are taken too.
         """
-        if renews or not self._last_rows:
-            spread = SPREADS[state % len(SPREADS)]
-            turn, is_odd = divmod(state, 2)
-            paddings = self.traced.padding
-            padding = paddings[turn % len(paddings)] if renews and is_odd else None
-            self._last_rows = [self.traced.rows(spread, generator, padding) for _ in range(2)]
-        rows, others = self._last_rows
-        if not renews:
-            # Other pairs: a maximum may lie in the same row of both.
-            others = [np.roll(each, 1 + state // 2, axis=0) for each in others]
-        further = (values, self.traced.seed_values(state))
-        first, assigned = self.traced.forward(rows, further)
-        again = self.traced.forward(rows, further)[0] if repeat else first
-        differing = first_difference(first, again, False)
+        traced, model = self.traced, self.traced.model
+        rows = traced.rows(state, generator)
+        # Whole sequences, so that the longest one of the batch always changes.
+        others = traced.rows(state, generator, with_padding=False)
+        further = (values, traced.seed_values(state))
+        first, assigned = traced.forward(rows, further)
+        again, _ = traced.forward(rows, further)
+        differing = _first_difference(first, again, False)
         if differing is not None:
-            return _Compared(None, set(), self.traced.layers[differing].name)
+            return Finding([], traced.layers[differing].name)
         # What runs on the same rows to the last bit must do so on the same row.
-        is_exact = first_difference(first, again, True) is None
+        is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        dependent: set[int] = set()
+        dependent: list[keras.Variable] = []
+        halves = self._halves(state, generator)
         for half in halves:
             changed = [
-                np.where(as_column(half, one), two, one)
+                np.where(half.reshape(-1, *[1] * (one.ndim - 1)), two, one)
                 for one, two in zip(rows, others, strict=True)
             ]
-            outputs, now = self.traced.forward(changed, further)
-            number = first_difference(first, outputs, is_exact, ~half)
+            outputs, now = traced.forward(changed, further)
+            number = _first_difference(first, outputs, is_exact, ~half)
             mixing += [] if number is None else [number]
-            dependent.update(
-                id(variable)
-                for variable, one, two in zip(self.traced.updated, assigned, now, strict=True)
-                if differ(one, two, is_exact)
-            )
-        if mixing:
-            return _Compared(self.traced.layers[min(mixing)], dependent)
-        leaking = self.traced.leaking(rows, further, ~halves[0]) if with_gradients else None
-        return _Compared(leaking, dependent)
+            dependent += [
+                variable
+                for variable, one, two in zip(traced.updated, assigned, now, strict=True)
+                if _differ(one, two, is_exact)
+            ]
+        part = traced.layers[min(mixing)] if mixing else None
+        if part is None and with_gradients:
+            part = traced.leaking(rows, further, ~halves[0])
+        if part is not None:
+            return Finding([issues.mixing_issue(model, part)], dependent=dependent)
+        for few, many in self._pairs:
+            layer = self._counting_layer(few, many, further, state, generator)
+            if layer is not None:
+                issue = issues.issue_with(model, layer, issues.COUNTS, issues.ALONE)
+                return Finding([issue], dependent=dependent)
+        return Finding([], dependent=dependent)
 
-    def values_at(self, state: int, generator: np.random.Generator) -> list[Any]:
-        """The values of the variables at one of the states that are tried."""
+    def _counting_layer(
+        self,
+        few: TracedModel,
+        many: TracedModel,
+        values: Values,
+        state: int,
+        generator: np.random.Generator,
+    ) -> keras.layers.Layer | None:
+        """Return the first layer of `few` that returns something else with the rows of `many`."""
+        for each in (few, many):
+            if len(each.variables) != len(self.traced.variables):
+                each.use_variables(self.traced.variables)
+        moved = (values[0], many.seed_values(state + 1))
+        differing = None
+        # A difference is looked at again on other rows: rounding may decide close to a threshold.
+        for _ in range(2):
+            rows = many.rows(state, generator)
+            first_rows = [each[: few.size] for each in rows[: len(few.examples)]]
+            outputs = many.forward(rows, values)[0]
+            alone, redrawn = (few.forward(first_rows, each)[0] for each in (values, moved))
+            # Behind a layer that draws random numbers, rows of another number are another draw.
+            layers, end = few.layers, _first_difference(alone, redrawn, True)
+            if not many.without_draws:  # where two draws happen to be alike too
+                end = next((n for n, each in enumerate(layers[:end]) if few.is_drawing(each)), end)
+            own = [each for each in many.layers if not isinstance(each, OwnLoss)]
+            outputs = outputs[: len(own)]
+            if layers != own:  # What has as many entries as there are rows is not known.
+                if end is not None:
+                    return None
+                layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
+            differing = next(
+                (
+                    layer
+                    for layer, one, other in zip(layers, alone[:end], outputs, strict=False)
+                    if len(one) == few.size and not _are_close(one, other[: few.size])
+                ),
+                None,
+            )
+            if differing is None:
+                break
+        return differing
+
+    def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return masks of the rows to exchange."""
+        if state == 0 and self.traced.size == _NUM_ROWS:
+            return made_up.separating_halves(_NUM_ROWS)
+        half = generator.permutation(self.traced.size) < self.traced.size // 2
+        return [half, ~half]
+
+    def _values_at(self, state: int, generator: np.random.Generator) -> list[Any]:
+        """Return the values of the variables at one of the states that are tried."""
         if state == 0:
             return [variable.value for variable in self.traced.variables]
-        if state >= _NUM_STATES:
+        if state >= made_up.NUM_STATES:
             return [
-                far_value(backend.array_of(variable), state == _NUM_STATES)
+                made_up.far_value(backend.array_of(variable), state == made_up.NUM_STATES)
                 if id(variable) in self._counting
                 else variable.value
                 for variable in self.traced.variables
             ]
         trained = {id(variable) for variable in self.traced.model.trainable_variables}
         return [
-            moved_value(backend.array_of(variable), state, id(variable) in trained, generator)
+            made_up.moved_value(
+                backend.array_of(variable), state, id(variable) in trained, generator
+            )
             for variable in self.traced.variables
         ]
 
-    def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Masks of the rows to exchange."""
-        if state == 0 and self.traced.size == _NUM_ROWS:
-            return separating_halves(_NUM_ROWS)
-        half = generator.permutation(self.traced.size) < self.traced.size // 2
-        return [half, ~half] if self.traced.size == _NUM_ROWS else [half]
 
-    @property
-    def outside_variables(self) -> list[keras.Variable]:
-        """Those that a pass reads and that are not the model's."""
-        return self.traced.outside.read
+def _first_difference(
+    one: list[np.ndarray], other: list[np.ndarray], is_exact: bool, rows: Any = slice(None)
+) -> int | None:
+    """Return the number of the first layer output that differs in `rows`, or None."""
+    for number, (value, changed) in enumerate(zip(one, other, strict=True)):
+        # Nothing is known of an axis that is not that of the rows.
+        if isinstance(rows, np.ndarray) and len(value) != len(rows):
+            continue
+        if _differ(value[rows], changed[rows], is_exact):
+            return number
+    return None
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """The first layer that mixes, or the loss, and the `id` of each variable that is assigned data.
+def _differ(one: np.ndarray, other: np.ndarray, is_exact: bool) -> bool:
+    """Return whether two digests differ, to the last bit or by more than rounding."""
+    if is_exact:
+        return not np.array_equal(one, other, equal_nan=True)
+    return not np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    Where two runs on the same rows differ, only the name of the first layer in which they do.
-    """
 
-    mixing: keras.layers.Layer | OwnLoss | None
-    dependent: set[int]
-    unrepeatable: str | None = None
+def _are_close(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether digests agree as far as those of batches of two sizes do."""
+    scale = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))
+    return np.allclose(one, other, rtol=1e-3, atol=1e-5 + 1e-3 * scale, equal_nan=True)

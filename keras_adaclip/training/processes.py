@@ -1,4 +1,4 @@
-"""What must be so where several devices or processes train one model, before they train."""
+"""Refuses devices and processes that cannot train one model together, before they train."""
 
 import functools
 import hashlib
@@ -10,18 +10,14 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
-from keras_adaclip.sampling import HostShare
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.training.training_data import TrainingData
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def on_all_devices(method: _Method) -> _Method:
-    """A model's method, run where its variables are made and assigned on every device.
-
-    Args:
-        method: takes the model first.
-    """
+    """Return a method of a model that makes and assigns its variables on every device."""
 
     @functools.wraps(method)
     def within(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -31,35 +27,49 @@ def on_all_devices(method: _Method) -> _Method:
     return within  # type: ignore[return-value]
 
 
+def refuse_uneven_batches(data: TrainingData) -> None:
+    """Raise a `ValueError` if devices cannot divide batches evenly that are not ours to pad."""
+    num_shards = backend.num_batch_shards()
+    if data.poisson is not None or num_shards == 1:
+        return
+    sizes = {data.expected_batch_size}
+    if data.sampling is Sampling.SHUFFLE:
+        sizes.add(data.num_examples % data.expected_batch_size)
+    uneven = [size for size in sizes if size % num_shards != 0]
+    if uneven:
+        raise ValueError(
+            f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` that "
+            "is a multiple and leaves no other rest of the examples, or `sampling='poisson'`, "
+            f"whose batches are padded. Received: a batch of {uneven[0]:,} examples"
+        )
+
+
 def refuse_data_of_one_process(data: TrainingData) -> None:
-    """Raises where several processes train, and no one knows which examples the others hold.
+    """Raise a `ValueError` if several processes may hold the same example.
 
-    An example that two processes hold would contribute twice to a step.
-
-    Args:
-        data: what this process was given.
-
-    Raises:
-        ValueError: unless the data are shares of one Poisson-sampled data set.
+    It would contribute twice to a step.
     """
-    if backend.num_processes() > 1 and not isinstance(data.poisson, HostShare):
+    if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
             "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
-            "its own share, with `sampling='poisson'`: only so it is known that an example "
+            "its own share, with `sampling='poisson'`: only then is it known that an example "
             "contributes once to a step. Received: data sampled as "
             f"{data.sampling.name.lower()!r}, in {backend.num_processes()} processes"
         )
 
 
+def refuse_clients_of_one_process() -> None:
+    """Raise a `ValueError` if several processes train on clients."""
+    if backend.num_processes() > 1:
+        raise ValueError(
+            "A federated model trains in one process, over its devices: clients that two processes "
+            "hold would take part twice in a round. Received: "
+            f"{backend.num_processes()} processes"
+        )
+
+
 def refuse_batch_of_every_replica(model: keras.Model) -> None:
-    """Raises where Keras would hand one batch, whole, to every replica.
-
-    Args:
-        model: a compiled private model.
-
-    Raises:
-        ValueError: with what to do about it.
-    """
+    """Raise a `ValueError` if Keras would hand one batch, whole, to every replica."""
     num_replicas = backend.num_replicas(model)
     if num_replicas > 1:
         raise ValueError(
@@ -70,16 +80,9 @@ def refuse_batch_of_every_replica(model: keras.Model) -> None:
 
 
 def refuse_joined_batches(model: keras.Model, data: Any) -> None:
-    """Raises where TensorFlow may join the end of one batch with the next, to divide them evenly.
+    """Raise a `ValueError` if TensorFlow may join the end of one batch with the next one.
 
     A step could then hold the end of one pass and the beginning of another, and an example twice.
-
-    Args:
-        model: a compiled private model.
-        data: a data set.
-
-    Raises:
-        ValueError: with what to do about it.
     """
     if backend.may_join_batches(model, data):
         raise ValueError(
@@ -90,35 +93,13 @@ def refuse_joined_batches(model: keras.Model, data: Any) -> None:
         )
 
 
-def refuse_clients_of_one_process() -> None:
-    """Raises where several processes train on clients.
-
-    Raises:
-        ValueError: with what to do about it.
-    """
-    if backend.num_processes() > 1:
-        raise ValueError(
-            "A federated model trains in one process, over its devices: clients that two processes "
-            "hold would take part twice in a round. Received: "
-            f"{backend.num_processes()} processes"
-        )
-
-
 def refuse_other_settings(model: keras.Model) -> None:
-    """Raises where processes were given different optimizers; called in all of them.
-
-    Args:
-        model: a compiled private model, built or not.
-
-    Raises:
-        ValueError: with the settings of this process.
-    """
+    """Raise a `ValueError` if processes have different optimizers; call it in all of them."""
     if backend.num_processes() == 1:
         return
     config = json.dumps(model.optimizer.get_config(), sort_keys=True, default=repr)
     config = config.replace(json.dumps(model.optimizer.name), '""')
-    digests = backend.gathered(_digest(config.encode()))
-    if len(np.unique(digests, axis=0)) > 1:
+    if _differing({"optimizer": config.encode()}):
         raise ValueError(
             "The processes have compiled the model with different optimizers, so that one would "
             "clip or noise otherwise than another. Give all the same arguments and the same seed. "
@@ -127,14 +108,9 @@ def refuse_other_settings(model: keras.Model) -> None:
 
 
 def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
-    """Raises where processes would clip, noise or count differently; called in all of them.
+    """Raise a `ValueError` if processes would clip, noise or count differently.
 
-    Args:
-        model: a private model whose run was configured.
-        data: what it is trained on.
-
-    Raises:
-        ValueError: with the names of what differs.
+    Call it in all of them, once the run is configured.
     """
     if backend.num_processes() == 1:
         return
@@ -146,9 +122,7 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
     whole = [v for v in model.weights if backend.is_whole_in_each_process(v)]
     state["weights"] = b"".join(_digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
     state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
-    everywhere = backend.gathered(np.stack([_digest(value) for value in state.values()]))
-    differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
-    names = [name for name, each in zip(state, differs, strict=True) if each]
+    names = _differing(state)
     if names:
         raise ValueError(
             "The processes do not hold the same private state, so that one would clip or noise "
@@ -158,5 +132,13 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
         )
 
 
+def _differing(state: dict[str, bytes]) -> list[str]:
+    """Return the names of the values that are not the same in all processes."""
+    everywhere = backend.gathered(np.stack([_digest(value) for value in state.values()]))
+    differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
+    return [name for name, each in zip(state, differs, strict=True) if each]
+
+
 def _digest(data: bytes) -> np.ndarray:
+    """Return four 32-bit words that depend on all of the data."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)

@@ -1,6 +1,8 @@
-"""The parts of a step that examples and clients share: state, replicas and metrics."""
+"""The parts of a compiled step that examples and clients share: chunks, state and metrics."""
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,15 +13,21 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, ClippedSum, call_model
 
 Tensor = Any
+# Layers whose kernels on a CPU take one set of weights.
+CONVOLUTIONS = tuple(
+    getattr(keras.layers, name)
+    for name in dir(keras.layers)
+    if re.fullmatch(r"(Depthwise|Separable)?Conv\dD(Transpose)?", name)
+)
 
 
 def assign_state(model: keras.Model) -> None:
-    """Assigns the state that the forward pass assigns whatever the rows are.
+    """Assign the variables to which a forward pass assigns the same value whatever the rows are.
 
-    It comes from a row of zeros, so that nothing of the data is in it.
+    The values come from a row of zeros, so that nothing of the data is in them.
 
     Args:
-        model: a private or federated model.
+        model: A private or federated model.
     """
     if not model.assigned_by_forward:
         return
@@ -31,22 +39,18 @@ def assign_state(model: keras.Model) -> None:
 
 
 def sum_of_replicas(total: ClippedSum) -> ClippedSum:
-    """The clipped sum over the units of all replicas.
-
-    Args:
-        total: that of one replica's units.
-    """
+    """Return the clipped sum over the units of all replicas, from that of one replica's units."""
     sums = backend.sums_of_replicas([total.statistics, *total.gradients])
     return dataclasses.replace(total, statistics=sums[0], gradients=sums[1:])
 
 
 def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, Tensor]:
-    """Updates the metrics with the rows of a batch that its mask keeps.
+    """Update the metrics with the rows of a batch that its mask keeps.
 
     Args:
-        model: a compiled model whose metrics are built.
-        batch: inputs, targets and weights.
-        y_pred: predictions of shape `(batch_size, ...)`.
+        model: A compiled model whose metrics are built.
+        batch: Inputs, targets and weights.
+        y_pred: Predictions of shape `(batch_size, ...)`.
 
     Returns:
         The metrics so far, by name, or what the model's own `compute_metrics` returns.
@@ -65,15 +69,15 @@ def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, T
 
 
 def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of: str) -> None:
-    """Raises where an own `compute_metrics` returns what does not leave a loop in the step.
+    """Raise if an own `compute_metrics` returns something that does not leave a loop in the step.
 
     Args:
-        model: a compiled model.
-        logs: what `update_metrics` returned.
-        because_of: where the loop comes from.
+        model: A compiled model.
+        logs: What `update_metrics` returned.
+        because_of: The cause of the loop.
 
     Raises:
-        ValueError: with the names.
+        ValueError: With the names.
     """
     if not keras_private.is_own(model, "compute_metrics"):
         return
@@ -85,3 +89,85 @@ def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of:
             "loops over parts of its batch. Update a `keras.metrics.Metric` that is an attribute "
             "of the model, such as a `Mean`, and return its result."
         )
+
+
+def sum_over_chunks(
+    model: keras.Model,
+    batch: Batch,
+    size: int,
+    is_ragged: bool,
+    sum_of_chunk: Callable[[Tensor, Batch], ClippedSum],
+) -> ClippedSum:
+    """Return the sum of the clipped sums of a batch's chunks, without regularization.
+
+    Args:
+        model: A private model.
+        batch: See `merge_over_chunks`.
+        size: See `merge_over_chunks`.
+        is_ragged: See `merge_over_chunks`.
+        sum_of_chunk: Takes the number of a chunk and the chunk; may assign the model's
+            non-trainable variables and those of its metrics.
+    """
+
+    def parts_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        part = sum_of_chunk(index, chunk)
+        return [part.statistics, *part.gradients]
+
+    def added(totals: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
+        return [total + part for total, part in zip(totals, parts, strict=True)]
+
+    shapes = [(model.optimizer.current_clipping.num_statistics,)]
+    shapes += [variable.shape for variable in model.trainable_variables]
+    start = [ops.zeros(shape, "float32") for shape in shapes]
+    statistics, *gradients = merge_over_chunks(
+        model, batch, size, is_ragged, parts_of_chunk, start, added
+    )
+    return ClippedSum(gradients, statistics)
+
+
+def merge_over_chunks(
+    model: keras.Model,
+    batch: Batch,
+    size: int,
+    is_ragged: bool,
+    parts_of_chunk: Callable[[Tensor, Batch], list[Tensor]],
+    start: list[Tensor],
+    merged: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
+) -> list[Tensor]:
+    """Merge the results of a batch's chunks, one after another; skip chunks of padding alone.
+
+    Args:
+        model: A private model.
+        batch: The units; padding stands at the end (of each shard).
+        size: Number of units in a chunk, a multiple of the number of shards.
+        is_ragged: Whether the last chunk may be smaller; otherwise it is padded.
+        parts_of_chunk: Takes the number of a chunk and the chunk; may assign the model's
+            non-trainable variables and those of its metrics.
+        start: The result of no chunk at all, tensors of constant shape.
+        merged: Takes the results of some chunks and that of another one.
+    """
+    num_shards = backend.num_batch_shards()
+    if num_shards > 1:
+        # A chunk is so many rows of every shard.
+        batch, size = batch.in_shards(num_shards), size // num_shards
+    if is_ragged:
+        num_rows = batch.num_rows
+    else:
+        batch = batch.padded_to_multiple(size)
+        present = ops.reshape(batch.present, (batch.num_rows, num_shards))
+        # Padding stands at the end, so the chunks that hold a unit are the first ones.
+        num_rows = ops.sum(ops.cast(ops.any(present, axis=1), "int32"))
+    num_chunks = (num_rows + size - 1) // size
+
+    def merge_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        left = num_rows - index * size
+        of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
+        chunk = batch.rows(index * size, of_chunk if is_ragged else size)
+        if num_shards > 1:
+            chunk = chunk.out_of_shards()
+        return merged(carry, parts_of_chunk(index, chunk))
+
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+    return backend.loop_over_chunks(
+        merge_chunk, start, num_chunks, changing, model.trainable_variables
+    )

@@ -1,12 +1,13 @@
-"""Runs a model on made-up rows and returns one number for each row of each layer output.
+"""Runs a model on random rows and returns one number for each row of each layer output.
 
-Training mode, losses and updates are those of a step. The derivative of the outputs of some rows by
-what belongs to the other rows is found too.
+Training mode, losses and updates are those of a step. The derivatives of the outputs of some rows
+with respect to the other rows are found too.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import keras
@@ -16,33 +17,38 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
-from keras_adaclip.training.findings import OwnLoss
-from keras_adaclip.training.loss_probe import own_loss_name
-from keras_adaclip.training.made_up import cut_short, plausible_rows
+from keras_adaclip.training.issues import OwnLoss
+from keras_adaclip.training.made_up import SPREADS, cut_short, plausible_rows
 from keras_adaclip.training.outside_state import OutsideVariables
 
 Tensor = Any
+# The values of the variables, and those of the states of the seed generators.
+Values = tuple[list[Any], list[np.ndarray]]
 _NUM_WORDS = 100
+# Layers that call the layers inside of them step by step.
+_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class TracedModel:
     """A model, compiled to show what every layer returns for every row.
 
     Args:
-        model: a built model.
-        rows: at least one example, for shapes, dtypes and plausible values.
-        size: number of rows of a batch.
-        training: the mode of the forward pass.
-        with_loss: whether a loss of the user's own is run too; `rows` have targets then.
+        model: A built model.
+        rows: At least one example, for shapes, dtypes and plausible values.
+        size: Number of rows of a batch.
+        with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
+        without_draws: Whether layers with a seed generator run in inference mode, so that Dropout
+            does not hide what the layers behind it do.
 
     Attributes:
-        variables: those of the model and its metrics without random states, and those that are not
+        loss: The loss of the user's own, or None.
+        variables: Those of the model and its metrics without random states, and those that are not
             the model's but were read.
-        seeds: the states of the model's seed generators.
-        outside: notes the variables that are not the model's.
-        layers: for each digest of the last pass, the layer that returned it.
-        updated: the variables that the last pass assigned.
-        added: the layers that added a loss of their own.
+        seeds: The states of the model's seed generators.
+        outside: Notes the variables that are not the model's.
+        layers: For each output of the last pass, the layer that returned it.
+        updated: The variables that the last pass assigned.
+        added: The layers that added a loss of their own.
     """
 
     def __init__(
@@ -50,29 +56,23 @@ class TracedModel:
         model: keras.Model,
         rows: Batch,
         size: int,
-        training: bool,
-        with_loss: bool,
+        with_loss: bool = False,
+        without_draws: bool = False,
     ) -> None:
         name = own_loss_name(model) if with_loss else None
         self.loss = None if name is None else OwnLoss(name)
-        self.model, self.size, self.training = model, size, training
+        self.model, self.size, self.without_draws = model, size, without_draws
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
-        targets = {key: part for key, part in targets.items() if part is not None}
         # A tuple: the inputs come first, whatever the names.
-        self._structure = (rows.x, targets)
-        parts = [
-            [
-                ops.convert_to_numpy(value)
-                for value in keras.tree.flatten(finite_rows(Batch(part)).x)
-            ]
+        self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
+        self.examples, self._targets = (
+            [ops.convert_to_numpy(each) for each in keras.tree.flatten(finite_rows(Batch(part)).x)]
             for part in self._structure
-        ]
-        self.examples, self._targets = parts
+        )
         self._words = known_words(model)
-        self.padding = [0.0] + [
-            float(layer.mask_value)
-            for layer in keras_private.flatten_layers(model)
-            if isinstance(layer, keras.layers.Masking)
+        layers = keras_private.flatten_layers(model)
+        self._paddings = [0.0] + [
+            float(layer.mask_value) for layer in layers if isinstance(layer, keras.layers.Masking)
         ]
         self.seeds = keras_private.seed_generator_states(model)
         of_seeds = {id(state) for state in self.seeds}
@@ -81,74 +81,91 @@ class TracedModel:
         self.outside = OutsideVariables([*every, *self.seeds])
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
         self.layers: list[keras.layers.Layer | OwnLoss] = []
-        self._tapped: list[keras.layers.Layer] = []
         self.updated: list[keras.Variable] = []
         self.added: list[keras.layers.Layer] = []
+        self._tapped: list[keras.layers.Layer] = []
         self._taps_trained_only = False
-        self.renew_evaluators()
+        self.use_variables(self.variables)
 
-    def renew_evaluators(self) -> None:
-        """Makes what runs the model, differentiates its outputs, and its losses where examined."""
-        self.forward = backend.Evaluator(self._traced_forward, self.model)
+    def use_variables(self, variables: list[keras.Variable]) -> None:
+        """Make the model run with values of these variables."""
+        self.variables = list(variables)
+        self.forward = backend.Evaluator(self._forward, self.model)
         self._backwards = [
-            backend.Evaluator(functools.partial(self._traced_backward, of_losses=each), self.model)
+            backend.Evaluator(functools.partial(self._backward, of_losses=each), self.model)
             for each in ([False] if self.loss is None else [False, True])
         ]
 
+    def eager_outputs(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """Return a number for each row of each layer output, without compiling the model."""
+        values = ([variable.value for variable in self.variables], self.seed_values(0))
+        tensors = [ops.convert_to_tensor(each) for each in rows]
+        outputs: list[np.ndarray] = backend.evaluate(lambda: self._forward(tensors, values)[0], [])
+        return outputs
+
     def leaking(
-        self, rows: list[np.ndarray], further: Any, kept: np.ndarray
+        self, rows: list[np.ndarray], values: Values, kept: np.ndarray
     ) -> keras.layers.Layer | OwnLoss | None:
-        """The layer past which an output of the rows `kept` depends on another row, or None."""
+        """Return the layer past which an output of the rows `kept` depends on another row."""
         try:
-            leaks, *of_losses = (each([*rows, kept], further) for each in self._backwards)
+            leaks, *of_losses = (each([*rows, kept], values) for each in self._backwards)
         except Exception:
             # Before the first trained layer nothing needs a gradient, and not everything has one.
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
-            self.renew_evaluators()
-            return self.leaking(rows, further, kept)
+            self.use_variables(self.variables)
+            return self.leaking(rows, values, kept)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
         if leaking:
             return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
         return self.loss if any(leak > 0.0 for each in of_losses for leak in each) else None
 
     def rows(
-        self, spread: float, generator: np.random.Generator, padding: float | None = None
+        self, state: int, generator: np.random.Generator, with_padding: bool = True
     ) -> list[np.ndarray]:
-        """Made-up rows of inputs, and targets drawn from the given ones.
+        """Return random inputs, and targets drawn from the given ones.
 
         Args:
-            spread: of the inputs, as a multiple of that of the given rows.
-            generator: makes up the rows.
-            padding: the value that ends sequences, where they are cut short.
+            state: Decides the spread of the inputs, and whether sequences are cut short.
+            generator: Draws the rows.
+            with_padding: Whether sequences may be cut short.
         """
+        spread = SPREADS[state % len(SPREADS)]
         rows = [
             plausible_rows(each, self.size, spread, generator, self._words)
             for each in self.examples
         ]
-        if padding is not None:
+        turn, is_odd = divmod(state, 2)
+        if is_odd and with_padding:
+            padding = self._paddings[turn % len(self._paddings)]
             rows = [cut_short(each, padding, generator) for each in rows]
-        # Not every loss is defined for made-up targets.
+        # Not every loss is defined for random targets.
         return rows + [
             each[generator.integers(len(each), size=self.size)] for each in self._targets
         ]
 
     def seed_values(self, number: int) -> list[np.ndarray]:
-        """The states of the seed generators, moved on by a number."""
+        """Return the states of the seed generators, moved on by a number."""
         values = [backend.array_of(state) for state in self.seeds]
         return [value + np.asarray(number, value.dtype) for value in values]
 
+    def is_drawing(self, layer: keras.layers.Layer) -> bool:
+        """Return whether a layer, and not only a layer inside of it, has a seed generator."""
+        states = keras_private.seed_generator_states(layer)
+        inside = [] if isinstance(layer, _LOOPS) else keras_private.flatten_layers(layer)[1:]
+        of_inner = {
+            id(each) for inner in inside for each in keras_private.seed_generator_states(inner)
+        }
+        return any(id(state) not in of_inner for state in states)
+
     @contextmanager
-    def _in_scope(self, further: Any, with_updates: bool) -> Iterator[keras.StatelessScope]:
-        values, seeds = further
-        mapping = [
-            *zip(self.variables, values, strict=True),
-            *zip(self.seeds, seeds, strict=True),
-        ]
+    def _scope(self, values: Values, with_updates: bool) -> Iterator[keras.StatelessScope]:
+        """Yield a scope in which all variables have the given values."""
+        variables = [*self.variables, *self.seeds]
         tensors = [
             (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
-            for variable, value in mapping
+            for variable, value in zip(variables, [*values[0], *values[1]], strict=True)
         ]
         with (
             keras.StatelessScope(tensors, collect_losses=True) as scope,
@@ -156,13 +173,13 @@ class TracedModel:
         ):
             yield scope
 
-    def _traced_forward(self, rows: list[Tensor], further: Any) -> tuple[list[Tensor], Any]:
-        """For each layer output a number of each row, and one for each variable assigned."""
+    def _forward(self, rows: list[Tensor], values: Values) -> tuple[list[Tensor], list[Tensor]]:
+        """Return a number for each row of each layer output, and one for each variable assigned."""
         x, targets = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
         for seen in (self.layers, self.updated, self.added):
             seen.clear()
-        with self._in_scope(further, with_updates=True) as scope:
+        with self._scope(values, with_updates=True) as scope:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
@@ -177,8 +194,8 @@ class TracedModel:
                         digests.append(_digest(value))
                 return result
 
-            with _watched(self.model, record, lambda: len(scope.losses)):
-                y_pred = call_model(self.model, x, training=self.training)
+            with self._watching(record, lambda: len(scope.losses)):
+                y_pred = call_model(self.model, x, training=True)
             if self.loss is not None:
                 self.layers.append(self.loss)
                 digests.append(self._losses(x, targets, y_pred))
@@ -191,12 +208,12 @@ class TracedModel:
         return digests, assigned
 
     def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
-        """The losses of the rows, as the step has them, of shape `(rows,)`."""
+        """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
         y, sample_weight = (targets.get(key) for key in ("y", "sample_weight"))
         return per_example_losses(self.model, x, y, y_pred, sample_weight)[0]
 
-    def _traced_backward(self, rows: list[Tensor], further: Any, of_losses: bool) -> list[Tensor]:
-        """The largest derivative of the outputs of some rows by each tensor of the others.
+    def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> list[Tensor]:
+        """Return the largest derivative of the outputs of some rows by each tensor of the others.
 
         Where `of_losses` is true, the losses of these rows are differentiated instead.
         """
@@ -222,7 +239,7 @@ class TracedModel:
 
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
             x = record(self.model, x, 0)
-            with _watched(self.model, record, lambda: 0):
+            with self._watching(record, lambda: 0):
                 y_pred = call_model(self.model, x, training=True)
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
@@ -231,11 +248,45 @@ class TracedModel:
             return total + ops.zeros(()), []
 
         # On JAX what is differentiated assigns all variables in the end.
-        with self._in_scope(further, with_updates=False):
+        with self._scope(values, with_updates=False):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self.variables, *self.seeds])
         return [_largest(value, 1.0 - kept) for value in cotangents]
 
+    @contextmanager
+    def _watching(self, record: Any, num_losses: Any) -> Iterator[None]:
+        """Within the context, call `record(layer, result, losses before)` after each layer's call.
+
+        What `record` returns becomes the layer's result. If the model has a gradient plan, its
+        fast calls are used, as in the steps.
+        """
+        plan = getattr(self.model, "gradient_plan", None)
+        fast_calls = {} if plan is None else plan.fast_calls
+
+        def watching(layer: keras.layers.Layer) -> Any:
+            original = fast_calls.get(layer) or layer.call
+            in_inference = (
+                self.without_draws
+                and not isinstance(layer, keras.Model)
+                and "training" in signature(original).parameters
+                and self.is_drawing(layer)
+            )
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before = num_losses()
+                if in_inference:
+                    bound = signature(original).bind(*args, **kwargs)
+                    bound.arguments["training"] = False
+                    args, kwargs = bound.args, bound.kwargs
+                return record(layer, original(*args, **kwargs), before)
+
+            return call
+
+        layers = _layers_outside_loops(self.model)
+        with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
+            yield
+
     def _has_rows(self, value: Any) -> bool:
+        """Return whether a tensor holds numbers of each row."""
         # What is ragged, or text, has no numbers; the layers behind it show what it does.
         if not ops.is_tensor(value) or hasattr(value, "row_splits"):
             return False
@@ -249,52 +300,22 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def _digest(value: Tensor) -> Tensor:
-    """A weighted sum of each row, of shape `(rows,)`."""
-    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
-    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(flat)[1]), "float32"))
-    return ops.sum(flat * weights, axis=1)
+def own_loss_name(model: keras.Model) -> str | None:
+    """Return `compute_loss`, or the names of loss functions, if the user wrote them.
 
-
-def _largest(value: Tensor, rows: Tensor) -> Tensor:
-    """The largest finite size of a number in the given rows."""
-    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
-    sizes = ops.where(ops.isfinite(flat), ops.absolute(flat), 0.0)
-    return ops.max(sizes * ops.expand_dims(rows, 1))
-
-
-def _is_floating(value: Tensor) -> bool:
-    return "float" in keras.backend.standardize_dtype(value.dtype)
-
-
-@contextmanager
-def _watched(model: keras.Model, record: Any, num_losses: Any) -> Iterator[None]:
-    """Calls `record(layer, result, losses before)` after each call of a layer of `model`.
-
-    The layer's result is what `record` returns. If the model has a gradient plan, its faster calls
-    are used, as in the steps.
+    Args:
+        model: A compiled and built model.
     """
-    watched = layers_outside_loops(model)
-    plan = getattr(model, "gradient_plan", None)
-    quicker_calls = {} if plan is None else plan.quicker_calls
-
-    def watching(layer: keras.layers.Layer) -> Any:
-        original = quicker_calls.get(layer) or layer.call
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            before = num_losses()
-            return record(layer, original(*args, **kwargs), before)
-
-        return call
-
-    with keras_private.replaced_calls({layer: watching(layer) for layer in watched}):
-        yield
+    if keras_private.is_own(model, "compute_loss"):
+        return "compute_loss"
+    losses = keras_private.compiled_losses(model)
+    return ", ".join(loss.name for loss in losses if not _is_of_keras(loss)) or None
 
 
 def known_words(model: keras.Model) -> list[str]:
-    """Strings that a model tells apart: those that its layers look up, and texts of these.
+    """Return strings that a model tells apart: words that its layers look up, and texts of them.
 
-    Of a word that no layer knows all rows would have the same number.
+    A word that no layer knows would give every row the same number.
     """
     words = ["", "a"]
     for layer in keras_private.flatten_layers(model):
@@ -303,14 +324,40 @@ def known_words(model: keras.Model) -> list[str]:
     return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
 
 
-def layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
-    """All layers but those that a recurrent layer calls step by step."""
+def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return all layers except those that a recurrent layer calls step by step."""
     inside: set[int] = set()
     layers = []
     for layer in keras_private.flatten_layers(model):
         if id(layer) in inside:
             continue
-        if isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed)):
+        if isinstance(layer, _LOOPS):
             inside.update(id(inner) for inner in keras_private.flatten_layers(layer))
         layers.append(layer)
     return layers
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Return whether neither the class nor the function of a loss is the user's."""
+    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
+    origins = (type(loss), getattr(loss, "fn", type(loss)))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)
+
+
+def _digest(value: Tensor) -> Tensor:
+    """Return a weighted sum of each row, of shape `(rows,)`."""
+    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
+    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(flat)[1]), "float32"))
+    return ops.sum(flat * weights, axis=1)
+
+
+def _largest(value: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest finite absolute value in the given rows."""
+    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
+    sizes = ops.where(ops.isfinite(flat), ops.absolute(flat), 0.0)
+    return ops.max(sizes * ops.expand_dims(rows, 1))
+
+
+def _is_floating(value: Tensor) -> bool:
+    """Return whether a tensor holds floats."""
+    return "float" in keras.backend.standardize_dtype(value.dtype)

@@ -1,6 +1,5 @@
 """What `fit` was given, how it is sampled, and what the accountant must know of it."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,15 +9,10 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend
+from keras_adaclip._checks import check_batch_size
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import (
-    FixedShapeBatches,
-    HostShare,
-    PoissonDataset,
-    SharedBatches,
-    checked_batch_size,
-)
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset
 from keras_adaclip.training.arrays import (
     first_rows,
     number_of_rows,
@@ -45,7 +39,6 @@ class TrainingData:
         steps_per_epoch: steps in an epoch, None where Keras finds out.
         poisson: the Poisson-sampled data set, where that is the sampling: of examples, or of
             clients.
-        is_sampled_by_fit: whether `fit` made that data set, from arrays.
         unit: whose contributions are clipped.
         noise_scale: what the optimizer's noise multiplier is multiplied by, before it is accounted
             and drawn.
@@ -59,7 +52,6 @@ class TrainingData:
     steps_per_release: int | None = None
     steps_per_epoch: int | None = None
     poisson: Any = None
-    is_sampled_by_fit: bool = False
     unit: Unit = Unit.EXAMPLE
     noise_scale: float = 1.0
 
@@ -83,8 +75,7 @@ class TrainingData:
         """
         if self.poisson is None:
             return self.fit_arguments
-        prepared_by = SharedBatches if isinstance(self.poisson, HostShare) else FixedShapeBatches
-        batches = prepared_by(
+        batches = FixedShapeBatches(
             self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards()
         )
         return {
@@ -118,7 +109,7 @@ def from_arrays(
     batch_size = 32 if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
-        batch_size = checked_batch_size(batch_size, num_examples)
+        batch_size = check_batch_size(batch_size, num_examples)
     if sampling == "shuffle":
         return TrainingData(
             Sampling.SHUFFLE,
@@ -143,10 +134,10 @@ def from_arrays(
         if is_shared
         else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
     )
-    return dataclasses.replace(from_poisson(dataset, steps_per_epoch), is_sampled_by_fit=True)
+    return from_poisson(dataset, steps_per_epoch)
 
 
-def from_poisson(dataset: PoissonDataset | HostShare, steps_per_epoch: int | None) -> TrainingData:
+def from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
     """Training data from a Poisson-sampled data set.
 
     Raises:

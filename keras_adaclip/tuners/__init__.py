@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_adaclip.tuners.greedy import GreedyClipTuner, PowerTrend, initial_norm_from
+    from keras_adaclip.tuners.greedy import GreedyClipTuner, initial_norm_from
     from keras_adaclip.tuners.hypermodel import ClippingHyperModel, clipping_choices
     from keras_adaclip.tuners.private import PrivateSearch
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _MODULES: dict[str, str] = {
     "ClippingHyperModel": "hypermodel",
     "GreedyClipTuner": "greedy",
-    "PowerTrend": "greedy",
     "PrivateSearch": "private",
     "clipping_choices": "hypermodel",
     "initial_norm_from": "greedy",
@@ -25,7 +24,6 @@ _MODULES: dict[str, str] = {
 __all__ = [
     "ClippingHyperModel",
     "GreedyClipTuner",
-    "PowerTrend",
     "PrivateSearch",
     "clipping_choices",
     "initial_norm_from",

@@ -94,23 +94,23 @@ def test_known_values(target, expected):
 
 def test_a_target_that_the_accountant_jumps_over():
     """RDP's orders end at 1024: below some epsilon it goes straight to 0."""
-    with pytest.raises(ValueError, match=r"cannot tell epsilons near the target apart.*'pld'"):
+    with pytest.raises(ValueError, match=r"bound jumps there.*'pld'"):
         calibrate_noise_multiplier(0.002, DELTA, 10_000, 100, epochs=1, accountant="rdp")
 
 
 def test_a_target_that_protects_nobody():
-    with pytest.raises(ValueError, match="`target_epsilon` is so large"):
+    with pytest.raises(ValueError, match="protects nobody"):
         calibrate_noise_multiplier(1e9, DELTA, 10_000, 100, steps=1, accountant="rdp")
 
 
 def test_a_target_that_no_noise_reaches(monkeypatch):
     monkeypatch.setattr(calibrate, "composed_epsilon", lambda *_: 5.0)
-    with pytest.raises(ValueError, match=r"No noise multiplier up to .* Use a larger `delta`"):
+    with pytest.raises(ValueError, match=r"No noise multiplier reaches .* Use a larger `delta`"):
         calibrate_noise_multiplier(1.0, DELTA, 10_000, 100, steps=1)
 
 
 def test_no_steps_need_no_noise():
-    with pytest.raises(ValueError, match="Argument `steps` must lie between 1"):
+    with pytest.raises(ValueError, match="Argument `steps` must be at least 1"):
         calibrate_noise_multiplier(1.0, DELTA, 10_000, 100, steps=0)
 
 
@@ -195,18 +195,7 @@ def test_a_budget_that_outlasts_the_counter():
     assert max_steps_within([], unlimited.advance(9), DELTA, 1.0) == INT32_MAX - 9
 
 
-@pytest.mark.parametrize("guess", [0, 1, 30, 4000, 10**6])
-def test_a_bad_guess_costs_time_only(guess):
-    for limit in (0, 1, 2, 77, 1000, 10**6):
-        found = calibrate.largest_within(
-            lambda count, limit=limit: count**0.5, limit**0.5 + 1e-9, 10**6, guess
-        )
-        assert found == limit
-
-
-def test_steep_and_flat_stretches():
-    def staircase(count):
-        return 0.0 if count < 500 else 1.0 if count < 90_000 else float("inf")
-
-    assert calibrate.largest_within(staircase, 0.5, 10**9, 1) == 499
-    assert calibrate.largest_within(staircase, 2.0, 10**9, 1) == 89_999
+@pytest.mark.parametrize("guess", [None, 0, 1, 30, 4000, 10**6])
+@pytest.mark.parametrize("limit", [0, 1, 2, 77, 1000, 10**6])
+def test_any_guess_finds_the_greatest_number(guess, limit):
+    assert calibrate.largest_within(lambda number: number <= limit, 10**6, guess) == limit

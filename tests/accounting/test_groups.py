@@ -55,16 +55,6 @@ def test_a_group_of_one_is_an_example():
 
 
 @knows_mixtures
-def test_a_finer_grid_where_steps_cost_next_to_nothing():
-    running = row(noise=1.0, steps=20_000, batch=10, examples=100_000)
-    events = counted_events([running])
-    coarse = groups._by_mixtures(events, DELTA, 2)
-    assert coarse > 0.9 * groups._by_group_property(events, DELTA, 2)
-    assert group_epsilon([running], DELTA, 2) < coarse
-    assert group_epsilon([running], DELTA, 2) >= 1.9 * ledger_epsilon([running], DELTA)
-
-
-@knows_mixtures
 def test_very_many_steps_take_no_longer():
     many = row(noise=10.0, steps=2_000_000, batch=10, examples=1_000_000)
     assert 0.0 < group_epsilon([many], DELTA, 2) < math.inf

@@ -283,7 +283,7 @@ def test_compact_says_when_nothing_fits():
     rows = [row(noise=noise, steps=2 * 10**9) for noise in (1.0, 2.0, 3.0)]
     with pytest.raises(ValueError, match="ledger cannot be held in 2 rows"):
         Ledger(tuple(rows)).compact(2)
-    with pytest.raises(ValueError, match="`max_rows` must lie between 2"):
+    with pytest.raises(ValueError, match="`max_rows` must be at least 2"):
         Ledger().to_arrays(1)
 
 

@@ -15,7 +15,7 @@ from keras_adaclip.accounting import (
     compute_epsilon,
     ledger_epsilon,
 )
-from keras_adaclip.accounting.events import planned_events
+from keras_adaclip.accounting.events import PlannedRun
 from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
 from tests.accounting.oracles import gaussian_epsilon
 
@@ -24,6 +24,10 @@ PLAN = {"num_examples": 1000, "batch_size": 150, "delta": DELTA}
 STEPS_PER_EPOCH = 7
 ALL_SAMPLING = ["poisson", "shuffle", "stream", "fixed"]
 every_sampling = pytest.mark.parametrize("sampling", ALL_SAMPLING)
+
+
+def planned_events(schedule, num_examples, batch_size, steps, sampling):
+    return PlannedRun.of(num_examples, batch_size, None, steps, sampling).events(schedule)
 
 
 def float32(value):
@@ -166,7 +170,7 @@ def test_a_schedule_that_no_factor_helps():
         def scaled(self, factor):
             return self
 
-    with pytest.raises(ValueError, match="No multiple of the noise schedule reaches the target"):
+    with pytest.raises(ValueError, match="No noise multiplier reaches the target epsilon"):
         calibrate_noise_multiplier(
             0.1, epochs=2, noise_schedule=Stubborn(), accountant="rdp", **PLAN
         )
@@ -180,7 +184,7 @@ def test_what_is_no_schedule():
         TypeError, match=r"Argument `noise_schedule` .* `keras_adaclip.schedules.get"
     ):
         calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=cosine, **PLAN)
-    with pytest.raises(TypeError, match="Argument `noise_multiplier` must be a real number"):
+    with pytest.raises(TypeError, match="Argument `noise_multiplier` must be a number"):
         compute_epsilon(cosine, epochs=2, **PLAN)
     epsilon = compute_epsilon(KerasSchedule(cosine), epochs=2, accountant="rdp", **PLAN)
     assert 0 < epsilon < math.inf

@@ -29,26 +29,26 @@ PLAN = {
         ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
         ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
         ({"noise_multiplier": float("inf")}, ValueError, "`noise_multiplier` must be finite"),
-        ({"noise_multiplier": True}, TypeError, "`noise_multiplier` must be a real number"),
-        ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a real number"),
-        ({"num_examples": 0}, ValueError, "`num_examples` must lie between 1"),
+        ({"noise_multiplier": True}, TypeError, "`noise_multiplier` must be a number"),
+        ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a number"),
+        ({"num_examples": 0}, ValueError, "`num_examples` must be at least 1"),
         ({"num_examples": 1000.0}, TypeError, "`num_examples` must be an integer"),
         ({"batch_size": True}, TypeError, "`batch_size` must be an integer"),
         ({"batch_size": 0}, ValueError, "`batch_size` must lie between 1"),
         (
             {"batch_size": 1001},
             ValueError,
-            "`batch_size` must not exceed .*: batch_size=1001, num_examples=1000",
+            "`batch_size` must lie between 1 and 1000",
         ),
-        ({"steps": -1}, ValueError, "`steps` must lie between 0"),
+        ({"steps": -1}, ValueError, "`steps` must be at least 0"),
         ({"steps": 1.5}, TypeError, "`steps` must be an integer"),
         ({"steps": None}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
         ({"epochs": 1}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
-        ({"steps": None, "epochs": 2**31 - 1}, ValueError, "`epochs` must amount to at most"),
+        ({"steps": None, "epochs": 2**31 - 1}, ValueError, "`epochs` must lie between 0 and"),
         ({"delta": 0.0}, ValueError, "`delta` must lie strictly between 0 and 1"),
         ({"delta": 1}, ValueError, "`delta` must lie strictly between 0 and 1"),
         ({"delta": float("nan")}, ValueError, "`delta` must be finite"),
-        ({"delta": None}, TypeError, "`delta` must be a real number"),
+        ({"delta": None}, TypeError, "`delta` must be a number"),
         ({"sampling": "random"}, ValueError, "one of 'poisson', 'shuffle', 'stream', 'fixed'"),
         ({"accountant": "prv"}, ValueError, "`accountant` must be one of 'pld', 'rdp'"),
         ({"accountant": None}, ValueError, "Received: accountant=None"),
@@ -65,7 +65,7 @@ def test_compute_epsilon_refuses(changes, error, message):
         (0.0, ValueError, "`target_epsilon` must be positive"),
         (-1, ValueError, "`target_epsilon` must be positive"),
         (float("inf"), ValueError, "`target_epsilon` must be finite"),
-        (False, TypeError, "`target_epsilon` must be a real number"),
+        (False, TypeError, "`target_epsilon` must be a number"),
     ],
 )
 def test_targets_are_checked(target, error, message):
@@ -105,5 +105,5 @@ def test_a_large_delta_is_warned_about():
 def test_default_delta():
     assert default_delta(60_000) == 60_000**-1.1
     assert default_delta(2) < 1 / 2
-    with pytest.raises(ValueError, match="`num_examples` must lie between 2"):
+    with pytest.raises(ValueError, match="`num_examples` must be at least 2"):
         default_delta(1)

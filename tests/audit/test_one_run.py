@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from keras_adaclip.optimizers.noise_state import NoiseState
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, DELTA = 300, 30, 3, 1e-5
 NOISE_MULTIPLIER = 3.0
@@ -73,9 +73,9 @@ def test_without_its_noise_training_is_found_out():
 
 
 def test_noise_that_is_lost_on_its_way_contradicts_the_accountant(monkeypatch):
-    whole = NoiseVariables.sum_stddevs
+    whole = NoiseState.sum_stddevs
     monkeypatch.setattr(
-        NoiseVariables,
+        NoiseState,
         "sum_stddevs",
         lambda variables, clip_norms: [0.0 * each for each in whole(variables, clip_norms)],
     )

@@ -1,4 +1,4 @@
-"""Private steps on JAX and a CPU are compiled to hold little in memory, with wide vectors."""
+"""Private steps on JAX and a CPU are compiled with the scheduler that saves memory."""
 
 import keras
 import numpy as np
@@ -11,10 +11,9 @@ if keras.backend.backend() != "jax":
 
 import jax
 
-from keras_adaclip.backend import jax_compiling
+from keras_adaclip.backend.jax import steps
 
-LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-WIDE_VECTORS = {"xla_cpu_prefer_vector_width": "512"}
+SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 pytestmark = pytest.mark.skipif(
     jax.__version_info__ < (0, 10), reason="older releases may know other options"
@@ -41,46 +40,38 @@ def trained(model_class, optimizer):
     return model
 
 
-def private_optimizer():
-    return ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
-
-
-def test_a_private_step_is_compiled_with_both(compilations, monkeypatch):
+def test_private_steps_are_compiled_with_it_and_plain_models_are_not(compilations, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    trained(ka.PrivateSequential, private_optimizer())
-    assert compilations["train_step"] == {**LEAST_MEMORY, **WIDE_VECTORS}
-
-
-def test_plain_models_are_compiled_as_keras_does(compilations):
-    trained(ka.PrivateSequential, private_optimizer())
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
+    trained(ka.PrivateSequential, optimizer)
+    assert compilations["train_step"] == SCHEDULER
     compilations.clear()
     trained(keras.Sequential, "sgd")
     assert not any(compilations.values())
 
 
 @pytest.mark.parametrize(
-    ("flag", "left"),
+    "flag",
     [
-        ("--xla_cpu_enable_concurrency_optimized_scheduler=true", WIDE_VECTORS),
-        ("--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED", WIDE_VECTORS),
-        ("--xla_cpu_prefer_vector_width=256", LEAST_MEMORY),
+        "--xla_cpu_enable_concurrency_optimized_scheduler=true",
+        "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED",
     ],
 )
-def test_the_user_may_decide(flag, left, compilations, monkeypatch):
+def test_the_user_may_decide(flag, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= {flag}")
-    assert jax_compiling.compiler_options() == left
-    trained(ka.PrivateSequential, private_optimizer())
-    assert compilations["train_step"] == left
+    assert steps.compiler_options() == {}
 
 
-def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
+def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setitem(jax_compiling._OPTIONS, "xla_cpu_no_such_option", "1")
-    assert jax_compiling.compiler_options() == {**LEAST_MEMORY, **WIDE_VECTORS}
+    monkeypatch.setattr(steps, "_SCHEDULER", {"xla_cpu_no_such_option": "1"})
+    steps._knows_scheduler.cache_clear()
+    assert steps.compiler_options() == {}
+    steps._knows_scheduler.cache_clear()
 
 
 def test_the_compiler_acts_on_it():
-    """The memory of a program where much could run at the same time is planned otherwise."""
+    """The memory of a program whose parts could run at the same time is planned otherwise."""
 
     def products(x):
         return sum(jax.numpy.dot(jax.numpy.sin(x * n), jax.numpy.cos(x * n)) for n in range(1, 9))
@@ -89,4 +80,4 @@ def test_the_compiler_acts_on_it():
         lowered = jax.jit(products, compiler_options=options).lower(np.ones((256, 256)))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    assert planned(LEAST_MEMORY) != planned({})
+    assert planned(SCHEDULER) != planned({})

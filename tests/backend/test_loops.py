@@ -98,25 +98,6 @@ def test_evaluate_drops_updates_and_returns_numpy():
     assert ops.convert_to_numpy(variable.value) == 1.0
 
 
-def test_every_backend_offers_the_same_names():
-    import ast
-    from pathlib import Path
-
-    folder = Path(backend.__file__).parent
-    names = {}
-    for path in ("tensorflow.py", "jax.py", "torch.py"):
-        tree = ast.parse((folder / path).read_text())
-        found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        # What a file of its own defines.
-        found |= {
-            node.targets[0].id
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)
-        }
-        names[path] = {name for name in found if not name.startswith("_")}
-    assert names["tensorflow.py"] == names["jax.py"] == names["torch.py"] == set(backend.__all__)
-
-
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
 def test_planning_gives_no_advice_on_tracing():
     """`fit` examines a model outside of a graph, where each `vectorized_map` is traced anew."""

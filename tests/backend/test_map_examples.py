@@ -1,10 +1,7 @@
 """A function mapped over the rows of a batch, and the gradients through it."""
 
-import time
-
 import keras
 import numpy as np
-import pytest
 from keras import ops
 
 from keras_adaclip import backend
@@ -46,24 +43,3 @@ def test_rows_and_gradients_are_those_of_each_row_alone():
     expected = np.repeat((picked**2)[:, None], 3, axis=1)
     expected[np.arange(5), labels] += 2 * picked * sums
     np.testing.assert_allclose(gradient, weights[:, None] * expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about TensorFlow's XLA")
-def test_xla_compiles_once_for_rows_of_one_shape():
-    """Rows must not be taken for constants, or every step of training compiles anew."""
-    import tensorflow as tf
-
-    @tf.function(jit_compile=True)
-    def gradient(x, labels):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = tf.reduce_sum(backend.map_examples(loss_of_row, [x, labels])[0])
-        return tape.gradient(total, x)
-
-    seconds = []
-    for seed in range(6):
-        tensors = [tf.constant(value) for value in rows(seed)]
-        start = time.perf_counter()
-        gradient(*tensors)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds[1:]) < seconds[0] / 20

@@ -39,7 +39,7 @@ def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, kept, shape):
     values = np.arange(1.0, 1.0 + np.prod(shape), dtype="float32").reshape(shape)
     expected = np.where(np.reshape(kept, (3, *[1] * (len(shape) - 1))), values, 0.0)
     values[~np.array(kept)] = np.nan
-    function = backend.zero_where_not
+    function = backend.masked
     if mode == "compiled":
         function = compiled(function)
     elif mode == "XLA":

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -18,14 +17,9 @@ pytest.importorskip("matplotlib")
 # The files are scripts, which import each other by their names. Two names are in both folders.
 sys.path += [str(FEDERATED.parent / "speed"), str(FEDERATED)]
 
-import keras_rounds  # noqa: E402
-import plans  # noqa: E402
-import process_tree  # noqa: E402
 import rounds_report  # noqa: E402
 import ways  # noqa: E402
-import workloads  # noqa: E402
 from results import ResultsFile, machine  # noqa: E402
-from rounds_summary import RoundsSummary  # noqa: E402
 from workers import command  # noqa: E402
 from workloads import MODELS, Workload  # noqa: E402
 
@@ -58,27 +52,6 @@ def test_models_have_the_size_that_all_are_held_to(name):
         workload.check_size(7)
 
 
-def test_a_million_clients_are_made_when_they_are_asked_for(monkeypatch):
-    monkeypatch.setattr(workloads, "_NUM_DISTINCT_CLIENTS", 7)
-    workload = Workload("linear", num_clients=1_000_000)
-    clients = keras_rounds.SyntheticClients(workload)
-    assert len(clients) == 1_000_000
-    x, _ = clients[987_654]
-    assert np.shares_memory(x, workload.arrays()[0])
-    assert clients.num_examples_at(5) == len(x) == 60
-    with pytest.raises(ValueError, match="range"):
-        clients.position_of(1_000_000)
-
-
-def test_local_batches_go_through_all_examples_once():
-    workload = Workload("linear", 4, 6)
-    generator = np.random.default_rng(0)
-    batches = workload.local_batches(generator)
-    assert batches.shape == (3, 20)
-    assert sorted(batches.ravel()) == [*range(60)]
-    assert len(set(workload.cohort(generator))) == 4
-
-
 # ---- ways ---------------------------------------------------------------------------------------
 
 
@@ -91,24 +64,7 @@ def test_a_small_round_on_this_backend(way):
         assert 0.0 < loss / (2 * 3 * 3) < 10.0
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells of processes there")
-def test_processor_time_and_memory_of_a_tree_of_processes():
-    before = process_tree.processor_seconds()
-    sum(range(3_000_000))
-    assert process_tree.processor_seconds() > before
-    assert process_tree.peak_resident_bytes() > 2**20
-
-
 # ---- plans and processes ------------------------------------------------------------------------
-
-
-def test_plans_name_each_workload_once_and_ways_that_exist():
-    found = plans.plans(["rounds", *plans.SERIES])
-    assert len({plan.workload.name for plan in found}) == len(found)
-    for plan in found:
-        for framework, chosen in plan.ways.items():
-            assert set(chosen) <= set(ways.WAYS[framework])
-    assert {plan.workload.num_clients for plan in found if "flower" in plan.ways} == {1000, 10_000}
 
 
 def test_processes_take_the_commands_that_are_made_for_them():
@@ -175,17 +131,6 @@ def some_records():
         record("jax", small, memory={"ours": peaks}),
         record("flower", small, memory={"private": peaks}),
     ]
-
-
-def test_ratios_take_the_faster_of_two_ways():
-    summary, workload = RoundsSummary(some_records()), Workload("mlp")
-    assert summary.milliseconds(workload, "tensorflow", "ours") == 12.0
-    assert summary.ratio(workload, "jax", "jax", "loop") == pytest.approx(0.75)
-    assert summary.ratio(workload, "jax", "flower", "private") == pytest.approx(0.01)
-    assert summary.ratio(workload, "torch", "torch", "loop") is None
-    assert summary.memory(workload, "jax", "ours") == 350.0
-    assert summary.memory(workload, "jax", "ours", in_all=False) == 50.0
-    assert summary.memory(workload, "flower", "private") == 50.0
 
 
 @on_one_backend

@@ -4,7 +4,6 @@ On JAX and PyTorch too it needs TensorFlow, to write its files.
 """
 
 import keras
-import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -48,26 +47,9 @@ def assert_written(folder, history):
     assert history["epsilon"][0] < history["epsilon"][1]
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_private_model(tmp_path, as_list):
+def test_a_private_model(tmp_path):
     model = helpers.compiled(clipping=quantile())
     given = callbacks(tmp_path)
-    if as_list:
-        # Keras's container, which `fit` uses as it is.
-        given = keras.callbacks.CallbackList(given, add_history=True, model=model, epochs=2)
-        given.set_params({"epochs": 2, "verbose": 0, "steps": 2})
     x, y = helpers.features(), helpers.labels()
     history = helpers.quiet_fit(model, x, y, batch_size=12, epochs=2, callbacks=given)
     assert_written(tmp_path, history)
-
-
-def test_a_federated_model(tmp_path):
-    x, y = helpers.features(), helpers.labels()
-    clients = ka.federated.ClientData.from_arrays(x, y, np.arange(len(x)) % 8)
-    model = helpers.compiled(
-        helpers.dense_model(ka.FederatedModel),
-        clipping=quantile(),
-        client_optimizer=keras.optimizers.SGD(0.1),
-    )
-    fitted = model.fit(clients, cohort_size=4, epochs=2, verbose=0, callbacks=callbacks(tmp_path))
-    assert_written(tmp_path, fitted.history)

@@ -7,14 +7,14 @@ import math
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip import noise
 from keras_adaclip.clipping import CurrentClipping, ParameterGroups
-from keras_adaclip.clipping._validation import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from keras_adaclip.clipping.groups import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
 
@@ -54,7 +54,6 @@ CASES = [
         for allocation in ("global", "proportional", "optimal")
     ),
 ]
-CLIP_NORMS = [SMALLEST_CLIP_NORM, 1e-6, 0.1, 1.0, 3.7, 1e6, LARGEST_CLIP_NORM]
 NORMS = np.array([0.0, 1e-38, 1e-20, 1e-6, 0.1, 0.5, 1.0, 1.0 + 1e-7, 2.5, 1e6, 1e18], np.float32)
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -122,7 +121,6 @@ def kind_of(variable):
     ("name", "options"),
     [
         *((name, {}) for name in STRATEGIES),
-        *((name, {"groups": "per_layer", "noise_allocation": "optimal"}) for name in WITH_GROUPS),
         *((name, {"groups": kind_of, "noise_allocation": "proportional"}) for name in WITH_GROUPS),
     ],
 )
@@ -131,11 +129,8 @@ def test_the_config_comes_back(name, options):
     config = strategy.get_config()
     assert set(config) == set(inspect.signature(type(strategy)).parameters)
     serialized = keras.saving.serialize_keras_object(strategy)
-    for again in (
-        keras.saving.deserialize_keras_object(serialized),
-        type(strategy).from_config(config),
-        ka.clipping.get(serialized),
-    ):
+    assert repr(strategy).startswith(f"{name}(")
+    for again in (type(strategy).from_config(config), ka.clipping.get(serialized)):
         assert type(again) is type(strategy)
         assert again.get_config() == config
         assert again.groups == options.get("groups", "flat")
@@ -153,25 +148,19 @@ def test_the_state_begins_with_a_clip_norm_for_each_group(name, groups, allocati
     np.testing.assert_allclose(np.linalg.norm(state["clip_norm"]), joint, rtol=1e-6)
 
 
-@every_strategy
-@pytest.mark.parametrize("clip_norm", CLIP_NORMS)
-def test_no_contribution_is_longer_than_the_clip_norm(name, clip_norm):
-    found = factors(strategy_for(name), NORMS, clip_norm)
-    assert found.dtype == np.float32
-    assert found.shape == (len(NORMS), 1)
-    assert np.isfinite(found).all()
-    assert (found >= 0).all()
-    assert (found[:, 0].astype(np.float64) * NORMS <= np.float32(clip_norm) * (1 + 1e-6)).all()
-
-
 @given(
     norm=st.floats(0, 2.0**60, width=32),
     clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
 )
+@example(norm=0.0, clip_norm=SMALLEST_CLIP_NORM)
+@example(norm=2.0**60, clip_norm=LARGEST_CLIP_NORM)
 @every_strategy
-def test_no_contribution_is_longer_than_the_clip_norm_anywhere(name, norm, clip_norm):
-    ((found,),) = factors(strategy_for(name), np.array([norm], np.float32), clip_norm)
-    assert 0 <= float(found) * norm <= np.float32(clip_norm) * (1 + 1e-6)
+def test_no_contribution_is_longer_than_the_clip_norm(name, norm, clip_norm):
+    norms = np.append(NORMS, np.float32(norm))
+    found = factors(strategy_for(name), norms, clip_norm)
+    assert (found.dtype, found.shape) == (np.float32, (len(norms), 1))
+    lengths = found[:, 0].astype(np.float64) * norms
+    assert ((lengths >= 0) & (lengths <= np.float32(clip_norm) * (1 + 1e-6))).all()
 
 
 @every_strategy
@@ -179,21 +168,6 @@ def test_a_short_contribution_stays_whole(name):
     """But for the method that normalizes them all."""
     found = factors(strategy_for(name), NORMS[:3], 1.0)[:, 0]
     np.testing.assert_allclose(found, np.full(3, 50.0 if name == "AutomaticClipping" else 1.0))
-
-
-class TooLong(ka.clipping.FixedClipping):
-    """Lets everything through, whatever its norm."""
-
-    def clip_factors(self, state, norms):
-        return ops.ones_like(norms)
-
-
-def test_a_strategy_of_a_user_s_own_cannot_pass_its_bound():
-    strategy = TooLong(0.5)
-    clipping = CurrentClipping(strategy, SINGLE, tensors(state_of(strategy)))
-    norms = np.array([[0.0], [0.1], [0.5], [2.0], [1e18]], np.float32)
-    found = clipping.factors(ops.convert_to_tensor(norms), ops.ones((5,), "bool"))
-    np.testing.assert_allclose(ops.convert_to_numpy(found)[:, 0], [1, 1, 1, 0.25, 5e-19])
 
 
 @every_case
@@ -220,23 +194,19 @@ def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
 
 @every_strategy
 @pytest.mark.parametrize("num_groups", [1, 3])
-@pytest.mark.parametrize("noise_multiplier", [0.1, 0.5, 1.0, 3.0, 6.5])
+@pytest.mark.parametrize("noise_multiplier", [0.5, 6.5])
 @pytest.mark.filterwarnings("ignore:The statistics of `.*` take much")
 def test_sum_and_statistics_together_cost_the_total(name, noise_multiplier, num_groups):
     """Gaussian mechanisms of noise multipliers a and b are one of (a^-2 + b^-2)^(-1/2)."""
     strategy = strategy_for(name)
     of_sum, of_statistics = strategy.noise_split(noise_multiplier, 100.0, num_groups)
     assert of_sum >= noise_multiplier
+    assert strategy.noise_split(0.0, 100.0, num_groups)[0] == 0.0
     cost = of_sum**-2
     num_statistics = strategy.num_statistics(num_groups)
     if num_statistics:
         cost += (0.5 / of_statistics) ** 2 * num_statistics
     np.testing.assert_allclose(cost, noise_multiplier**-2, rtol=1e-12)
-
-
-@every_strategy
-def test_no_noise_is_split_into_no_noise(name):
-    assert strategy_for(name).noise_split(0.0, 100.0)[0] == 0.0
 
 
 def in_coordinates(strategy, state, groups, unit):
@@ -335,15 +305,13 @@ def test_the_next_state_is_finite_after_any_release(name, groups, allocation):
                 assert (scale > 0.0).all()
 
 
-@every_strategy
-def test_the_price_of_the_statistics_is_said(name):
-    strategy = strategy_for(name)
-    assert "when training starts" in strategy.describe()
-    text = strategy.describe(noise_multiplier=2.0, expected_units=100, num_groups=1)
-    of_sum, _ = strategy.noise_split(2.0, 100.0)
-    assert f"z = 2, of the sum z_D = {of_sum:.6g}" in text
-    price = f"{100 * (of_sum / 2.0 - 1):.3g}% more noise, the price of 1 private statistic with"
-    assert (price in text) == (strategy.num_statistics(1) == 1)
+def test_the_price_of_the_statistics_is_said():
+    strategy = ka.clipping.QuantileClipping(count_noise_stddev=4.0)
+    of_sum = (1.0 - 1 / 64.0) ** -0.5
+    text = strategy.describe(noise_multiplier=1.0, expected_units=100)
+    price = f"{100 * (of_sum - 1):.3g}% more noise, the price of 1 private statistic with"
+    assert f"z = 1, of the sum z_D = {of_sum:.6g} ({price}" in text
+    assert "3 groups, noise allocation 'global'" in strategy.describe(1.0, 100, num_groups=3)
 
 
 def test_a_trained_optimizer_tells_what_was_paid():
@@ -351,52 +319,36 @@ def test_a_trained_optimizer_tells_what_was_paid():
     model = pure_noise_model(optimizer)
     model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
     of_sum = (1.0 - 2 / 64.0) ** -0.5
-    text = optimizer.clipping.describe()
-    assert f"z_D = {of_sum:.6g} ({100 * (of_sum - 1):.3g}% more noise" in text
-    assert "2 groups, noise allocation 'global'" in text
+    assert f"z_D = {of_sum:.6g} (" in optimizer.described()["clipping"]
 
 
-BAD_NORMS = [
-    (0.0, ValueError, "must be positive and finite"),
-    (-1.0, ValueError, "must be positive and finite"),
-    (float("nan"), ValueError, "must be positive and finite"),
-    (float("inf"), ValueError, "must be positive and finite"),
-    (1e-30, ValueError, "must lie between 1e-10 and 1e"),
-    (1e30, ValueError, "must lie between 1e-10 and 1e"),
-    (True, TypeError, "must be a number"),
-    ("1", TypeError, "must be a number"),
-    (None, TypeError, "must be a number"),
-    (np.ones((2, 2)), TypeError, "must be a number"),
-]
-
-
-@pytest.mark.parametrize(("value", "error", "message"), BAD_NORMS)
 @pytest.mark.parametrize(
     ("cls", "argument"),
     [
         (ka.clipping.FixedClipping, "clip_norm"),
         (ka.clipping.QuantileClipping, "initial_clip_norm"),
-        (ka.clipping.AutomaticClipping, "clip_norm"),
         (ka.clipping.AutomaticClipping, "stabilizer"),
         (ka.clipping.MeanNormClipping, "initial_clip_norm"),
     ],
 )
-def test_a_clip_norm_that_is_none_is_refused(cls, argument, value, error, message):
-    with pytest.raises(error, match=f"Argument `{argument}` {message}"):
-        cls(**{argument: value})
-
-
-def test_numbers_of_numpy_are_numbers():
-    assert ka.clipping.FixedClipping(np.float32(0.5)).clip_norm == 0.5
-    assert ka.clipping.FixedClipping(np.int64(2)).get_config()["clip_norm"] == 2.0
+def test_a_clip_norm_out_of_range_is_refused(cls, argument):
+    for value, message in ((0.0, "must be positive"), (math.nan, "must be finite")):
+        with pytest.raises(ValueError, match=f"Argument `{argument}` {message}"):
+            cls(**{argument: value})
+    for value in (1e-30, 1e30):
+        with pytest.raises(ValueError, match=f"Argument `{argument}` must lie between 1e-10"):
+            cls(**{argument: value})
+    for value in (True, "1", np.ones((2, 2))):
+        with pytest.raises(TypeError, match=f"Argument `{argument}` must be a number"):
+            cls(**{argument: value})
 
 
 @pytest.mark.parametrize(
     ("identifier", "expected"),
     [
         (0.5, ka.clipping.FixedClipping),
-        (2, ka.clipping.FixedClipping),
         (np.float32(0.5), ka.clipping.FixedClipping),
+        (ka.clipping.FixedClipping(0.5, groups="per_layer"), ka.clipping.FixedClipping),
         ("quantile", ka.clipping.QuantileClipping),
         ("automatic", ka.clipping.AutomaticClipping),
         (ka.schedules.LinearDecay(1.0, 10), ka.clipping.ScheduledClipping),
@@ -411,20 +363,14 @@ def test_what_a_user_may_write_for_a_strategy(identifier, expected):
     assert type(ka.clipping.get(identifier)) is expected
 
 
-def test_a_strategy_is_taken_as_it_is():
-    strategy = ka.clipping.FixedClipping(1.0)
-    assert ka.clipping.get(strategy) is strategy
-
-
 @pytest.mark.parametrize(
     ("identifier", "error", "message"),
     [
-        ("median", ValueError, "must name a known strategy .* clipping='median'"),
+        ("median", ValueError, "must be a clipping strategy .* clipping='median'"),
         (-1.0, ValueError, "must be positive"),
         (None, TypeError, "must be a clipping strategy .* clipping=None"),
         (True, TypeError, "must be a clipping strategy"),
         ([1.0], TypeError, "must be a clipping strategy"),
-        (keras.layers.Dense, TypeError, "must be a clipping strategy"),
     ],
 )
 def test_what_is_no_strategy(identifier, error, message):

@@ -1,9 +1,6 @@
 """The notebooks run from top to bottom on a little data, and show what their text speaks of."""
 
-import base64
 import gzip
-import importlib.util
-import json
 import os
 import struct
 import sys
@@ -73,10 +70,6 @@ def _surroundings(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
-def test_every_notebook_is_here():
-    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
-
-
 @pytest.mark.usefixtures("_surroundings")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(path, tmp_path):
@@ -110,36 +103,3 @@ def test_what_is_stored_is_nothing_or_one_run_at_full_size(path):
     # TensorFlow says there what it found on the machine; Python, what it warns of.
     assert "Warning" not in output["stderr"]
     assert path.stat().st_size < 500_000
-
-
-def test_the_page_of_a_notebook_has_all_that_is_stored():
-    spec = importlib.util.spec_from_file_location(
-        "notebook_pages", DOCS.parent / "mkdocs_hooks" / "notebook_pages.py"
-    )
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
-    png = base64.b64encode(b"an image").decode()
-    notebook = {
-        "cells": [
-            {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
-            {
-                "cell_type": "code",
-                "source": ["print('```')"],
-                "outputs": [
-                    {"name": "stdout", "text": ["```\n"]},
-                    {"name": "stderr", "text": ["what TensorFlow found"]},
-                    {"data": {"text/plain": "<Figure>", "image/png": png}},
-                ],
-            },
-        ]
-    }
-    page, figures = pages.converted(json.loads(json.dumps(notebook)), "example")
-    assert figures == {"example_1.png": b"an image"}
-    assert page.split("\n\n") == [
-        "# Title",
-        "This page is a notebook: [example.ipynb](example.ipynb).",
-        "Words.",
-        "````python\nprint('```')\n````",
-        "````text\n```\n````",
-        "![Figure 1](example_1.png)\n",
-    ]

@@ -76,14 +76,6 @@ def test_code_of_other_libraries_is_python(path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=pages.name_of)
-def test_listings_side_by_side_are_narrow(path):
-    for block in pages.blocks(path.read_text(encoding="utf-8")):
-        if "title=" in block.options:
-            wide = [line for line in block.text.splitlines() if len(line) > 60]
-            assert not wide
-
-
-@pytest.mark.parametrize("path", PAGES, ids=pages.name_of)
 def test_the_scripts_that_a_page_runs_are_there_and_take_their_options(path):
     for command in re.findall(
         r"\bpython ((?:examples|benchmarks)/\S+\.py[^`\n#]*)", path.read_text(encoding="utf-8")

@@ -4,14 +4,12 @@ import gzip
 import shutil
 import socket
 import struct
-import sys
 
-import keras
 import numpy as np
 import pytest
 
 import data
-from data import adult, download, images
+from data import adult, download
 
 RNG = np.random.default_rng(0)
 IDX_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -83,20 +81,6 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     assert (found.x_train.min(), found.x_train.max()) == (0.0, 1.0)
 
 
-@pytest.mark.usefixtures("cache", "no_network")
-def test_fashion_mnist_without_any_source(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"(?s)no answer.*pip install keras-adaclip\[datasets\]"):
-        data.load_fashion_mnist(tmp_path / "nowhere")
-
-
-def test_a_broken_file_is_not_passed_over(cache, tmp_path):
-    write_fashion_mnist(cache / "fashion-mnist")
-    (cache / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"broken")
-    with pytest.raises(gzip.BadGzipFile):
-        data.load_fashion_mnist(tmp_path / "nowhere")
-
-
 # ---- the other loaders ------------------------------------------------------------------------
 
 
@@ -113,68 +97,6 @@ def test_a_broken_file_is_not_passed_over(cache, tmp_path):
 def test_without_a_network_the_error_names_the_file(load, file):
     with pytest.raises(FileNotFoundError, match=rf"no answer.*https://.*keras/datasets/{file}"):
         load()
-
-
-@pytest.mark.parametrize("image_data_format", ["channels_last", "channels_first"])
-def test_cifar10(image_data_format, cache, monkeypatch):
-    (cache / "cifar-10-batches-py-target_archive").touch()
-    x, y = pixels(2, 32, 32, 3), np.array([[1], [2]])
-    shown = x if image_data_format == "channels_last" else x.transpose(0, 3, 1, 2)
-    monkeypatch.setattr(keras.config, "image_data_format", lambda: image_data_format)
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: ((shown, y), (shown, y)))
-    found = data.load_cifar10()
-    np.testing.assert_allclose(found.x_test, x / 255.0, rtol=1e-6)
-    assert found.y_test.tolist() == [1, 2]
-
-
-def test_imagenette(monkeypatch, tmp_path):
-    tfds = pytest.importorskip("tensorflow_datasets")
-    for split in ("train", "validation"):
-        for label in range(3):
-            place = tmp_path / split / f"n0{label}"
-            place.mkdir(parents=True)
-            # A dark frame left and right of a square in the middle, 20 by 10 pixels.
-            image = np.zeros((10, 20, 3), np.uint8)
-            image[:, 5:15] = 20 * label + 50
-            keras.utils.save_img(place / "image.png", image, "channels_last", scale=False)
-    folder = tfds.ImageFolder(str(tmp_path))
-    monkeypatch.setattr(folder, "is_prepared", lambda: True)
-    monkeypatch.setattr(tfds, "builder", lambda name: folder)
-    found = data.load_imagenette(image_size=8)
-    assert found.x_train.shape == found.x_test.shape == (3, 8, 8, 3)
-    assert found.x_train.dtype == np.uint8
-    order = np.argsort(found.y_train)
-    assert found.y_train[order].tolist() == [0, 1, 2]
-    middles = found.x_train[order, 2:6, 2:6].mean((1, 2, 3))
-    np.testing.assert_allclose(middles, [50, 70, 90], atol=3)
-    assert found.x_train.min() > 30
-
-
-def test_imagenette_without_a_network(monkeypatch, tmp_path):
-    tfds = pytest.importorskip("tensorflow_datasets")
-    folder = tfds.ImageFolder(str(tmp_path))
-    monkeypatch.setattr(folder, "is_prepared", lambda: False)
-    monkeypatch.setattr(tfds, "builder", lambda name: folder)
-    monkeypatch.setattr(images, "require_answer", no_answer)
-    with pytest.raises(FileNotFoundError, match="copy a prepared data set to"):
-        data.load_imagenette()
-
-
-def test_imdb(cache, monkeypatch):
-    (cache / "imdb.npz").touch()
-    asked = []
-
-    def load_data(**arguments):
-        asked.append(arguments)
-        return ([[1, 4, 8], [1, 9, 8, 7, 3, 4]], np.array([1, 0])), ([[1, 5]], np.array([1]))
-
-    monkeypatch.setattr(keras.datasets.imdb, "load_data", load_data)
-    found = data.load_imdb(num_tokens=10, length=5)
-    assert asked == [{"num_words": 10}]
-    assert found.x_train.tolist() == [[1, 4, 8, 0, 0], [9, 8, 7, 3, 4]]
-    assert found.x_test.tolist() == [[1, 5, 0, 0, 0]]
-    assert found.x_train.dtype == found.y_train.dtype == np.int32
-    assert "frequency in the reviews themselves" in found.source
 
 
 # ---- Adult ------------------------------------------------------------------------------------
@@ -237,20 +159,6 @@ def test_adult(write_adult):
         np.testing.assert_array_equal(values, found.x_train[name][:1])
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        BACHELOR.replace("State-gov", "Pirate"),
-        BACHELOR.replace("39,", "thirty-nine,"),
-        BACHELOR + ", 1",
-    ],
-)
-def test_rows_of_another_format(row, write_adult):
-    write_adult(WIDOW, row)
-    with pytest.raises(ValueError, match=r"adult\.data has a row of another format, number 2"):
-        data.load_adult()
-
-
 # ---- downloads --------------------------------------------------------------------------------
 
 
@@ -261,11 +169,6 @@ def test_a_server_that_does_not_answer_is_not_waited_for():
             download.require_answer(f"http://127.0.0.1:{port}/", seconds=0.2)
     with pytest.raises(OSError, match="refused"):
         download.require_answer(f"http://127.0.0.1:{port}/", seconds=5.0)
-
-
-def test_an_answer_is_enough(tmp_path):
-    (tmp_path / "file").touch()
-    download.require_answer((tmp_path / "file").as_uri(), seconds=5.0)
 
 
 # ---- made-up data -----------------------------------------------------------------------------

@@ -13,38 +13,6 @@ import keras_adaclip as ka
 FOLDER = Path(ka.__file__).parents[1] / "examples" / "federated"
 pytest.importorskip("matplotlib")
 
-import fashion_mnist_report as report  # noqa: E402
-
-
-def row(kind, value, noise, seed, accuracy, clipped="[0.9, 0.7, 0.6, 0.5, 0.5, 0.5]"):
-    return {
-        "kind": kind,
-        "value": str(value),
-        "noise_multiplier": str(noise),
-        "seed": str(seed),
-        "accuracy": str(accuracy),
-        "norm_by_epoch": "[0.2, 0.3, 0.4, 0.4, 0.4, 0.4]",
-        "clipped_by_epoch": clipped,
-    }
-
-
-ROWS = [
-    row("quantile", 0.5, 0.0, 1, 0.85),
-    row("quantile", 0.5, 0.0, 2, 0.87),
-    row("quantile", 0.5, 0.1, 1, 0.80),
-    row("fixed", 0.2, 0.0, 1, 0.84),
-    row("fixed", 0.4, 0.0, 1, 0.865),
-    row("fixed", 0.4, 0.1, 1, 0.79),
-]
-
-
-def test_the_table_has_means_and_the_distance_to_the_best_fixed_norm():
-    text = report.tables(ROWS)
-    assert "| quantile 0.5 | 86.0 ± 1.4 (2) | 80.0 (1) |" in text
-    assert "| fixed norm 0.2 | 84.0 (1) | – |" in text
-    assert "| best fixed norm − median | +0.50 | -1.00 |" in text
-    assert "| quantile 0.5 | 0.10 | 0.50 | 0.50 |" in text
-
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="it compiles nothing: seconds")
 @pytest.mark.filterwarnings("ignore:.*not covered by epsilon")

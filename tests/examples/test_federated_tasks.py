@@ -1,7 +1,6 @@
 """The six tasks of Andrew et al. 2021: the scripts run, and what they read is what it should be."""
 
 import argparse
-import doctest
 import hashlib
 import importlib
 import runpy
@@ -56,14 +55,6 @@ def test_smoke(name, monkeypatch, capsys):
     assert "nan" not in printed
 
 
-@once
-def test_options(monkeypatch, capsys):
-    options = ("--smoke", "--rounds", "1", "--fixed-norm", "0.5", "--noise-multiplier", "0")
-    printed = run_script("emnist_autoencoder", monkeypatch, capsys, *options)
-    assert "round     1  mean_squared_error" in printed
-    assert "clip norm 0.5000  epsilon inf" in printed
-
-
 # ---- the paper's choices ----------------------------------------------------------------------
 
 
@@ -115,45 +106,12 @@ def test_next_words():
     assert (x.dtype, y.dtype) == (np.int32, np.int32)
 
 
-def test_no_text_at_all():
-    for make in (text.next_word_examples, text.next_character_examples):
-        x, y = make([], WORDS, 4)
-        assert x.shape == y.shape == (0, 4)
-
-
 def test_next_characters():
     letters = text.Vocabulary(tuple(b"abc"))
     a, b, c, other, begin, end = range(1, 7)
     x, y = text.next_character_examples([b"abcab", b"?"], letters, 3)
     assert x.tolist() == [[begin, a, b], [a, b, end], [begin, other, end]]
     assert y.tolist() == [[a, b, c], [b, end, PAD], [other, end, PAD]]
-
-
-def test_words_for_a_bag():
-    ids = text.word_ids([b"the  cat\tdog", b"", b"sat sat sat sat"], WORDS, 3)
-    assert ids.tolist() == [[THE, CAT, OTHER], [PAD] * 3, [SAT] * 3]
-
-
-def test_tags_to_multi_hot():
-    hot = text.multi_hot_tags([b"sat|the", b"dog", b"the|dog|the"], WORDS)
-    assert hot.tolist() == [[1, 0, 1], [0, 0, 0], [1, 0, 0]]
-
-
-def test_vocabularies_of_the_most_frequent(tmp_path):
-    made_up.stackoverflow(tmp_path)
-    words = text.word_vocabulary(tmp_path / "stackoverflow.word_count", 3)
-    assert words.entries == (b"how", b"do", b"i")
-    # The file of tags is in no order.
-    tags = text.tag_vocabulary(tmp_path / "stackoverflow.tag_count", 2)
-    assert tags.entries == (b"tag-19", b"tag-18")
-    with pytest.raises(ValueError, match="no entry twice"):
-        text.Vocabulary((1, 1))
-    assert doctest.testmod(text) == (0, 2)
-
-
-def test_the_letters_of_shakespeare():
-    vocabulary = SCRIPTS["shakespeare"].VOCABULARY
-    assert (len(vocabulary.entries), vocabulary.num_ids) == (86, 90)
 
 
 def test_accuracy_of_tokens():
@@ -200,53 +158,7 @@ def test_padding_changes_nothing_that_a_client_contributes():
     assert shown == pytest.approx(shown_of_long, rel=1e-5)
 
 
-def test_dense_on_a_bag_of_words():
-    layer = SCRIPTS["stackoverflow_tags"].DenseOnBagOfWords(num_words=3, units=2)
-    ids = np.array([[THE, CAT, CAT, OTHER], [SAT, PAD, PAD, PAD], [PAD] * 4], np.int32)
-    one_hot = np.eye(5)[ids][..., 1:4]
-    bags = one_hot.sum(axis=1) / np.maximum((ids != PAD).sum(axis=1, keepdims=True), 1)
-    outputs = keras.ops.convert_to_numpy(layer(ids))
-    kernel, bias = (keras.ops.convert_to_numpy(weight) for weight in layer.weights)
-    np.testing.assert_allclose(outputs, 1 / (1 + np.exp(-(bags @ kernel + bias))), rtol=1e-5)
-    assert type(layer).from_config(layer.get_config()).units == 2
-
-
 # ---- images -----------------------------------------------------------------------------------
-
-
-def test_crops_of_images():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (64, 32, 32, 3)).astype(np.uint8)
-    cifar100 = SCRIPTS["cifar100"]
-    middle, labels = cifar100.cropped(images, np.arange(64))
-    assert (middle.shape, middle.dtype, labels[-1]) == ((64, 24, 24, 3), np.float32, 63)
-    np.testing.assert_allclose(middle.mean((1, 2, 3)), 0.0, atol=1e-5)
-    np.testing.assert_allclose(middle.std((1, 2, 3)), 1.0, atol=1e-5)
-    expected = images[5, 4:28, 4:28].astype(float)
-    np.testing.assert_allclose(middle[5] * expected.std() + expected.mean(), expected, atol=1e-2)
-    crops, _ = cifar100.distorted(images, labels)
-    again, _ = cifar100.distorted(images, labels)
-    assert crops.shape == middle.shape
-    # Of 64 images two draws of 81 places and 2 sides agree on more than 8 once in 10^8 times.
-    assert (crops == again).all((1, 2, 3)).sum() <= 8
-    even, _ = cifar100.cropped(np.full((1, 32, 32, 3), 7, np.uint8), labels[:1])
-    assert (even == 0.0).all()
-
-
-def test_an_image_is_distorted_by_a_shift_and_a_mirror():
-    places = np.arange(32 * 32 * 3).reshape(1, 32, 32, 3)
-    shown, _ = SCRIPTS["cifar100"].distorted(places, np.zeros(1))
-    steps = np.diff(shown[0, :, :, 0], axis=1)
-    assert np.ptp(steps) == pytest.approx(0.0, abs=1e-5)
-    assert np.diff(shown[0, :, 0, 0]).min() > 0.0
-
-
-def test_ink_is_one_and_its_own_target():
-    pixels = np.ones((2, 28, 28), np.float32)
-    pixels[0, 0, 1] = 0.25
-    x, y = SCRIPTS["emnist_autoencoder"].as_own_target(pixels, None)
-    assert (x.shape, x[0, 1], x.sum()) == ((2, 784), 0.75, 0.75)
-    assert y is x
 
 
 # ---- files ------------------------------------------------------------------------------------

@@ -60,15 +60,6 @@ def test_audit_fashion_mnist(tmp_path, noise):
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
-@once
-def test_best_fashion_mnist(tmp_path):
-    result = tmp_path / "result.csv"
-    printed = run_example("best_fashion_mnist.py", tmp_path, "--smoke", "--output", result)
-    for words in ("directions stand out of the noise", "Test accuracy", "differential privacy"):
-        assert words in " ".join(printed.split())
-    assert result.read_text().startswith("seed,accuracy,epsilon,seconds")
-
-
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is enough")
 @pytest.mark.parametrize(
     ("script", "searched"),

@@ -1,5 +1,7 @@
 """Clients from arrays and HDF5 files."""
 
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ def test_examples_by_client_keep_their_order():
     assert (x.tolist(), y.tolist()) == (X[[0, 2, 5]].tolist(), [0, 2, 5])
     assert [clients.num_examples_at(n) for n in range(3)] == [2, 3, 1]
     assert ("c" in clients, "d" in clients) == (True, False)
+    assert repr(clients) == "<ClientData with 3 clients>"
 
 
 def test_a_population_may_hold_clients_without_examples():
@@ -34,6 +37,7 @@ def test_structures_of_arrays():
     assert (x["a"].tolist(), x["b"].tolist()) == ([[6.0, 7.0]], [3])
     first, _ = clients.first_examples(4)
     assert first["b"].tolist() == [1, 4, 0, 2]
+    assert len(clients.first_examples(9)[0]["b"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -52,11 +56,10 @@ def test_wrong_arrays(arguments, error, message):
         ClientData.from_arrays(*arguments)
 
 
-def test_an_unknown_id():
-    with pytest.raises(KeyError, match="no client 'z' among the 3 clients"):
-        ClientData.from_arrays(X, Y, IDS)["z"]
-    with pytest.raises(KeyError, match="no client"):
-        ClientData.from_arrays(X, Y, IDS)[["a"]]
+@pytest.mark.parametrize("unknown", ["z", ["a"]])
+def test_an_unknown_id(unknown):
+    with pytest.raises(KeyError, match=r"no client .* among the 3 clients"):
+        ClientData.from_arrays(X, Y, IDS)[unknown]
 
 
 @pytest.fixture
@@ -71,14 +74,12 @@ def path(tmp_path):
 
 
 def test_the_layout_of_tensorflow_federated(path):
-    clients = ClientData.from_hdf5(path, x="pixels", y="label")
+    clients = pickle.loads(pickle.dumps(ClientData.from_hdf5(path, x="pixels", y="label")))
     assert sorted(clients) == ["f0", "f1", "f2"]
     x, y = clients["f1"]
     assert (x.shape, x.dtype, y.tolist()) == ((3, 2, 2), np.float32, [0, 1, 2])
-    assert clients.num_examples_at(clients.position_of("f1")) == 3
+    assert [clients.num_examples_at(n) for n in range(3)] == [0, 3, 1]
     assert len(clients["f0"][0]) == 0
-    with pytest.raises(KeyError, match="no client 'f9'"):
-        clients["f9"]
 
 
 def test_one_client_is_read_at_a_time(path, monkeypatch):
@@ -98,7 +99,7 @@ def test_one_client_is_read_at_a_time(path, monkeypatch):
 def test_preprocessing_sees_one_client(path):
     clients = ClientData.from_hdf5(path, "pixels", "label", lambda x, y: (x[:1] / 255.0, y[:1]))
     assert clients["f1"][0].shape == (1, 2, 2)
-    assert clients.num_examples_at(clients.position_of("f1")) == 1
+    assert clients.num_examples_at(1) == 1
 
 
 def test_errors_name_the_file_and_the_key(path, tmp_path):
@@ -111,17 +112,7 @@ def test_errors_name_the_file_and_the_key(path, tmp_path):
         file["numbers"] = np.zeros(3)
     with pytest.raises(ValueError, match=r"other.h5 has no group 'examples'.*'numbers'"):
         ClientData.from_hdf5(other, "pixels")
-    truncated = tmp_path / "truncated.h5"
-    truncated.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"truncated.h5 cannot be read"):
-        ClientData.from_hdf5(truncated, "pixels")
-    empty = tmp_path / "empty.h5"
-    with h5py.File(empty, "w") as file:
+    with h5py.File(other, "w") as file:
         file.create_group("examples")
     with pytest.raises(ValueError, match="no client under 'examples'"):
-        ClientData.from_hdf5(empty, "pixels")
-
-
-def test_no_examples_at_all():
-    clients = ClientData.from_arrays(X[:1], Y[:1], ["a"])
-    assert clients.first_examples(3)[1].tolist() == [0]
+        ClientData.from_hdf5(other, "pixels")

@@ -1,12 +1,15 @@
 """Rounds as they are drawn and laid out."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
-from keras_adaclip.federated.cohort_batches import CohortBatches, LocalBatches
+from keras_adaclip.federated.cohorts import CohortBatches
+from keras_adaclip.federated.settings import FederatedSettings
 
 SIZES = (3, 0, 8, 25)
 
@@ -18,7 +21,7 @@ def clients_of(sizes):
     return ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
 
 
-OF_FOUR = LocalBatches(epochs=1, batch_size=4)
+OF_FOUR = FederatedSettings(client_batch_size=4)
 
 
 def cohorts_of(
@@ -28,7 +31,7 @@ def cohorts_of(
 
 
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
-    cohorts = cohorts_of(SIZES, local=LocalBatches(epochs=2, batch_size=4))
+    cohorts = cohorts_of(SIZES, local=FederatedSettings(local_epochs=2, client_batch_size=4))
     batch = cohorts.take(np.arange(4), np.random.default_rng(0))
     assert batch["num_steps"].tolist() == [2, 4, 14]
     for client, (number, size) in enumerate(((0, 3), (2, 8), (3, 25))):
@@ -46,7 +49,7 @@ def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
 
 
 def test_a_limit_takes_other_examples_each_round():
-    cohorts = cohorts_of((30,), 1, LocalBatches(1, 5, examples_limit=10))
+    cohorts = cohorts_of((30,), 1, FederatedSettings(client_batch_size=5, client_examples_limit=10))
     seen = [set(cohorts[0]["x"][0, :10, 1].tolist()) for _ in range(3)]
     assert [len(each) for each in seen] == [10, 10, 10]
     assert seen[0] != seen[1]
@@ -73,23 +76,33 @@ def test_each_client_takes_part_independently_with_the_same_probability():
     assert statistic < stats.chi2.ppf(1 - 1e-6, 9)
 
 
-def test_an_empty_draw_is_one_client_of_padding():
-    batch = cohorts_of(SIZES).take(np.array([], int), np.random.default_rng(0))
-    assert batch["mask"].tolist() == [False]
-    assert batch["num_steps"].tolist() == [0]
-
-
-def test_seeds():
-    assert np.array_equal(cohorts_of(SIZES)[0]["order"], cohorts_of(SIZES)[0]["order"])
+def test_seeds_repeat_draws_within_a_run_alone():
     many = (2,) * 200
-    one, other = (cohorts_of(many, 100, seed=None)[0]["x"] for _ in range(2))
-    assert one.shape != other.shape or not np.array_equal(one, other)
+    runs = [cohorts_of(many, 100, seed=seed) for seed in (0, 0, 0, None, None)]
+    runs[2].begin_run(3)
+    for cohorts in runs:
+        cohorts.num_seeds = 2
+    first, again, *others = [run[0] for run in runs]
+    assert np.array_equal(first["order"], again["order"])
+    assert np.array_equal(first["seeds"], again["seeds"])
+    found = [clients_in(batch) for batch in (first, *others)]
+    assert all(one != other for one, other in itertools.combinations(found, 2))
+
+
+def test_every_client_step_and_generator_has_random_numbers_of_its_own():
+    cohorts = cohorts_of((5,) * 50, 50, FederatedSettings(client_batch_size=1), seed=None)
+    cohorts.num_seeds = 3
+    seeds = np.concatenate([cohorts[0]["seeds"] for _ in range(2)])
+    assert (seeds.shape, seeds.dtype) == ((100, 6, 3, 2), np.int32)
+    # Equal pairs among 1,800 have probability 1.4e-12; PyTorch adds up the two: 8e-4.
+    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 1800
+    assert seeds.min() >= 0
 
 
 @pytest.mark.parametrize("padded", [None, 6])
 @pytest.mark.parametrize("sampling", [Sampling.FIXED, Sampling.SHUFFLE])
 def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded):
-    local = LocalBatches(epochs=2, batch_size=None, examples_limit=5)
+    local = FederatedSettings(local_epochs=2, client_batch_size=None, client_examples_limit=5)
     cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, local, sampling=sampling)
     cohorts.num_padded_clients = padded
     batch = cohorts[0]

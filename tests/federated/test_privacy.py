@@ -6,8 +6,8 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential
-from keras_adaclip.federated.cohort_batches import CohortBatches
+from keras_adaclip.federated import ClientData, FederatedSequential
+from keras_adaclip.federated.cohorts import CohortBatches
 
 NUM_CLIENTS, SIZE = 12, 5
 LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
@@ -46,8 +46,9 @@ def weights(model):
     )
 
 
-@pytest.mark.parametrize("chunk", [None, 1])
-@pytest.mark.parametrize("change", ["other", "huge", "nan", "infinite"])
+@pytest.mark.parametrize(
+    ("change", "chunk"), [("other", 1), ("huge", None), ("nan", None), ("infinite", 1)]
+)
 def test_all_data_of_one_client_move_its_own_bounded_contribution(change, chunk):
     found = []
     for changed in (False, True):
@@ -116,10 +117,6 @@ def test_epsilon_is_that_of_poisson_sampled_clients():
     expected = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=6, delta=1e-3)
     assert history["epsilon"][-1] == pytest.approx(expected, rel=1e-6)
     assert model.privacy_spent(1e-3).epsilon == history["epsilon"][-1]
-    report = model.privacy_report(1e-3, group_sizes=())
-    assert report.unit == "client"
-    (mechanism,) = report.mechanisms
-    assert (mechanism.num_examples, mechanism.expected_batch_size) == (NUM_CLIENTS, 4)
 
 
 def test_a_fixed_cohort_is_accounted_for_replacing_a_client():
@@ -148,7 +145,7 @@ def test_a_shuffled_epoch_is_one_release():
     model.fit(clients, 5, epochs=3, steps_per_epoch=2, verbose=0, sampling="shuffle")
     assert sum(row.releases for row in model.privacy_ledger) == 5
     steps = model.privacy_ledger.steps
-    with pytest.raises(ValueError, match="at most 3 rounds"):
+    with pytest.raises(ValueError, match="`steps_per_epoch` must lie between 1 and 3"):
         model.fit(clients, 5, epochs=1, steps_per_epoch=4, verbose=0, sampling="shuffle")
     assert model.privacy_ledger.steps == steps
 
@@ -161,7 +158,7 @@ def test_the_noise_of_a_large_cohort_in_a_small_one():
     assert row.noise_multiplier == pytest.approx(0.3, rel=1e-6)
     assert model.optimizer.noise_multiplier == 3.0
     assert "a simulation of cohorts of 40" in model.privacy_report(1e-3, group_sizes=()).clipping
-    with pytest.raises(ValueError, match="simulates a larger cohort"):
+    with pytest.raises(ValueError, match="`cohort_noise_size` must be at least 4"):
         compiled(cohort_noise_size=3).fit(ClientData.from_arrays(*arrays()), 4, verbose=0)
 
 
@@ -182,17 +179,15 @@ def test_no_weight_lets_a_client_contribute_more(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"client_weighting": "examples"}, ValueError, "need a bound"),
-        ({"client_weighting": "size"}, ValueError, "must be 'uniform'"),
+        ({"client_weighting": "examples"}, ValueError, "limit bounds the sensitivity"),
         ({"local_epochs": 0}, ValueError, "local_epochs"),
         ({"client_batch_size": 2.5}, TypeError, "client_batch_size"),
         ({"proximal_strength": -1.0}, ValueError, "proximal_strength"),
         ({"client_optimizer": "none"}, ValueError, "none"),
-        ({"client_optimizer": keras.optimizers.SGD(use_ema=True)}, ValueError, "moving average"),
         (
             {"client_optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
             ValueError,
-            "accumulate",
+            "plain Keras optimizer",
         ),
         (
             {"client_optimizer": ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)},
@@ -210,28 +205,24 @@ def test_wrong_arguments_of_compile(arguments, error, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"cohort_size": NUM_CLIENTS + 1}, ValueError, "must not exceed the number of clients"),
-        ({"cohort_size": 0}, ValueError, "cohort_size"),
-        ({"steps_per_epoch": 0}, ValueError, "steps_per_epoch"),
-        ({"sampling": "all"}, ValueError, "'poisson', 'fixed', 'shuffle'"),
+        ({"cohort_size": NUM_CLIENTS + 1}, "`cohort_size` must lie between 1 and 12"),
+        ({"cohort_size": 0}, "`cohort_size` must lie between 1 and 12"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"sampling": "all"}, "one of 'poisson', 'fixed', 'shuffle'"),
     ],
 )
-def test_wrong_arguments_of_fit(arguments, error, message):
+def test_wrong_arguments_of_fit(arguments, message):
     model = compiled(noise_multiplier=1.0)
-    before = weights(model)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         model.fit(ClientData.from_arrays(*arrays()), **{"cohort_size": 4, **arguments}, verbose=0)
-    np.testing.assert_array_equal(weights(model), before)
     assert model.privacy_ledger.steps == 0
 
 
-def test_examples_without_clients_are_refused():
+def test_a_batch_of_examples_is_refused():
     x, y, _ = arrays()
-    with pytest.raises(TypeError, match="to which client each example belongs"):
-        compiled().fit(x, y, verbose=0)
-    with pytest.raises(NotImplementedError, match="to which client an example belongs"):
+    with pytest.raises(NotImplementedError, match="does not say to which client"):
         compiled().train_on_batch(x, y)
 
 
@@ -240,14 +231,6 @@ def test_layers_that_keep_averages_of_the_data_are_refused():
     model = compiled(stack=stack)
     with pytest.raises(ValueError, match=r"batch_normalization.*GroupNormalization"):
         model.fit(ClientData.from_arrays(*arrays()), 4, verbose=0)
-
-
-def test_training_stops_before_the_budget():
-    model = compiled(noise_multiplier=3.0)
-    target = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=5, delta=1e-3)
-    callback = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=target * 1.0001)
-    model.fit(ClientData.from_arrays(*arrays()), 4, epochs=9, verbose=0, callbacks=[callback])
-    assert model.privacy_ledger.steps == 5
 
 
 def test_a_saved_model_goes_on(tmp_path):
@@ -264,40 +247,6 @@ def test_a_saved_model_goes_on(tmp_path):
     loaded.fit(clients, 4, epochs=1, verbose=0)
     expected = ka.accounting.compute_epsilon(3.0, NUM_CLIENTS, 4, steps=6, delta=1e-3)
     assert loaded.privacy_spent(1e-3).epsilon == pytest.approx(expected, rel=1e-6)
-
-
-def test_compiling_again_carries_the_ledger_over():
-    clients = ClientData.from_arrays(*arrays())
-    model = compiled(noise_multiplier=3.0)
-    model.fit(clients, 4, epochs=1, verbose=0)
-    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=3.0), **LOSS)
-    assert model.privacy_ledger.steps == 3
-    model.fit(clients, 4, epochs=1, verbose=0)
-    assert model.privacy_ledger.steps == 6
-
-
-def test_a_functional_and_a_subclassed_model():
-    inputs = keras.Input((4,))
-    functional = FederatedModel(inputs, layers.Dense(3)(inputs))
-    shared = ka.federate(keras.Sequential([keras.Input((4,)), layers.Dense(3)]))
-
-    class Own(FederatedModel):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(3)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    for model in (functional, shared, Own()):
-        assert isinstance(model, FederatedModel)
-        model.compile(
-            optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
-            client_optimizer="sgd",
-            **LOSS,
-        )
-        model.fit(ClientData.from_arrays(*arrays()), 4, epochs=1, verbose=0)
-        assert model.privacy_ledger.steps == 3
 
 
 def test_dropout_differs_between_clients_steps_and_rounds():

@@ -37,7 +37,7 @@ def cnn():
 
 
 # Norms below which some contributions lie, and above which others do.
-CLIP = {"mlp": 0.45, "cnn": 2.4}
+CLIP = {"mlp": 0.45, "cnn": 2.0}
 STACKS = {"mlp": (mlp, (6,)), "cnn": (cnn, (6, 6, 1))}
 LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
@@ -45,7 +45,7 @@ LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 @pytest.fixture
 def recorded(monkeypatch):
     """The batches that `fit` drew, as arrays."""
-    from keras_adaclip.federated.cohort_batches import CohortBatches
+    from keras_adaclip.federated.cohorts import CohortBatches
 
     batches, take = [], CohortBatches.__getitem__
 
@@ -96,8 +96,7 @@ def expected_after(stack, before, batch, server, client, clip_norm, **options):
     return oracle.applied(server, before, oracle.clipped_mean(found, clip_norm, COHORT))
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2])
-@pytest.mark.parametrize("name", list(STACKS))
+@pytest.mark.parametrize(("name", "chunk"), [("mlp", None), ("mlp", 2), ("cnn", None), ("cnn", 1)])
 def test_a_round_is_that_of_a_loop_over_the_clients(name, chunk, recorded):
     stack, shape = STACKS[name]
     server, client = keras.optimizers.SGD(0.7), keras.optimizers.SGD(0.3)
@@ -107,10 +106,8 @@ def test_a_round_is_that_of_a_loop_over_the_clients(name, chunk, recorded):
 
 
 SERVERS = {
-    "FedAvg": keras.optimizers.SGD(1.0),
     "FedAvgM": keras.optimizers.SGD(0.5, momentum=0.9),
     "FedAdam": keras.optimizers.Adam(0.1, epsilon=1e-3),
-    "FedYogi-like": keras.optimizers.RMSprop(0.05, epsilon=1e-3),
 }
 
 
@@ -125,7 +122,6 @@ def test_the_servers_optimizer_takes_the_mean_contribution_for_a_gradient(name, 
 
 CLIENTS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: keras.optimizers.Adam(0.05, epsilon=1e-3),
     "AdamW": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-3),
     "schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=1, decay_rate=0.5)
@@ -143,11 +139,10 @@ def test_each_client_has_a_fresh_optimizer_of_its_own(name, recorded):
     assert_close(oracle.arrays(model.trainable_variables), expected)
 
 
-@pytest.mark.parametrize("chunk", [None, 1])
-def test_fedprox(chunk, recorded):
+def test_fedprox(recorded):
     server, client = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.3)
     model, before = one_round(
-        mlp, population(), server, chunk=chunk, clipping=0.6, proximal_strength=0.7, local_epochs=3
+        mlp, population(), server, clipping=0.6, proximal_strength=0.7, local_epochs=3
     )
     expected = expected_after(mlp, before, recorded[0], server, client, 0.6, proximal_strength=0.7)
     assert_close(oracle.arrays(model.trainable_variables), expected)
@@ -184,26 +179,11 @@ def test_quantile_clipping_counts_clients(recorded):
     assert model.optimizer.clip_norm == pytest.approx(expected, rel=1e-5)
 
 
-def test_clipping_by_layer(recorded):
-    clipping = ka.clipping.FixedClipping(0.5, groups="per_layer")
-    server, client = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.3)
-    model, before = one_round(mlp, population(), server, clipping=clipping)
-    found = oracle.contributions(plain(mlp), client, before, recorded[0])
-    of_layer = 0.5 / np.sqrt(2.0)
-    halves = [
-        oracle.clipped_mean([each[begin : begin + 2] for each in found], of_layer, COHORT)
-        for begin in (0, 2)
-    ]
-    expected = oracle.applied(server, before, [*halves[0], *halves[1]])
-    assert_close(oracle.arrays(model.trainable_variables), expected)
-
-
-@pytest.mark.parametrize("chunk", [None, 1])
-def test_clients_weighted_by_their_examples(chunk, recorded):
+def test_clients_weighted_by_their_examples(recorded):
     weighting = ka.federated.ByExamples(limit=6, mean=4.0)
     server, client = keras.optimizers.SGD(1.0), keras.optimizers.SGD(0.3)
     model, before = one_round(
-        mlp, population(), server, chunk=chunk, clipping=CLIP["mlp"], client_weighting=weighting
+        mlp, population(), server, clipping=CLIP["mlp"], client_weighting=weighting
     )
     batch = recorded[0]
     found = oracle.contributions(plain(mlp), client, before, batch)

@@ -27,12 +27,12 @@ def stack():
     return [keras.Input((FEATURES,)), layers.Dense(CLASSES)]
 
 
-def compiled(query, *, server=None, client_rate=0.5, chunk=None, clip_norm=None, **options):
+def compiled(query, *, server=None, client_rate=0.5, chunk=None, **options):
     keras.utils.set_random_seed(0)
     model = FederatedSequential(stack())
     model.compile(
         optimizer=ka.integrations.tensorflow_privacy.QueryOptimizer(
-            server or keras.optimizers.SGD(1.0), query, microbatch_size=chunk, clip_norm=clip_norm
+            server or keras.optimizers.SGD(1.0), query, microbatch_size=chunk
         ),
         client_optimizer=keras.optimizers.SGD(client_rate),
         # One step on all of a client's examples: the same whatever order they come in.

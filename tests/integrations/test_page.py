@@ -1,21 +1,10 @@
 """The code on `docs/federated.md` that needs TensorFlow Privacy."""
 
-import sys
-
 import keras
-import pytest
 
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("queries run on TensorFlow", allow_module_level=True)
-
-sys.skip_tf_privacy_import = True
-pytest.importorskip(
-    "tensorflow_privacy", reason="tensorflow-privacy is not installed: make test-tensorflow-privacy"
-)
-
-import keras_adaclip as ka  # noqa: E402
-from tests.docs import pages  # noqa: E402
-from tests.integrations.support import population, stack  # noqa: E402
+import keras_adaclip as ka
+from tests.docs import pages
+from tests.integrations.support import population, stack
 
 
 def test_the_page_compiles_a_model_whose_rounds_a_query_aggregates():

@@ -1,32 +1,20 @@
 """Rounds that a query of TensorFlow Privacy aggregates, beside the query called by hand."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("queries run on TensorFlow", allow_module_level=True)
-
-sys.skip_tf_privacy_import = True
-pytest.importorskip(
-    "tensorflow_privacy", reason="tensorflow-privacy is not installed: make test-tensorflow-privacy"
-)
-
-import tensorflow as tf  # noqa: E402
-
-import keras_adaclip as ka  # noqa: E402
-from keras_adaclip.federated.cohort_batches import CohortBatches  # noqa: E402
-from tests.federated import oracle  # noqa: E402
-from tests.integrations.support import (  # noqa: E402
+import keras_adaclip as ka
+from keras_adaclip.federated.cohorts import CohortBatches
+from tests.federated import oracle
+from tests.integrations.support import (
     NUM_CLIENTS,
     SHAPES,
     arrays,
     compiled,
     contributions,
     population,
-    stack,
     weights,
 )
 
@@ -106,7 +94,7 @@ def test_rounds_are_those_of_the_query_by_hand(name, chunk, recorded):
     assert model.optimizer.query_metrics == pytest.approx(theirs, rel=1e-5)
 
 
-@pytest.mark.parametrize("change", ["other", "huge", "nan", "infinite"])
+@pytest.mark.parametrize("change", ["huge", "nan"])
 @pytest.mark.parametrize("name", ["GaussianSumQuery", "QuantileAdaptiveClipSumQuery"])
 def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
     found, statistics = [], []
@@ -114,12 +102,7 @@ def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
         x, y, ids = arrays()
         if changed:
             of_client = ids == 3
-            x[of_client] = {
-                "other": arrays(5)[0][of_client],
-                "huge": 1e6,
-                "nan": np.nan,
-                "infinite": np.inf,
-            }[change]
+            x[of_client] = {"huge": 1e6, "nan": np.nan}[change]
         query = queries.GaussianSumQuery(0.05, 0.0) if name == "GaussianSumQuery" else quantile()
         model = compiled(query)
         before = weights(model)
@@ -132,7 +115,7 @@ def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
     moved = NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
     clip_norm = 0.05 if name == "GaussianSumQuery" else 0.2
     # Replaced: twice the norm. A client that is not finite adds zeros: once.
-    bound = clip_norm * (1.0 if change in ("nan", "infinite") else 2.0)
+    bound = clip_norm * (1.0 if change == "nan" else 2.0)
     assert 1e-4 < moved <= bound * (1 + 1e-4)
     if name != "GaussianSumQuery":
         # One client's bit of twelve, by the learning rate of the norm, over the expected six.
@@ -140,8 +123,7 @@ def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
 
 
 @pytest.mark.filterwarnings("ignore:Epsilon is infinite")
-@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffle"])
-@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize(("sampling", "chunk"), [("poisson", None), ("fixed", 1)])
 def test_a_client_without_examples_abstains(sampling, chunk):
     """The query pays for half a vote: a client that is emptied must not move a whole one."""
     norms, moved = [], []
@@ -172,19 +154,6 @@ def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
     assert np.all(weights(model) != before)
 
 
-def test_a_model_that_draws_and_runs_eagerly_trains():
-    keras.utils.set_random_seed(0)
-    inputs, *rest = stack()
-    model = ka.federated.FederatedSequential([inputs, keras.layers.Dropout(0.5), *rest])
-    model.compile(
-        optimizer=queries.QueryOptimizer("adam", queries.GaussianSumQuery(1.0, 1.0)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        run_eagerly=True,
-    )
-    history = model.fit(population(), COHORT, epochs=2, verbose=0)
-    assert np.all(np.isfinite(history.history["loss"]))
-
-
 def test_callbacks_read_norm_and_epsilon():
     model = compiled(quantile(1.0, 2.0))
     callbacks = [ka.callbacks.ClippingMonitor(), ka.callbacks.PrivacyCallback(delta=1e-2)]
@@ -192,17 +161,3 @@ def test_callbacks_read_norm_and_epsilon():
     assert logs["clip_norm"][-1] == pytest.approx(model.optimizer.clip_norm)
     assert logs["epsilon"][-1] == model.privacy_spent(1e-2).epsilon
     assert "QuantileAdaptiveClipSumQuery" in str(model.privacy_report(1e-2, group_sizes=()))
-
-
-def test_raw_norms_are_recorded_where_asked_for():
-    model = compiled(quantile(1.0, 2.0))
-    with pytest.warns(UserWarning, match="not covered by epsilon"):
-        logs = model.fit(
-            population(),
-            COHORT,
-            epochs=1,
-            verbose=0,
-            callbacks=[ka.callbacks.ClippingMonitor(private_diagnostics=True)],
-        ).history
-    assert logs["gradient_norm"][-1] > 0.0
-    assert "clipped_fraction" not in logs

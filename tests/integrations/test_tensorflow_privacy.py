@@ -1,32 +1,18 @@
 """QuantileClipping beside `QuantileAdaptiveClipSumQuery` of TensorFlow Privacy, noise off.
 
-Runs where that package is installed: `make test-tensorflow-privacy` has an environment for it.
 Batches have the expected size, since TensorFlow Privacy also cuts the share of unclipped units off
 at 0 and 1, which the paper does not, and which other sizes would reach.
 """
 
-import sys
-
-import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras import ops
 
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("once is enough", allow_module_level=True)
+import keras_adaclip as ka
+from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 
-# Its Keras parts need an older Keras; the queries do not.
-sys.skip_tf_privacy_import = True
-queries = pytest.importorskip(
-    "tensorflow_privacy.privacy.dp_query.quantile_adaptive_clip_sum_query",
-    reason="tensorflow-privacy is not installed: make test-tensorflow-privacy",
-)
-
-import tensorflow as tf  # noqa: E402
-from keras import ops  # noqa: E402
-
-import keras_adaclip as ka  # noqa: E402
-from tests.clipping.support import SINGLE, summed_statistics, tensors, updated  # noqa: E402
-
+queries = ka.integrations.tensorflow_privacy
 NUM_STEPS, EXPECTED_UNITS = 100, 20
 
 

@@ -121,7 +121,7 @@ PARTS = {
     "state from data": layer_case(
         lambda: KeepsRunningMean(name="running"), "running.*: It is assigned in the forward pass"
     ),
-    "add_loss": layer_case(lambda: AddsLoss(name="adds"), "adds: It adds a loss in its `call`"),
+    "add_loss": layer_case(lambda: AddsLoss(name="adds"), "adds: It adds a loss of its own"),
     "metric without weights": Case(
         lambda: helpers.compiled(metrics=[WithoutWeights()]),
         "without_weights: The metric takes no `sample_weight`",
@@ -384,7 +384,7 @@ def probed(loss, y, own=False):
     """What the probe of losses finds, on a model built for `y`."""
     from keras_adaclip.backend import keras_private
     from keras_adaclip.gradients import Batch
-    from keras_adaclip.training import loss_probe
+    from keras_adaclip.training.preflight import loss_issues
 
     if own:  # as if it were the user's
         loss = type(
@@ -395,7 +395,7 @@ def probed(loss, y, own=False):
             loss.fn = lambda *args, **options: function(*args, **options)
     model = helpers.compiled(loss=loss)
     keras_private.build_for_training(model, X[:3], y[:3], None)
-    return loss_probe.probe_loss(model, Batch(X[:3], y[:3]))
+    return loss_issues(model, Batch(X[:3], y[:3]))
 
 
 @pytest.mark.parametrize("loss", LOSSES_OF_KERAS, ids=lambda loss: type(loss).__name__)
@@ -427,8 +427,8 @@ def per_batch_rank(y_true, y_pred):
 
 @pytest.mark.parametrize("loss", [contrastive, spread, per_batch_rank])
 def test_losses_that_compare_rows_are_found(loss):
-    ((name, _, _),) = probed(loss, Y)
-    assert name == loss.__name__
+    (issue,) = probed(loss, Y)
+    assert issue.layer == loss.__name__
 
 
 def test_a_stateful_recurrent_layer_is_refused_by_name():

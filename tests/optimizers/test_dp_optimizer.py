@@ -26,46 +26,22 @@ def around(inner, noise_multiplier=0.0, clipping=10.0, **options):
 # Arguments
 
 
-@pytest.mark.parametrize("given", ["adam", keras.optimizers.Adam(0.5), None])
-def test_the_inner_optimizer_is_given_as_name_instance_or_config(given):
-    given = keras.optimizers.serialize(keras.optimizers.Adam(0.25)) if given is None else given
-    inner = DPOptimizer(given, noise_multiplier=1.0).inner_optimizer
-    assert isinstance(inner, keras.optimizers.Adam)
-
-
-@pytest.mark.parametrize(
-    ("clipping", "expected"),
-    [
-        (0.5, ka.clipping.FixedClipping),
-        ("quantile", ka.clipping.QuantileClipping),
-        (ka.clipping.FixedClipping(2.0), ka.clipping.FixedClipping),
-    ],
-)
-def test_clipping_is_a_strategy_a_number_or_a_name(clipping, expected):
-    assert type(dp_sgd(clipping).clipping) is expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must be finite and at least"),
+        ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
         ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
-        ({"noise_multiplier": float("inf")}, ValueError, "`noise_multiplier` must be finite"),
-        ({"noise_multiplier": 1e39}, ValueError, "`noise_multiplier` must be finite"),
+        ({"noise_multiplier": 1e16}, ValueError, r"`noise_multiplier` must be at most 1e\+15"),
         ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a number"),
-        ({"noise_multiplier": True}, TypeError, "`noise_multiplier` must be a number"),
         ({"noise_multiplier": None}, TypeError, "`noise_multiplier` must be a number"),
-        ({"microbatch_size": 0}, ValueError, "`microbatch_size` must be positive"),
+        ({"microbatch_size": 0}, ValueError, "`microbatch_size` must be at least 1"),
         ({"microbatch_size": 2.0}, TypeError, "`microbatch_size` must be an integer"),
-        ({"microbatch_size": True}, TypeError, "`microbatch_size` must be an integer"),
         ({"seed": -1}, ValueError, "`seed` must not be negative"),
         ({"seed": 0.5}, TypeError, "`seed` must be an integer or None"),
-        ({"seed": True}, TypeError, "`seed` must be an integer or None"),
+        ({"gradient_method": "guess"}, ValueError, "`gradient_method` must be one of"),
         ({"clipping": -1.0}, ValueError, "`clip_norm` must be positive"),
-        ({"clipping": "median"}, ValueError, "must name a known strategy"),
-        ({"clipping": None}, TypeError, "must be a clipping strategy"),
+        ({"clipping": "median"}, ValueError, "must be a clipping strategy"),
         ({"optimizer": "no_such_optimizer"}, ValueError, "no_such_optimizer"),
-        ({"optimizer": 3.0}, ValueError, "Could not interpret optimizer identifier"),
     ],
 )
 def test_arguments_out_of_range(arguments, error, message):
@@ -73,28 +49,11 @@ def test_arguments_out_of_range(arguments, error, message):
         DPOptimizer(**{"optimizer": "sgd", "noise_multiplier": 1.0, **arguments})
 
 
-def test_the_noise_multiplier_has_no_default():
-    with pytest.raises(TypeError, match="noise_multiplier"):
-        DPOptimizer("sgd")
-
-
 def test_a_noise_multiplier_that_is_set_is_checked():
     optimizer = dp_sgd()
-    with pytest.raises(ValueError, match="`noise_multiplier` must be finite"):
+    with pytest.raises(ValueError, match="`noise_multiplier` must not be negative"):
         optimizer.noise_multiplier = -1.0
     assert optimizer.noise_multiplier == 1.0
-
-
-def test_numbers_of_numpy_are_numbers():
-    optimizer = DPOptimizer(
-        "sgd",
-        np.float32(0.5),
-        noise_multiplier=np.float32(1.5),
-        microbatch_size=np.int64(2),
-        seed=np.int32(3),
-    )
-    assert (optimizer.clip_norm, optimizer.noise_multiplier) == (0.5, 1.5)
-    assert (optimizer.microbatch_size, optimizer.seed) == (2, 3)
 
 
 # Config and saving
@@ -108,18 +67,13 @@ def test_the_config_comes_back(clipping):
     )
     config = optimizer.get_config()
     assert set(config) == set(inspect.signature(DPOptimizer).parameters)
-    for again in (
-        DPOptimizer.from_config(config),
-        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)),
-        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer)),
-    ):
-        assert type(again) is DPOptimizer
-        assert again.get_config() == config
-    assert config == optimizer.get_config()
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again) is DPOptimizer
+    assert again.get_config() == config == DPOptimizer.from_config(config).get_config()
 
 
-@pytest.mark.parametrize("clipping", [0.5, "quantile"])
-def test_a_saved_model_brings_its_optimizer_back(clipping, tmp_path):
+def test_a_saved_model_brings_its_optimizer_back(tmp_path):
+    clipping = "quantile"
     model = train(line_model(around(keras.optimizers.Adam(0.125), 0.5, clipping), metrics=["mae"]))
     path = tmp_path / "model.keras"
     model.save(path)
@@ -177,39 +131,12 @@ def test_learning_rate_is_the_inner_ones_and_can_be_set():
     np.testing.assert_array_equal(flat_weights(model), before)
 
 
-def test_a_learning_rate_schedule_follows_the_inner_iterations():
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.125])
-    optimizer = around(keras.optimizers.SGD(schedule))
-    train(line_model(optimizer), 2)
-    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 1.0
-    train(line_model(around(keras.optimizers.SGD(schedule))), 4)
-    model = train(line_model(optimizer := around(keras.optimizers.SGD(schedule))), 4)
-    assert int(model.optimizer.iterations) == 4
-    assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 0.125
-    with pytest.raises(TypeError, match="LearningRateSchedule"):
-        optimizer.learning_rate = 0.1
-
-
-def test_keras_learning_rate_callbacks_reach_the_inner_optimizer():
-    model = line_model(dp_sgd(1.0, 0.0))
-    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 2.0**-epoch)
-    recorder = recorded_fit(model, *line_data([9.0] * 4), 4, 3, callbacks=[callback])
-    np.testing.assert_allclose(recorder.updates[:, 0], [1.0, 0.5, 0.25], rtol=1e-6)
-
-
 def test_moving_averages_of_weights_are_finalized():
     plain = train(line_model(around(keras.optimizers.SGD(1.0), seed=1)))
     averaged = train(
         line_model(around(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5), seed=1))
     )
     assert 0 < flat_weights(averaged)[0] < flat_weights(plain)[0]
-
-
-def test_weight_decay_acts_beside_the_noised_mean():
-    inner = keras.optimizers.SGD(0.5, weight_decay=0.25)
-    model = line_model(around(inner), start=2.0)
-    recorder = recorded_fit(model, *line_data([0.0] * 4), 2)
-    np.testing.assert_allclose(recorder.updates, [[-0.5 * 0.25 * 2.0]], rtol=1e-6)
 
 
 def test_weight_constraints_act_after_the_noise():
@@ -220,9 +147,7 @@ def test_weight_constraints_act_after_the_noise():
     assert (ops.convert_to_numpy(dense.kernel.value) >= 0).all()
 
 
-@pytest.mark.parametrize(
-    "inner", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", "lion", "ftrl", "adafactor"]
-)
+@pytest.mark.parametrize("inner", ["adamw", "rmsprop", "lion", "adafactor"])
 def test_any_keras_optimizer_serves(inner):
     model = train(line_model(around(inner, 0.1)), 2)
     assert np.isfinite(flat_weights(model)).all()
@@ -252,12 +177,59 @@ def test_one_seed_gives_one_result_and_none_gives_another():
     assert len({weights(1), weights(2), weights(None), weights(None)}) == 4
 
 
-def test_an_optimizer_knows_what_it_was_built_for():
-    model = train(line_model(dp_sgd()), 1)
-    other = line_model(dp_sgd())
-    assert model.optimizer.is_built_for(model.trainable_variables)
-    assert not model.optimizer.is_built_for(other.trainable_variables)
-    assert not model.optimizer.is_built_for([])
+class ReadClipNorm(keras.callbacks.Callback):
+    """Reads the threshold after every batch, by way of the optimizer alone."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.optimizer = optimizer
+        self.values = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(self.optimizer.clip_norm)
+
+
+def test_clip_norm_within_an_epoch():
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping="quantile", noise_multiplier=1.0)
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    reader = ReadClipNorm(optimizer)
+    arguments = {"batch_size": 25, "verbose": 0, "callbacks": [reader]}
+    x, y = np.ones((100, 3)), np.ones((100, 1))
+    if keras.backend.backend() == "jax":
+        with pytest.raises(RuntimeError, match="jax_state_sync"):
+            model.fit(x, y, **arguments)
+    else:
+        model.fit(x, y, **arguments)
+        assert len(set(reader.values)) == 4
+    assert optimizer.clip_norm > 0.0
+
+
+@pytest.mark.parametrize("groups", ["flat", "per_layer"])
+def test_clip_norm_before_the_first_step(groups):
+    strategy = ka.clipping.QuantileClipping(initial_clip_norm=0.5, groups=groups)
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=strategy, noise_multiplier=1.0)
+    if groups != "flat":
+        with pytest.raises(RuntimeError, match="Compile a model that is built"):
+            _ = optimizer.clip_norm
+    layers = [keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = ka.PrivateSequential(layers)
+    model.compile(optimizer, "mse")
+    before = np.array(optimizer.clip_norm)
+    assert before.shape == (() if groups == "flat" else (2,))
+    optimizer.build(model.trainable_variables)
+    np.testing.assert_array_equal(optimizer.clip_norm, before)
+
+
+def test_a_ledger_that_was_overwritten_is_said_to_be():
+    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+    for variable in optimizer.variables:
+        variable.assign(np.zeros(variable.shape))
+    with pytest.raises(RuntimeError, match="something outside of this package has assigned"):
+        model.privacy_spent(1e-3)
 
 
 # Strategies of users' own

@@ -75,12 +75,6 @@ def test_what_came_first_counts_under_the_relation_of_the_whole():
     assert np.interp(1.0, epochs, epsilons) == pytest.approx(full, rel=0.05)
 
 
-def test_steps_where_batches_differ():
-    figure = ka.plots.privacy_curve([row(10), row(10, batch_size=50)], delta=1e-5, accountant="rdp")
-    assert figure.axes[1].get_xlabel() == "steps"
-    assert curve(figure.axes[1])[0][-1] == 20
-
-
 def test_a_model_and_the_delta_of_its_number_of_examples():
     x, y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
     model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))

@@ -45,9 +45,3 @@ def test_a_history_without_a_monitor_or_without_a_quantile(missing):
     logs = {name: values for name, values in LOGS.items() if name != missing}
     with pytest.raises(ValueError, match=f"no '{missing}'.*`QuantileClipping`"):
         ka.plots.quantile_tracking(logs, 0.5)
-
-
-@pytest.mark.parametrize("target", [0.0, 1.0, float("nan")])
-def test_a_target_out_of_range(target):
-    with pytest.raises(ValueError, match="`target_quantile` must"):
-        ka.plots.quantile_tracking(LOGS, target)

@@ -1,4 +1,4 @@
-"""Arguments that make no schedule, and files that hold none."""
+"""Arguments that are not valid for a schedule, and files that hold none."""
 
 import json
 
@@ -7,79 +7,34 @@ import pytest
 
 import keras_adaclip as ka
 
-BAD_VALUES = [
-    (0.0, ValueError, "must be positive"),
-    (-1.0, ValueError, "must be positive"),
-    (1e-31, ValueError, "must be positive, between 1e-30 and 1e"),
-    (1e31, ValueError, "must be positive, between 1e-30 and 1e"),
-    (float("nan"), ValueError, "must be finite"),
-    (float("inf"), ValueError, "must be finite"),
-    (True, TypeError, "must be a real number"),
-    ("1", TypeError, "must be a real number"),
-    (None, TypeError, "must be a real number"),
-]
-BAD_COUNTS = [
-    (0, ValueError, "must lie between 1 and 2147483647"),
-    (2**31, ValueError, "must lie between 1 and 2147483647"),
-    (1.5, TypeError, "must be an integer"),
-    (True, TypeError, "must be an integer"),
-]
-GOOD = {
-    ka.schedules.LinearDecay: {"initial_value": 1.0, "total_steps": 10},
-    ka.schedules.ExponentialDecay: {"initial_value": 1.0, "decay_rate": 2.0, "total_steps": 10},
-    ka.schedules.PowerDecay: {"initial_value": 1.0, "power": 0.5, "steps_per_epoch": 10},
-    ka.schedules.PiecewiseConstant: {"values": [1.0], "steps_per_epoch": 10},
-}
+LINEAR, EXPONENTIAL = ka.schedules.LinearDecay, ka.schedules.ExponentialDecay
+POWER, PIECEWISE = ka.schedules.PowerDecay, ka.schedules.PiecewiseConstant
 
 
-@pytest.mark.parametrize(("value", "error", "message"), BAD_VALUES)
 @pytest.mark.parametrize(
-    ("cls", "argument"),
+    ("cls", "arguments", "error", "message"),
     [
-        (cls, argument)
-        for cls, arguments in GOOD.items()
-        for argument in arguments
-        if argument in ("initial_value", "decay_rate", "values")
+        (LINEAR, (0.0, 10), ValueError, "`initial_value` must be positive, between 1e-30"),
+        (LINEAR, (1e31, 10), ValueError, "`initial_value` must be positive, between 1e-30"),
+        (LINEAR, (float("nan"), 10), ValueError, "`initial_value` must be finite"),
+        (LINEAR, (True, 10), TypeError, "`initial_value` must be a number"),
+        (LINEAR, (1.0, 0), ValueError, "`total_steps` must be at least 1"),
+        (LINEAR, (1.0, 1.5), TypeError, "`total_steps` must be an integer"),
+        (EXPONENTIAL, (1.0, -1.0, 10), ValueError, "`decay_rate` must be positive"),
+        (EXPONENTIAL, (1.0, 2.0, 2**31), ValueError, "`total_steps` must lie between 1"),
+        (POWER, (-1.0,), ValueError, "`initial_value` must be positive"),
+        (POWER, (1.0, 10.1), ValueError, "`power` must lie between 0 and 10"),
+        (POWER, (1.0, 0.5, True), TypeError, "`steps_per_epoch` must be an integer"),
+        (PIECEWISE, ([1.0, 0.0],), ValueError, "`values` must be positive"),
+        (PIECEWISE, ([],), ValueError, "`values` must hold at least one value"),
+        (PIECEWISE, ("12",), TypeError, "`values` must be a sequence of numbers"),
+        (PIECEWISE, ([1.0], 0), ValueError, "`steps_per_epoch` must be at least 1"),
+        (ka.schedules.KerasSchedule, (LINEAR(1.0, 10),), TypeError, "`keras.optimizers.schedules"),
     ],
 )
-def test_a_value_that_is_none_is_refused(cls, argument, value, error, message):
-    value = [1.0, value] if argument == "values" else value
-    with pytest.raises(error, match=f"Argument `{argument}` {message}.* Received: {argument}="):
-        cls(**{**GOOD[cls], argument: value})
-
-
-@pytest.mark.parametrize(("value", "error", "message"), BAD_COUNTS)
-@pytest.mark.parametrize(
-    ("cls", "argument"),
-    [
-        (cls, argument)
-        for cls, arguments in GOOD.items()
-        for argument in arguments
-        if argument in ("total_steps", "steps_per_epoch")
-    ],
-)
-def test_a_count_that_is_none_is_refused(cls, argument, value, error, message):
-    with pytest.raises(error, match=f"Argument `{argument}` {message}.* Received: {argument}="):
-        cls(**{**GOOD[cls], argument: value})
-
-
-@pytest.mark.parametrize("power", [-0.1, 10.1])
-def test_a_power_out_of_range_is_refused(power):
-    with pytest.raises(ValueError, match=r"`power` must lie between 0 and 10\. Received: power="):
-        ka.schedules.PowerDecay(1.0, power)
-
-
-@pytest.mark.parametrize("values", ["12", 1.0, None])
-def test_values_must_be_a_sequence(values):
-    with pytest.raises(TypeError, match=r"`values` must be a sequence of numbers\. Received"):
-        ka.schedules.PiecewiseConstant(values)
-    with pytest.raises(ValueError, match="`values` must hold a value at least"):
-        ka.schedules.PiecewiseConstant([])
-
-
-def test_keras_schedules_are_wrapped_alone():
-    with pytest.raises(TypeError, match=r"`schedule` must be a `keras\.optimizers\.schedules"):
-        ka.schedules.KerasSchedule(ka.schedules.LinearDecay(1.0, 10))
+def test_arguments_out_of_range_are_refused(cls, arguments, error, message):
+    with pytest.raises(error, match=f"{message}.* Received: "):
+        cls(*arguments)
 
 
 def test_values_may_be_any_numbers():
@@ -112,19 +67,11 @@ def document(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON file"),
-        ("{", "is no JSON file"),
-        (b"\xff\xfe\x00", "is no JSON file"),
-        ("[1.0, 2.0]", "its `format` must be 'keras_adaclip.PiecewiseConstant'"),
+        ("{", "is not a JSON file"),
+        (b"\xff\xfe\x00", "is not a JSON file"),
         (document(format="other"), "its `format` must be"),
         (document(version=2), r"reads version 1\. Received: version=2"),
-        (document(version=None), r"Received: version=None"),
-        (document(values=[]), "not valid: Argument `values` must hold a value"),
         (document(values=[1.0, -1.0]), "not valid: Argument `values` must be positive"),
-        (document(values=[float("nan")]), "not valid: Argument `values` must be finite"),
-        (document(values="1"), "not valid: Argument `values` must be a sequence"),
-        (document(values=["1"]), "not valid: Argument `values` must be a real number"),
-        (document(steps_per_epoch=0), "not valid: Argument `steps_per_epoch`"),
         (document(colour="red"), "not valid: .*colour"),
         ('{"format": "keras_adaclip.PiecewiseConstant", "version": 1}', "not valid: .*values"),
     ],
@@ -134,8 +81,3 @@ def test_a_file_that_holds_no_schedule_is_named(tmp_path, text, message):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=rf"schedule\.json .*{message}"):
         ka.schedules.PiecewiseConstant.load(path)
-
-
-def test_a_file_that_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        ka.schedules.PiecewiseConstant.load(tmp_path / "missing.json")

@@ -10,7 +10,7 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.optimizers.ledger_variables import MAX_ROWS, Run
+from keras_adaclip.optimizers import MAX_ROWS, Run
 from tests.soundness.setups import (
     dp_sgd,
     flat_weights,

@@ -10,7 +10,7 @@ from keras import ops
 import keras_adaclip as ka
 from keras_adaclip import backend, noise
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from keras_adaclip.optimizers.noise_state import NoiseState
 from tests.soundness.setups import (
     COMPILED,
     MODES,
@@ -108,7 +108,7 @@ def test_a_seed_makes_the_noise_repeatable_and_another_seed_does_not():
 
 def test_sums_statistics_and_augmentation_have_noise_of_their_own():
     """Equal noise on two releases would cancel out of their difference."""
-    made = NoiseVariables(
+    made = NoiseState(
         lambda name, value: keras.Variable(value, trainable=False, dtype=str(value.dtype)),
         3,
         ParameterGroups.single([(NUM_DRAWS,)]),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from keras_adaclip.optimizers.noise_state import NoiseState
 from tests.soundness.setups import dp_sgd, line_data, line_model
 
 BACKEND = keras.backend.backend()
@@ -30,13 +30,13 @@ def trained(model=None, callbacks=None, **options):
 @pytest.fixture
 def drawn_keys(monkeypatch):
     """The keys under which noise is drawn, as bytes."""
-    keys, configure = [], NoiseVariables.configure
+    keys, configure = [], NoiseState.configure
 
     def recording(variables, *arguments):
         configure(variables, *arguments)
         keys.append(np.array(keras.ops.convert_to_numpy(variables.key.value)).tobytes())
 
-    monkeypatch.setattr(NoiseVariables, "configure", recording)
+    monkeypatch.setattr(NoiseState, "configure", recording)
     return keys
 
 

@@ -16,7 +16,7 @@ import pytest
 from scipy import optimize, stats
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_variables import NoiseVariables
+from keras_adaclip.optimizers.noise_state import NoiseState
 from tests.soundness.setups import minus_output, without_xla
 
 NUM_STEPS = 250
@@ -217,11 +217,11 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_attack_finds_a_fault(fault, monkeypatch):
-    configure = NoiseVariables.configure
+    configure = NoiseState.configure
     of_sums, of_statistics = FAULTS[fault]
 
     def faulty(variables, sums, statistics, *arguments):
         configure(variables, of_sums * sums, of_statistics * statistics, *arguments)
 
-    monkeypatch.setattr(NoiseVariables, "configure", faulty)
+    monkeypatch.setattr(NoiseState, "configure", faulty)
     assert found_epsilon(quantile) > accounted_epsilon(NUM_EXAMPLES)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_adaclip.tuners.greedy.rule import GreedyRule
+from keras_adaclip.tuners.greedy.oracle import GreedyRule
 from tests.tuners.scripted import algorithm_1
 
 SCORES = st.lists(
@@ -76,13 +76,13 @@ def test_without_a_finite_score_there_is_no_best():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 0.0}, "`start` must be above 0"),
-        ({"step": 0.0}, "`step` must be above 0"),
+        ({"start": 0.0}, "`start` must be positive"),
+        ({"step": 0.0}, "`step` must be positive"),
         ({"step": 1.0, "spacing": "geometric"}, "`step` must be above 1"),
-        ({"max_drop": -0.1}, "`max_drop` must be at least 0"),
+        ({"max_drop": -0.1}, "`max_drop` must not be negative"),
         ({"spacing": "cubic"}, "`spacing` must be one of 'linear', 'geometric'"),
-        ({"max_clip_norm": 0.01}, "`max_clip_norm` must be at least 0.05"),
-        ({"max_trials": 0}, "`max_trials_per_epoch` must lie between 1"),
+        ({"max_clip_norm": 0.01}, "`max_clip_norm` must be at least `start`, 0.05"),
+        ({"max_trials": 0}, "`max_trials_per_epoch` must be at least 1"),
         ({"start": math.nan}, "`start` must be finite"),
     ],
 )

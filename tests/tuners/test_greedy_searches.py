@@ -1,12 +1,13 @@
 """Searches with scores from a table: their order, interruptions, files and lines."""
 
-import math
-
 import keras_tuner
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from keras_adaclip import tuners
+from keras_adaclip.schedules import PiecewiseConstant
 from tests.tuners.scripted import ScriptedTuner, algorithm_1, table
 
 EPOCHS, MOST = 3, 6
@@ -147,13 +148,24 @@ def test_each_line_of_progress_fits_a_terminal(tmp_path, capsys):
     assert f"{EPOCHS} of {EPOCHS} epochs are finished, after {EPOCHS * MOST} trials" in shown
 
 
-def test_a_quiet_search_prints_nothing(tmp_path, capsys):
-    ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0)).search(verbose=0)
-    assert capsys.readouterr().out == ""
+@given(st.lists(st.floats(0.01, 10.0), min_size=2, max_size=8))
+def test_the_trend_is_the_closest_power_law(norms):
+    tuner = object.__new__(tuners.GreedyClipTuner)
+    tuner.best_schedule = lambda: PiecewiseConstant(norms)
+    trend, ages = tuner.trend(), np.log(np.arange(1, len(norms) + 1))
+
+    def distance(log_initial, power):
+        return np.sum((np.log(norms) - log_initial + power * ages) ** 2)
+
+    found = distance(np.log(trend.initial_value), trend.power)
+    for change in (-0.01, 0.01):
+        assert found <= distance(np.log(trend.initial_value) + change, trend.power) + 1e-9
+        power = max(trend.power + change, 0.0)
+        assert found <= distance(np.log(trend.initial_value), power) + 1e-9
 
 
-def test_a_constant_objective_ends_at_the_cap(tmp_path):
-    tuner = ScriptedTuner(lambda *_: 0.5, tmp_path, **options(False, math.pi))
+def test_one_epoch_has_no_trend(tmp_path):
+    tuner = ScriptedTuner(table(5, ties=False), tmp_path, **{**options(True, 5.0), "epochs": 1})
     tuner.search(verbose=0)
-    assert tuner.best_schedule().values == [0.1] * EPOCHS
-    assert list(map(len, tuner.visited)) == [MOST] * EPOCHS
+    with pytest.raises(ValueError, match="two finished epochs"):
+        tuner.trend()

@@ -6,7 +6,6 @@ import random
 import warnings
 from pathlib import Path
 
-import h5py
 import keras
 import keras_tuner
 import numpy as np
@@ -15,7 +14,7 @@ from scipy import stats
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection, read_ledger
-from keras_adaclip.tuners.private.oracle import PrivateSearchOracle
+from keras_adaclip.tuners.private.loop import draw_values
 from tests.tuners.hypermodels import (
     BATCH_SIZE,
     Regression,
@@ -33,72 +32,42 @@ DELTA = 1e-3
 # Each chi-squared test, with a fixed seed, fails for that share of seeds though all is well.
 FALSE_ALARM = 1e-4
 LOCK, RECORD = "private_search.lock", "private_search.json"
-RELEASED_FILES = ["best/build_config.json", "best/checkpoint.weights.h5", RECORD, LOCK]
+RELEASED_FILES = ["best.weights.h5", RECORD, LOCK]
 
 
-def oracle_of(folder, space, seed, num_trials=None, score=None):
-    """The values of all trials of an oracle that gets its scores from a function."""
-    objective = keras_tuner.Objective("val_loss", "min")
-    oracle = PrivateSearchOracle(objective, RandomSelection(10), num_trials, space)
-    oracle.random = random.Random(seed)
-    oracle.verbose = 0
-    oracle._set_project_dir(folder, "oracle")
-    oracle.save = oracle._save_trial = lambda *arguments: None
-    oracle.begin()
-    values = []
-    while (trial := oracle.create_trial("tuner")).status == "RUNNING":
-        values.append(trial.hyperparameters.values)
-        value = 0.0 if score is None else score(trial.hyperparameters.values)
-        oracle.update_trial(trial.trial_id, {"val_loss": value})
-        trial.status = "COMPLETED"
-        oracle.end_trial(trial)
-    return values
-
-
-def test_numbers_of_trials_follow_the_law(tmp_path):
+def test_runs_are_drawn_with_replacement_from_the_declared_law():
     space = keras_tuner.HyperParameters()
-    numbers = [len(oracle_of(tmp_path, space, seed)) for seed in range(250)]
-    edges = stats.geom(0.1).ppf([0.2, 0.4, 0.6, 0.8])
-    cells = np.concatenate([[0.0], stats.geom(0.1).cdf(edges), [1.0]])
-    counts = np.bincount(np.searchsorted(edges, numbers), minlength=5)
-    assert stats.chisquare(counts, len(numbers) * np.diff(cells)).pvalue > FALSE_ALARM
-
-
-def test_trials_are_drawn_with_replacement_from_the_declared_law(tmp_path):
-    space = keras_tuner.HyperParameters()
-    kind = space.Choice("kind", ["plain", "deep"])
+    space.Choice("kind", ["plain", "deep"])
     with space.conditional_scope("kind", ["deep"]):
         space.Int("layers", 1, 4)
     space.Float("rate", 1e-3, 1e-1, sampling="log")
-    assert kind == "plain"
-    trials = oracle_of(tmp_path, space, seed=20240229, num_trials=600)
-    assert len(trials) == 600
-    kinds = [trial["kind"] for trial in trials]
+    source = random.Random(20240229)
+    runs = [draw_values(space, source.random) for _ in range(600)]
+    kinds = [run["kind"] for run in runs]
     assert stats.binomtest(kinds.count("deep"), 600, 0.5).pvalue > FALSE_ALARM
-    assert all(("layers" in trial) == (trial["kind"] == "deep") for trial in trials)
-    layers = [trial["layers"] for trial in trials if "layers" in trial]
+    assert all(("layers" in run) == (run["kind"] == "deep") for run in runs)
+    layers = [run["layers"] for run in runs if "layers" in run]
     assert stats.chisquare(np.bincount(layers)[1:]).pvalue > FALSE_ALARM
-    rates = np.log10([trial["rate"] for trial in trials])
+    rates = np.log10([run["rate"] for run in runs])
     assert stats.kstest(rates, stats.uniform(-3, 2).cdf).pvalue > FALSE_ALARM
-    # Independent of the trial before.
-    pairs = np.zeros((2, 2))
-    is_deep = np.array([kind == "deep" for kind in kinds], int)
-    np.add.at(pairs, (is_deep[:-1], is_deep[1:]), 1)
-    assert stats.chi2_contingency(pairs).pvalue > FALSE_ALARM
 
 
-def test_trials_do_not_depend_on_earlier_scores(tmp_path):
-    space = keras_tuner.HyperParameters()
-    space.Float("rate", 0.0, 1.0)
-    found = [
-        oracle_of(tmp_path, space, seed=3, num_trials=50, score=score)
-        for score in (lambda values: values["rate"], lambda values: -values["rate"])
-    ]
-    assert found[0] == found[1]
+def test_the_number_of_runs_is_drawn_from_the_law_and_the_operating_system(tmp_path, monkeypatch):
+    sources = []
+
+    def draw(self, source=None):
+        sources.append(source)
+        return 2
+
+    monkeypatch.setattr(RandomSelection, "draw", draw)
+    search = run(search_of(Scored(), tmp_path))
+    assert len(search.hypermodel.seen) == 2
+    assert [type(source) for source in sources] == [random.SystemRandom]
 
 
-def test_runs_do_not_start_from_global_seeds(tmp_path):
+def test_runs_do_not_start_from_global_seeds(tmp_path, monkeypatch):
     """Otherwise initial weights would be a function of the number of runs before."""
+    draw_numbers(monkeypatch, 2)
     rates, weights = [], []
 
     class Looks(Regression):
@@ -109,7 +78,7 @@ def test_runs_do_not_start_from_global_seeds(tmp_path):
 
     for folder in ("a", "b"):
         keras.utils.set_random_seed(1)
-        run(search_of(Looks(), tmp_path / folder, num_trials=2))
+        run(search_of(Looks(), tmp_path / folder))
     assert len(set(rates)) == len(set(weights)) == 4
 
 
@@ -132,7 +101,6 @@ FAILURES = (ValueError("secret"), math.nan, math.inf, -math.inf)
 
 @pytest.mark.parametrize(("direction", "best"), [("min", 0.25), ("max", 0.5)])
 def test_failed_runs_count_and_lose_without_a_word(tmp_path, monkeypatch, capfd, direction, best):
-    # keras-tuner would stop after three failures in a row, and never draw a level again.
     draw_numbers(monkeypatch, 10)
     hypermodel = Listed(*FAILURES, 0.5, *FAILURES[:2], 0.25, *FAILURES[2:])
     search = search_of(hypermodel, tmp_path, objective=keras_tuner.Objective("val_x", direction))
@@ -145,8 +113,9 @@ def test_failed_runs_count_and_lose_without_a_word(tmp_path, monkeypatch, capfd,
     assert search.best_score == best
 
 
-def test_nothing_is_released_if_all_runs_fail(tmp_path, capfd):
-    search = search_of(Listed(*FAILURES), tmp_path, num_trials=4)
+def test_nothing_is_released_if_all_runs_fail(tmp_path, monkeypatch, capfd):
+    draw_numbers(monkeypatch, 4)
+    search = search_of(Listed(*FAILURES), tmp_path)
     for use in (lambda: run(search), search.best_model, lambda: run(search)):
         with pytest.raises(RuntimeError, match="all of them did"):
             use()
@@ -155,14 +124,16 @@ def test_nothing_is_released_if_all_runs_fail(tmp_path, capfd):
     assert files_below(tmp_path / "p") == [RECORD, LOCK]
 
 
-def test_a_hyperparameter_that_appears_late_is_refused(tmp_path):
+def test_a_hyperparameter_that_appears_late_is_refused(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 3)
+
     class Growing(Scored):
         def fit(self, hp, *arguments, **others):
             hp.Float("late", 0.0, 1.0)
             return super().fit(hp, *arguments, **others)
 
     with pytest.raises(RuntimeError, match="asked for 'late'"):
-        run(search_of(Growing(), tmp_path, num_trials=3))
+        run(search_of(Growing(), tmp_path))
 
 
 class NotPrivate(Regression):
@@ -177,15 +148,12 @@ class BrokenBuild(Regression):
         raise ValueError("no such layer")
 
 
-def test_problems_of_the_hypermodel_are_told_before_anything_is_drawn(tmp_path, monkeypatch):
+def test_problems_of_the_hypermodel_are_told_before_anything_is_drawn(tmp_path):
     with pytest.raises(TypeError, match="must return a compiled private model"):
         run(search_of(NotPrivate(), tmp_path))
-    assert not (tmp_path / "p" / "oracle.json").exists()
+    assert not (tmp_path / "p" / RECORD).exists()
     with pytest.raises(ValueError, match="no such layer"):
         search_of(BrokenBuild(), tmp_path)
-    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker")
-    with pytest.raises(ValueError, match="KERASTUNER_TUNER_ID='worker'"):
-        search_of(Scored(), tmp_path)
 
 
 # Runs are independent.
@@ -220,8 +188,9 @@ class CompiledTwice(Regression):
 
 
 @pytest.mark.parametrize("hypermodel", [SampledInFit(7), CompiledTwice()])
-def test_runs_that_draw_the_same_end_the_search(tmp_path, hypermodel):
-    search = search_of(hypermodel, tmp_path, num_trials=2)
+def test_runs_that_draw_the_same_end_the_search(tmp_path, monkeypatch, hypermodel):
+    draw_numbers(monkeypatch, 2)
+    search = search_of(hypermodel, tmp_path)
     for use in (lambda: run(search), search.best_model):
         with pytest.raises(RuntimeError, match="draw the same noise or the same batches"):
             use()
@@ -235,13 +204,14 @@ class Seeded(Regression):
         return model
 
 
-def test_seeds_are_refused_before_anything_is_drawn(tmp_path):
+def test_seeds_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 1)
     with pytest.raises(ValueError, match="several runs draw the same noise"):
         run(search_of(Seeded(), tmp_path))
     with pytest.raises(ValueError, match=r"Received: PoissonDataset\(seed=7\)"):
         search_of(Regression(), tmp_path).search(sampled(*data(), 7), validation_data=data(1))
     assert not (tmp_path / "p" / RECORD).exists()
-    search = run(search_of(SampledInFit(None), tmp_path, num_trials=1))
+    search = run(search_of(SampledInFit(None), tmp_path))
     assert search.best_model() is not None
 
 
@@ -285,7 +255,7 @@ def test_runs_may_begin_from_what_was_spent_before(tmp_path, monkeypatch):
     model.save_weights(tmp_path / "before.weights.h5")
     hypermodel = Pretrained(tmp_path / "before.weights.h5")
     search = run(search_of(hypermodel, tmp_path, base=planned(steps=12)))
-    assert read_ledger(tmp_path / "p" / "best" / "checkpoint.weights.h5").steps == 12
+    assert read_ledger(tmp_path / "p" / "best.weights.h5").steps == 12
     assert search.best_model() is not None
 
 
@@ -336,36 +306,15 @@ def test_the_disk_holds_nothing_of_losers_nor_their_number(tmp_path, monkeypatch
         hypermodel = Scored(lambda level: 0.125 + level)
         hypermodel.values = (1,)
         folder = tmp_path / str(each)
-        search = run(search_of(hypermodel, folder, distribution="poisson"))
+        run(search_of(hypermodel, folder, distribution="poisson"))
         assert len(hypermodel.seen) == each
         printed.append(capfd.readouterr())
-        assert files_below(folder / "p") == (RELEASED_FILES if each else RELEASED_FILES[2:])
+        assert files_below(folder / "p") == (RELEASED_FILES if each else RELEASED_FILES[1:])
         kept.append(json.loads((folder / "p" / RECORD).read_text()))
-        assert search.oracle.trials == {}
-        assert not search.oracle.start_order + search.oracle.end_order
-        assert search.oracle.get_state()["num_trials"] is None
     if number:
         assert kept[0] == kept[1]
     assert printed[0] == printed[1]
     assert printed[0].out == ""
-
-
-def names_within(model, path):
-    """All names that a released model and its file have."""
-    with h5py.File(path) as file:
-        names = [model.name, model.optimizer.name, *(layer.name for layer in model.layers)]
-        file.visititems(lambda name, item: names.extend([name, *map(str, item.attrs.items())]))
-    return names
-
-
-def test_names_in_the_released_model_do_not_count_runs(tmp_path, monkeypatch):
-    found = []
-    for number in (1, 6):
-        draw_numbers(monkeypatch, number)
-        model = run(search_of(Scored(), tmp_path / str(number))).best_model()
-        path = tmp_path / str(number) / "p" / "best" / "checkpoint.weights.h5"
-        found.append(names_within(model, path))
-    assert found[0] == found[1]
 
 
 def test_scores_of_losers_are_nowhere(tmp_path, monkeypatch, capfd):
@@ -385,12 +334,13 @@ def test_checkpoints_of_losers_go_as_soon_as_they_have_lost(tmp_path, monkeypatc
     draw_numbers(monkeypatch, 5)
     present = []
 
-    class Looks(Scored):
+    class Looks(Listed):
         def fit(self, *arguments, **others):
             present.append(len(list(Path(tmp_path).rglob("*.weights.h5"))))
             return super().fit(*arguments, **others)
 
-    run(search_of(Looks(), tmp_path))
+    # Each run is better than the one before.
+    run(search_of(Looks(5.0, 4.0, 3.0, 2.0, 1.0), tmp_path))
     assert present == [0, 1, 1, 1, 1]
 
 
@@ -406,28 +356,6 @@ def test_warnings_of_runs_cannot_be_counted(tmp_path, monkeypatch):
         warnings.simplefilter("always")
         run(search_of(Warns(), tmp_path))
         assert caught == []
-        run(search_of(Warns(), tmp_path / "seen", private_diagnostics=True))
-    assert sum(str(each.message) == "once a run" for each in caught) == 3
-
-
-def test_private_diagnostics_keep_everything_and_say_so(tmp_path, monkeypatch, capsys):
-    draw_numbers(monkeypatch, 4)
-    hypermodel = Listed(1.0, math.nan, 2.0, 3.0)
-    search = search_of(hypermodel, tmp_path, private_diagnostics=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run(search)
-    assert not [each for each in caught if "NaN" in str(each.message)]
-    assert np.isnan([trial.score for trial in search.oracle.trials.values()]).sum() == 1
-    assert len(search.get_best_models(3)) == 3
-    assert len(list(Path(tmp_path).rglob("trial_*/*.weights.h5"))) == 4
-    assert "Trial 4 Complete" in capsys.readouterr().out
-    report = search.privacy_report(DELTA).to_text()
-    assert "The losing runs, which private_diagnostics=True" in report
-    search.results_summary(delta=DELTA)
-    for text in (str(search.privacy_spent(DELTA)), report, capsys.readouterr().out):
-        assert "nothing else released" not in text
-        assert "has the epsilon of all runs together" in " ".join(text.split())
 
 
 def test_no_run_at_all(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,13 @@ from dp_accounting.rdp import RdpAccountant
 
 import keras_adaclip as ka
 from keras_adaclip.__main__ import main
-from keras_adaclip.accounting import PrivacySpent, RandomSelection, read_ledger, rounded_up
+from keras_adaclip.accounting import (
+    PrivacySpent,
+    RandomSelection,
+    RunBounds,
+    read_ledger,
+    rounded_up,
+)
 from tests.tuners.hypermodels import (
     BATCH_SIZE,
     NOISE,
@@ -177,11 +183,8 @@ def test_files_carry_it(search, tmp_path, capsys):
         assert rounded_up(epsilon) in capsys.readouterr().out
 
 
-def test_a_known_number_of_runs_is_carried(tmp_path):
-    search = searched(tmp_path, num_trials=3)
-    model = saved_and_loaded(search.best_model(), tmp_path)
-    spent = model.privacy_spent(DELTA)
-    assert spent.epsilon == search.privacy_spent(DELTA).epsilon
+def test_a_known_number_of_runs_costs_all_of_them():
+    spent = PrivacySpent.from_ledger(RunBounds((planned(),)).selected(None, 3), DELTA)
     of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp")
     assert spent.epsilon == pytest.approx(of_all.epsilon)
     assert "the best of 3 runs, a number that is known" in str(spent)
@@ -221,21 +224,6 @@ def test_without_noise_the_model_has_no_guarantee(tmp_path, monkeypatch):
     assert search.privacy_spent(DELTA).epsilon == float("inf")
     model = saved_and_loaded(search.best_model(), tmp_path)
     assert model.privacy_spent(DELTA).epsilon == float("inf")
-
-
-def test_losing_runs_carry_the_cost_of_all(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    search = searched(tmp_path, private_diagnostics=True)
-    expected = search.privacy_spent(DELTA).epsilon
-    for file in tmp_path.rglob("*.weights.h5"):
-        assert PrivacySpent.from_ledger(read_ledger(file), DELTA).epsilon >= expected
-    of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp").epsilon
-    models = search.get_best_models(3)
-    assert len(models) == 3
-    for model in models:
-        spent = model.privacy_spent(DELTA).epsilon
-        assert spent >= of_all
-        assert spent > expected
 
 
 def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):

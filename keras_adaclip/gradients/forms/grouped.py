@@ -61,9 +61,9 @@ class GroupedOuterProduct(PerExampleGradient):
         if self.inputs.shape[2] != 1 and not self._rows.uses_gram:
             products = ops.reshape(self._rows.materialize(), (-1, *self._blocks))
             return self._arranged(Materialized(products).weighted_sum(factors, finite), ())
-        inputs = backend.zero_where_not(finite, self.inputs)
+        inputs = backend.masked(finite, self.inputs)
         cotangents = factors[:, None, None, None] * self.cotangents
-        cotangents = backend.zero_where_not(finite, cotangents)
+        cotangents = backend.masked(finite, cotangents)
         inputs, cotangents = (
             ops.reshape(ops.transpose(value, (1, 0, 2, 3)), (self._blocks[0], -1, value.shape[3]))
             for value in (inputs, cotangents)

@@ -81,7 +81,7 @@ class Lookup(PerExampleGradient):
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return one segment sum over all positions of all examples."""
-        weighted = backend.zero_where_not(finite, factors[:, None, None] * self.shares)
+        weighted = backend.masked(finite, factors[:, None, None] * self.shares)
         return ops.segment_sum(
             ops.reshape(weighted, (-1, self.shape[1])),
             ops.reshape(self.ids, (-1,)),

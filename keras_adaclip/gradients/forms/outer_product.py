@@ -97,8 +97,8 @@ class OuterProduct(PerExampleGradient):
         if self._products is not None:
             total = Materialized(self._products).weighted_sum(factors, finite)
             return ops.reshape(ops.transpose(total) if self._is_turned else total, self.shape)
-        inputs = backend.zero_where_not(finite, self.inputs)
-        cotangents = backend.zero_where_not(finite, factors[:, None, None] * self.cotangents)
+        inputs = backend.masked(finite, self.inputs)
+        cotangents = backend.masked(finite, factors[:, None, None] * self.cotangents)
         inputs = ops.reshape(inputs, (-1, self.inputs.shape[2]))
         cotangents = ops.reshape(cotangents, (-1, self.cotangents.shape[2]))
         return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)

@@ -116,7 +116,7 @@ class Materialized(PerExampleGradient):
         """Return the weighted sum as one product of a vector with a matrix."""
         shape = tuple(self.values.shape[1:])
         flat = ops.reshape(self.values, (-1, math.prod(shape)))
-        flat = backend.zero_where_not(finite, flat)
+        flat = backend.masked(finite, flat)
         total = ops.reshape(ops.matmul(factors[None, :], flat), shape)
         return total if self._order is None else ops.transpose(total, self._order)
 

@@ -45,7 +45,7 @@ def _normalized(call: TappedCall) -> Tensor:
         if variable is not None
     ]
     with keras.StatelessScope(neutral):
-        normalize = call.quicker_call or layer
+        normalize = call.fast_call or layer
         return ops.cast(normalize(*call.args, **call.kwargs), "float32")
 
 

@@ -29,7 +29,7 @@ class TappedCall:
         batched: Positions (in flattening order) of the arguments that have a batch axis. None
             means every tensor.
         kept: The tensors that the rule's `tapped_call` kept.
-        quicker_call: A faster equivalent of the layer's `call`, if there is one.
+        fast_call: A faster equivalent of the layer's `call`, if there is one.
     """
 
     layer: keras.layers.Layer
@@ -38,7 +38,7 @@ class TappedCall:
     cotangents: list[Tensor] = field(default_factory=list)
     batched: frozenset[int] | None = None
     kept: list[Tensor] = field(default_factory=list)
-    quicker_call: Call | None = None
+    fast_call: Call | None = None
 
     @property
     def inputs(self) -> Tensor:

@@ -1,15 +1,14 @@
-"""The queries of TensorFlow Privacy as the aggregation of a round of `FederatedModel`.
+"""Queries of TensorFlow Privacy that aggregate the rounds of a `FederatedModel`.
 
-query_optimizer     `QueryOptimizer`, in the place of `DPOptimizer`: a round, and saving
+query_optimizer     `QueryOptimizer`, which replaces `DPOptimizer`: a round, and saving
 query_accounting    its noise in the ledger
-event_noise         from the event that a query reports to the noise that the ledger counts
-trees               noise that is summed over a tree: what it amounts to, and when it restarts
-integer_records     contributions as integers, for queries that add up integers
+event_noise         the noise multiplier of the event that a query reports
+trees               noise that is summed over a tree: its noise multiplier, and its restarts
 library             the one place that imports TensorFlow Privacy
 
-The queries themselves can be taken from here: `GaussianSumQuery`, `QuantileAdaptiveClipSumQuery`,
-`TreeResidualSumQuery` and the rest. (`import tensorflow_privacy` alone fails beside Keras 3: its
-Keras parts need an older one. Taken from here, they are left out by the switch that it offers.)
+The module has the queries as attributes: `GaussianSumQuery`, `QuantileAdaptiveClipSumQuery`,
+`TreeResidualSumQuery` and others. (`import tensorflow_privacy` alone fails beside Keras 3, because
+its Keras parts need an older one; this module does not import them.)
 """
 
 from typing import Any
@@ -21,10 +20,10 @@ __all__ = ["QueryOptimizer"]
 
 
 def __getattr__(name: str) -> Any:
-    """A class of TensorFlow Privacy's queries, imported when it is asked for.
+    """Return a query class of TensorFlow Privacy, imported on demand.
 
     Raises:
-        ImportError: where TensorFlow Privacy is not installed.
+        ImportError: If TensorFlow Privacy is not installed.
     """
     if name in CLASSES:
         return library_class(name)

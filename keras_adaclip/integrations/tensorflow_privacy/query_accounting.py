@@ -1,25 +1,23 @@
-"""Rounds of a query as the accountant sees them: which noise, and since when its trees grow.
-
-What a round does stands in `QueryOptimizer`.
-"""
+"""The ledger of an optimizer whose noise is that of a query, and the restarts of its trees."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_adaclip import noise
-from keras_adaclip.accounting import LedgerRow, Sampling, Unit
+from keras_adaclip.accounting import LedgerRow, Sampling
 from keras_adaclip.integrations.tensorflow_privacy import trees
-from keras_adaclip.integrations.tensorflow_privacy.checking import is_mean
 from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event
-from keras_adaclip.integrations.tensorflow_privacy.integer_records import IntegerRecords
+from keras_adaclip.integrations.tensorflow_privacy.library import is_instance
 from keras_adaclip.optimizers import AccountedOptimizer
 
 Tensor = Any
-# What the ledger states is below what the event says: quotients and norms are float32.
+# The ledger states a little less noise than the event: quotients and norms are float32.
 _MARGIN = 1.0 - 2.0**-16
-# An adaptive norm moves the quotient in its last digits: no row of the ledger for each of them.
+# An adaptive norm changes the last digits of the quotient, which is no reason for a new row.
 _SAME_NOISE, _STILL_ENOUGH = 1.0 - 2.0**-14, 1.0 - 2.0**-17
 
 
@@ -33,145 +31,117 @@ class QueryAccounting(AccountedOptimizer):
 
     Guarantees:
         The noise multiplier of a ledger row is a little below that of the query's event when the
-        row was opened, and a round whose event has less fails unused. Without an event that is
-        known, it is 0.
+        row was opened, and a round whose event has less noise fails before its result is used. If
+        the event is unknown, the noise multiplier of the row is 0.
     """
 
     def __init__(self, inner_optimizer: Any, query: Any, name: str | None) -> None:
-        from keras_adaclip.backend.tensorflow_queries import QueryRounds
+        from keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries import QueryRounds
 
         super().__init__(inner_optimizer, 0.0, name)
         self._query = query
-        self._is_mean = is_mean(query)
-        self._grid: IntegerRecords | None = None
-        self._has_run, self._heeds_seed = False, True
+        self._is_mean = _is_mean(query)
+        self._sampling = Sampling.STREAM
         self._rounds = QueryRounds(query, self._noise_of)
 
     @property
     def aggregation(self) -> Any:
-        """What adds up the clients of a round."""
+        """Sums the clients of a round."""
         return self._rounds
 
     @property
     def noise_multiplier(self) -> float | None:
-        """What the ledger states of the next round, 0 for none; None before the model is built."""
+        """The noise multiplier of the next round, 0 if unknown; None before the model is built."""
         return self._noise_multiplier_at(0, None) if self.built else None
 
     @noise_multiplier.setter
     def noise_multiplier(self, noise_multiplier: Any) -> None:
-        raise AttributeError(
-            "The noise of a `QueryOptimizer` is its query's own: make one with other noise. "
-            f"Received: noise_multiplier={noise_multiplier!r}"
-        )
-
-    def configure(
-        self,
-        sampling: Sampling,
-        expected_batch_size: int,
-        num_examples: int,
-        steps_per_release: int | None = None,
-        steps_per_epoch: int | None = None,
-        noise_scale: float = 1.0,
-        unit: Unit = Unit.EXAMPLE,
-    ) -> LedgerRow:
-        """Prepares a run of rounds: see `AccountedOptimizer`. Trees restart.
-
-        Raises:
-            ValueError: where the query's noise is not a number, or does not go with the run.
-        """
-        if noise_scale != 1.0:
-            raise ValueError(
-                "The noise of a `QueryOptimizer` is its query's own, and cannot be scaled. "
-                f"Received: noise_scale={noise_scale}"
-            )
-        if self._grid is not None:
-            self._grid.check_sum(expected_batch_size)
-        share = 0.0
-        if sampling is Sampling.SHUFFLE:
-            share = trees.share_of_pass(-(-num_examples // expected_batch_size))
-        self._share_of_pass.assign(np.float32(share))
-        if not self._has_run and self.ledger.steps > 0:
-            # An optimizer before this one may have drawn from the same seed.
-            self._heeds_seed = False
-        self._has_run = True
-        self._restart_trees()
-        self._key.assign(noise.fresh_key())
-        reason = self._unaccounted(sampling)
-        if reason is not None and not self._is_configured:
-            warnings.warn(f"Epsilon is infinite: {reason}.", stacklevel=2)
-        return super().configure(
-            sampling,
-            expected_batch_size,
-            num_examples,
-            steps_per_release,
-            steps_per_epoch,
-            noise_scale,
-            unit,
-        )
+        raise AttributeError("The noise of a `QueryOptimizer` is its query's own.")
 
     def begin_epoch(self, is_pass: bool) -> None:
-        """Opens the row that counts a later epoch of the run; trees restart with a pass."""
+        """Open the row that counts a later epoch of the run; trees restart with a pass."""
         super().begin_epoch(is_pass)
         if is_pass:
             self._restart_trees()
 
     def described(self) -> dict[str, str]:
-        """How contributions are bounded and where the noise comes from, for a report."""
-        name = type(self._query).__name__
-        reason = self._unaccounted(self._run_settings.sampling) if self.built else None
-        seed = trees.given_seed(self._query) if trees.has_trees(self._query) else None
-        seeds = (
-            "noise by TensorFlow Privacy, sampling from the operating system, anew for each run"
-            if seed is None
-            else f"noise seeded with {seed}: whoever knows it can subtract the noise"
-        )
-        clipping = f"by the `{name}` of TensorFlow Privacy"
-        return {"clipping": clipping + (f"; {reason}" if reason else ""), "seeds": seeds}
+        """Return how contributions are bounded, and the source of randomness, for a report."""
+        reason = self._unaccounted() if self.built else None
+        clipping = f"by the `{type(self._query).__name__}` of TensorFlow Privacy"
+        return {
+            "clipping": clipping + (f"; {reason}" if reason else ""),
+            "seeds": "noise by TensorFlow Privacy, sampling from the operating system, anew for "
+            "each run",
+        }
 
-    def _build_noise(self) -> None:
-        """Makes the variables of noise and divisor, before the query's own."""
+    def _build_state(self, variables: Sequence[keras.Variable]) -> None:
+        """Create key, divisor, stated noise, the state of the query and the ledger."""
         add = self._add_own_variable
         self._key = add("random_key", noise.fresh_key())
         self._divisor = add("divisor", np.ones((), np.float32))
         self._stated_noise = add("stated_noise", np.zeros((), np.float32))
         self._share_of_pass = add("share_of_pass", np.zeros((), np.float32))
+        self._rounds.build([tuple(variable.shape) for variable in variables])
+        self._build_ledger()
+
+    def _prepare_run(self, row: LedgerRow) -> None:
+        """Restart the trees, and warn if the rounds of this run cannot be accounted.
+
+        Raises:
+            ValueError: If the run scales the noise.
+        """
+        if self._noise_scale != 1.0:
+            raise ValueError(
+                "The noise of a `QueryOptimizer` is its query's own, and cannot be scaled. "
+                f"Received: noise_scale={self._noise_scale}"
+            )
+        self._sampling = row.sampling
+        share = 0.0
+        if row.sampling is Sampling.SHUFFLE:
+            share = trees.share_of_pass(-(-row.num_examples // row.expected_batch_size))
+        self._share_of_pass.assign(np.float32(share))
+        self._restart_trees()
+        self._key.assign(noise.fresh_key())
+        reason = self._unaccounted()
+        if reason is not None and not self._is_configured:
+            warnings.warn(f"Epsilon is infinite: {reason}.", stacklevel=3)
 
     def _noise_of(self, event: Any, state: Any) -> Tensor | None:
-        """The noise multiplier of one round's event, 0 for none, None where it is not known."""
+        """Return the noise multiplier of one round's event, 0 for none, None if unknown."""
         if not trees.has_trees(self._query):
             return noise_of_event(event)
         node = trees.node_noise(self._query, state)
         return None if node is None else node * self._share_of_pass.value
 
-    def _unaccounted(self, sampling: Sampling) -> str | None:
-        """Why the rounds of this query cannot be accounted, None where they can."""
+    def _unaccounted(self) -> str | None:
+        """Return why the rounds of this query cannot be accounted, None if they can."""
         name = type(self._query).__name__
         if self._rounds.noise_multiplier() is None:
             return (
-                f"what a round of `{name}` releases is no Gaussian mechanism that is known here "
-                "(its event is unsupported), and counts as if it had no noise"
+                f"a round of `{name}` is not a Gaussian mechanism that is known here (its event is "
+                "unsupported), and counts as a release without noise"
             )
-        if trees.has_trees(self._query) and sampling is not Sampling.SHUFFLE:
+        if trees.has_trees(self._query) and self._sampling is not Sampling.SHUFFLE:
             return (
-                f"the noise of `{name}` hides a client that takes part once in a tree, which only "
-                '`fit(sampling="shuffle")` sees to, and counts as none'
+                f"the noise of `{name}` protects a client that takes part once in a tree, which "
+                'only `fit(sampling="shuffle")` ensures; here it counts as none'
             )
         return None
 
     def _restart_trees(self) -> None:
+        """Restart the trees of the query, if it has any."""
         if trees.has_trees(self._query):
-            self.remember_seeds(trees.given_seed(self._query))
-            self._rounds.state = trees.restarted(self._query, self._rounds.state, self._heeds_seed)
+            self._rounds.state = trees.restarted(self._query, self._rounds.state)
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
-        """What the ledger states of the next round: a little below what its event says."""
+        """Return the noise multiplier to state for the next round, a little below its event's."""
         value = self._rounds.noise_multiplier()
         if value is None:
             return 0.0
         if not np.isfinite(value) or value < 0.0:
             raise ValueError(
                 f"The noise over the sensitivity of the `{type(self._query).__name__}` is "
-                f"{value}: its clipping norm has reached zero, or is no number. Begin with "
+                f"{value}: its clipping norm has reached zero, or is not a number. Begin with "
                 "a new query."
             )
         stated = float(np.float32(_MARGIN * value))
@@ -181,12 +151,31 @@ class QueryAccounting(AccountedOptimizer):
                 return held
         return stated
 
-    def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
-        return row.noise_multiplier, 0.0
-
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
+        """Set stated noise and divisor to those of the row."""
         self._stated_noise.assign(np.float32(row.noise_multiplier))
         self._divisor.assign(np.float32(1.0 if self._is_mean else row.expected_batch_size))
 
-    def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
-        """The query keeps its own."""
+    def _forget_seed(self) -> None:
+        """Do nothing: no key comes from a seed."""
+
+
+def _is_mean(query: Any) -> bool:
+    """Return whether the results of a query are divided by a number of clients already.
+
+    Raises:
+        ValueError: If some parts of a nested query are means and others are sums.
+    """
+    if is_instance(query, "NormalizedQuery", "NoPrivacyAverageQuery"):
+        return True
+    if is_instance(query, "RestartQuery"):
+        return _is_mean(query._inner_query)
+    if not is_instance(query, "NestedQuery"):
+        return False
+    found = {_is_mean(part) for part in keras.tree.flatten(query._queries)}
+    if len(found) > 1:
+        raise ValueError(
+            "The parts of a `NestedQuery` must all be means (`NormalizedQuery`) or all be sums, "
+            "which are then divided by the expected number of clients."
+        )
+    return found.pop()

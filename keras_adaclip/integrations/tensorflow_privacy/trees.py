@@ -1,20 +1,20 @@
-"""Noise that is summed over a binary tree: what it amounts to, and when a tree restarts.
+"""Noise that is summed over a binary tree: its noise multiplier, and its restarts.
 
-TensorFlow Privacy calls the events of its trees unsupported: what they cost depends on how often a
-client takes part. Where it does so at most once in a tree of T rounds, it adds to the nodes above
-one leaf, ceil(log2(T + 1)) of them at most, each with noise of z times its contribution's bound:
+TensorFlow Privacy reports the events of its trees as unsupported, because their cost depends on how
+often a client takes part. A client that takes part at most once in a tree of T rounds adds to the
+nodes above one leaf, at most ceil(log2(T + 1)), each with noise of z times the bound of its
+contribution:
 
-    one Gaussian mechanism a tree, with noise multiplier z / sqrt(ceil(log2(T + 1)))
+    one Gaussian mechanism for each tree, with noise multiplier z / sqrt(ceil(log2(T + 1)))
 
 (Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling",
 appendix D; `SingleEpochTreeAggregationDpEvent` of `dp_accounting`), for zeroing a client out. So a
-pass over the clients (`fit(sampling="shuffle")`) is accounted, because the trees are restarted
-where one begins. A `RestartQuery` that restarts more often only makes them smaller.
+pass over the clients (`fit(sampling="shuffle")`) is accounted, because the trees restart when it
+begins. A `RestartQuery` that restarts more often only makes them smaller.
 
-The noise's key is drawn from the operating system at each restart; TensorFlow Privacy takes the
-time of day. One that the user has given (`noise_seed`) stays, until a model is trained further that
-has been saved or compiled anew: from the same seed it would draw the same noise again, and the
-difference of what two rounds release would be that of their clients.
+The key of the noise comes from the operating system at each restart; TensorFlow Privacy itself uses
+the time of day. A seed given by the user (`noise_seed`) is refused: with equal noise in two rounds,
+the difference of their results would be that of their clients.
 """
 
 import os
@@ -32,20 +32,19 @@ _SUM, _ADAPTIVE = "TreeResidualSumQuery", "QAdaClipTreeResSumQuery"
 
 
 def has_trees(query: Any) -> bool:
-    """Whether `query` is, or wraps, one that sums its noise over a tree."""
+    """Return whether a query is, or wraps, one that sums its noise over a tree."""
     return is_instance(_unwrapped(query), _SUM, _ADAPTIVE)
 
 
 def node_noise(query: Any, state: Any) -> Tensor | None:
-    """The noise of a node over what a client adds to it; with several trees, of all together.
+    """Return the noise of a node over the bound of a contribution, for all trees together.
 
     Args:
         query: a query that `has_trees`.
         state: its global state.
 
     Returns:
-        A float32 scalar; None where clipping or noise is not TensorFlow Privacy's own, so that
-        neither is known.
+        A float32 scalar; None if clipping or noise is not TensorFlow Privacy's own.
     """
     if not is_own(query):
         return None
@@ -55,16 +54,13 @@ def node_noise(query: Any, state: Any) -> Tensor | None:
     if is_instance(query, _ADAPTIVE):
         estimator = query._quantile_estimator_query._below_estimate_query
         estimator_state = state.quantile_estimator_state.below_estimate_state
-        of_sum = node_noise(query._sum_query, state.sum_state)
-        of_counts = node_noise(estimator, estimator_state)
-        if of_sum is None or of_counts is None:
+        sums = node_noise(query._sum_query, state.sum_state)
+        counts = node_noise(estimator, estimator_state)
+        if sums is None or counts is None:
             return None
-        least = ops.minimum(of_sum, of_counts)
-        return ops.where(
-            least > 0.0,
-            1.0 / ops.sqrt(1.0 / ops.square(of_sum) + 1.0 / ops.square(of_counts)),
-            least,
-        )
+        joint = 1.0 / ops.sqrt(1.0 / ops.square(sums) + 1.0 / ops.square(counts))
+        least = ops.minimum(sums, counts)
+        return ops.where(least > 0.0, joint, least)
     generator = query._tree_aggregator.value_generator
     clips = query._clip_fn
     if not (clips.__module__.startswith(_LIBRARY) and clips.__qualname__.endswith(_L2_CLIPPING)):
@@ -75,70 +71,74 @@ def node_noise(query: Any, state: Any) -> Tensor | None:
 
 
 def share_of_pass(num_rounds: int) -> float:
-    """The noise of a tree over that of a node, where a client is in one round at most.
+    """Return the noise multiplier of a tree over that of a node, for one round a client.
 
     Args:
-        num_rounds: of the tree, from 1.
+        num_rounds: number of rounds in the tree, at least 1.
     """
-    # ceil(log2(n + 1)) of a whole number is its number of binary digits.
+    # ceil(log2(n + 1)) of an integer is its number of binary digits.
     return float(num_rounds.bit_length() ** -0.5)
 
 
-def restarted(query: Any, state: Any, heeds_seed: bool = True) -> Any:
-    """The global state with fresh trees, from fresh keys.
+def restarted(query: Any, state: Any) -> Any:
+    """Return the global state with fresh trees and fresh keys.
 
     Args:
         query: a query that `has_trees`.
         state: its global state.
-        heeds_seed: whether trees whose seed the user has given go on with their own key.
     """
     inner = _inner(query)
     if inner is not None:
         field, wrapped = inner
-        return state._replace(**{field: restarted(wrapped, getattr(state, field), heeds_seed)})
+        return state._replace(**{field: restarted(wrapped, getattr(state, field))})
     if is_instance(query, _ADAPTIVE):
         estimator = query._quantile_estimator_query._below_estimate_query
         counts = state.quantile_estimator_state.below_estimate_state
         counts = counts._replace(
-            numerator_state=_with_key(estimator._numerator, counts.numerator_state, heeds_seed)
+            numerator_state=_with_key(estimator._numerator, counts.numerator_state)
         )
         state = state._replace(
-            sum_state=_with_key(query._sum_query, state.sum_state, heeds_seed),
+            sum_state=_with_key(query._sum_query, state.sum_state),
             quantile_estimator_state=state.quantile_estimator_state._replace(
                 below_estimate_state=counts
             ),
         )
     else:
-        state = _with_key(query, state, heeds_seed)
-    # None for results: residuals are reset without them.
+        state = _with_key(query, state)
+    # Residuals are reset without results.
     return query.reset_state(None, state)
 
 
-def given_seed(query: Any) -> int | None:
-    """The seed that the user has given for the noise of a tree, if any."""
+def refuse_seed(query: Any) -> None:
+    """Raise if the user has given a seed for the noise of a tree."""
+    if not has_trees(query):
+        return
     query = _unwrapped(query)
     sums = query._sum_query if is_instance(query, _ADAPTIVE) else query
-    seed: int | None = getattr(sums._tree_aggregator.value_generator, "_seed", None)
-    return seed
+    seed = getattr(sums._tree_aggregator.value_generator, "_seed", None)
+    if seed is not None:
+        raise ValueError(
+            f"The noise of the `{type(query).__name__}` comes from a fixed seed, and whoever knows "
+            f"it can subtract the noise. Give the query no `noise_seed`. Received: {seed}"
+        )
 
 
-def _with_key(query: Any, state: Any, heeds_seed: bool) -> Any:
-    """The state of one tree with a fresh key for the noise to come."""
-    generator = query._tree_aggregator.value_generator
-    if not is_instance(generator, "GaussianNoiseGenerator"):
+def _with_key(query: Any, state: Any) -> Any:
+    """Return the state of one tree with a fresh key."""
+    if not is_instance(query._tree_aggregator.value_generator, "GaussianNoiseGenerator"):
         return state
-    if heeds_seed and generator._seed is not None:
-        return state
-    # Counters are added to both numbers: away from the largest.
+    # TensorFlow Privacy adds counters to both numbers: leave room for them.
     seeds = np.frombuffer(os.urandom(16), np.int64) >> 2
-    of_generator = state.tree_state.value_generator_state._replace(
+    generator_state = state.tree_state.value_generator_state._replace(
         seeds=ops.convert_to_tensor(seeds, "int64")
     )
-    return state._replace(tree_state=state.tree_state._replace(value_generator_state=of_generator))
+    return state._replace(
+        tree_state=state.tree_state._replace(value_generator_state=generator_state)
+    )
 
 
 def _inner(query: Any) -> tuple[str, Any] | None:
-    """What a query wraps, and where its state has that one's."""
+    """Return the field of a query's state for the query that it wraps, and that query."""
     if is_instance(query, "RestartQuery"):
         return "inner_query_state", query._inner_query
     if is_instance(query, "NormalizedQuery"):
@@ -147,5 +147,6 @@ def _inner(query: Any) -> tuple[str, Any] | None:
 
 
 def _unwrapped(query: Any) -> Any:
+    """Return the innermost query."""
     inner = _inner(query)
     return query if inner is None else _unwrapped(inner[1])

@@ -1,41 +1,43 @@
 """The best clipping norm of each epoch, found by greedy search.
 
 Source: Lin et al. 2022, "Understanding adaptive gradient clipping in DP-SGD, empirically",
-section 4.3.1 and algorithm 1.
+section 4.3 and algorithm 1.
 """
 
 import copy
 import json
 import math
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import keras
 import keras_tuner
 import numpy as np
-from keras_tuner.engine.trial import Trial, TrialStatus
+from keras_tuner.engine.trial import Trial
 
-from keras_adaclip.accounting import check_integer
+from keras_adaclip._checks import check_integer
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
-from keras_adaclip.schedules import PiecewiseConstant
+from keras_adaclip.schedules import PiecewiseConstant, PowerDecay
 from keras_adaclip.tuners.greedy.oracle import (
     CHECKPOINT,
     CLIP_NORM,
     EPOCH,
     PARENT,
     GreedyOracle,
+    GreedyRule,
     SearchedEpoch,
 )
-from keras_adaclip.tuners.greedy.power_trend import PowerTrend
-from keras_adaclip.tuners.greedy.rule import GreedyRule
 
 _BUILD_CONFIG = "build_config.json"
 _INITIAL_WEIGHTS = "initial.weights.h5"
+_LARGEST_POWER = 10.0
 _NOT_PRIVATE = """\
 This search is NOT private: it trains many models on its data and chooses among
 them by their scores. Search on public data, then train private data with the
@@ -54,25 +56,25 @@ class GreedyClipTuner(keras_tuner.Tuner):
     state and the norm to begin with.
 
     Args:
-        hypermodel: function of keras-tuner's `hp`, or a `keras_tuner.HyperModel`, that returns a
+        hypermodel: A function of keras-tuner's `hp`, or a `keras_tuner.HyperModel`, that returns a
             private model, compiled with a `DPOptimizer` with a fixed norm, whose value the search
             replaces. Hyperparameters keep their default values.
-        start: positive float, the first norm.
-        step: positive float, added from one norm to the next; with `spacing="geometric"` a factor
+        start: A positive float, the first norm.
+        step: A positive float, added from one norm to the next; with `spacing="geometric"` a factor
             above 1.
-        max_drop: float from 0, in units of the objective.
-        epochs: int from 1, the number of epochs.
-        objective: name of a metric in the logs of `fit`, or a `keras_tuner.Objective`.
-        max_clip_norm: the largest norm; None for no bound.
-        max_trials_per_epoch: int from 1, the largest number of trials of an epoch.
-        directory: folder for the files; None for the working directory.
-        project_name: name of this search's folder in it.
+        max_drop: A float from 0, in units of the objective.
+        epochs: An int from 1, the number of epochs.
+        objective: The name of a metric in the logs of `fit`, or a `keras_tuner.Objective`.
+        max_clip_norm: The largest norm; None for no bound.
+        max_trials_per_epoch: An int from 1, the largest number of trials of an epoch.
+        directory: The folder for the files; None for the working directory.
+        project_name: The name of this search's folder in it.
         spacing: `"linear"` or `"geometric"`.
-        overwrite: whether to delete an earlier search in the folder instead of continuing it.
+        overwrite: Whether to delete an earlier search in the folder instead of continuing it.
 
     Raises:
-        TypeError: if an argument is not of its kind.
-        ValueError: if an argument is out of range, the folder holds a search with other settings,
+        TypeError: If an argument is not of its kind.
+        ValueError: If an argument is out of range, the folder holds a search with other settings,
             or keras-tuner's distributed mode is on: each trial needs the result of the one before.
 
     Guarantees:
@@ -128,9 +130,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 "before. Unset the environment variable KERASTUNER_TUNER_ID. "
                 f"Received: KERASTUNER_TUNER_ID={os.environ['KERASTUNER_TUNER_ID']!r}"
             )
-        rule = GreedyRule(start, step, max_drop, spacing, max_clip_norm, max_trials_per_epoch)
+        bound = {} if max_clip_norm is None else {"max_clip_norm": max_clip_norm}
+        rule = GreedyRule(start, step, max_drop, spacing, max_trials=max_trials_per_epoch, **bound)
         super().__init__(
-            GreedyOracle(rule, check_integer(epochs, "epochs", minimum=1), objective),
+            GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
             hypermodel,
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
@@ -143,19 +146,19 @@ class GreedyClipTuner(keras_tuner.Tuner):
     # The search
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
-        """Searches, or continues an interrupted search.
+        """Search, or continue an interrupted search.
 
         Args:
-            *fit_args: arguments for `fit`: the training data.
-            **fit_kwargs: arguments for `fit`: validation data, `batch_size`, `callbacks` (each
+            *fit_args: Arguments for `fit`: the training data.
+            **fit_kwargs: Arguments for `fit`: validation data, `batch_size`, `callbacks` (each
                 trial gets copies). `verbose` is 0 for silence, 1 for one line per trial, 2 for
                 Keras's lines too.
 
         Raises:
-            TypeError: if the hypermodel does not return a private model.
-            ValueError: if an argument belongs to the search, or the model's norm is not a fixed
+            TypeError: If the hypermodel does not return a private model.
+            ValueError: If an argument belongs to the search, or the model's norm is not a fixed
                 one. Nothing was trained then.
-            RuntimeError: if a trial fails, or no norm of an epoch gives a finite objective.
+            RuntimeError: If a trial fails, or no norm of an epoch gives a finite objective.
         """
         for name in ("epochs", "initial_epoch"):
             if name in fit_kwargs:
@@ -170,18 +173,18 @@ class GreedyClipTuner(keras_tuner.Tuner):
             print(_NOT_PRIVATE, flush=True)
         super().search(*fit_args, **fit_kwargs)
 
-    def on_search_begin(self) -> None:
-        """Writes the state that an interrupted search continues from."""
-        self.save()
-
     def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
-        """Trains one epoch with one norm, and keeps its weights.
+        """Train one epoch with one norm, and keep its weights.
 
         Raises:
-            RuntimeError: if training fails, or the objective is not among its metrics.
+            RuntimeError: If training fails, or the objective is not among its metrics.
         """
         values = trial.hyperparameters.values
-        beginning = _Beginning(self._path_of_beginning(values[PARENT]), values[CLIP_NORM])
+        epoch, clip_norm = values[EPOCH], values[CLIP_NORM]
+        # The first trials begin with the initial weights, later ones with those of their parent.
+        initial = Path(self.project_dir) / _INITIAL_WEIGHTS
+        path = self._checkpoint(values[PARENT]) if values[PARENT] else initial
+        start = _TrialStart(path, clip_norm)
         callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
             results = self.hypermodel.fit(
@@ -189,32 +192,25 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 self._model,
                 *fit_args,
                 **fit_kwargs,
-                callbacks=[beginning, *callbacks],
-                initial_epoch=values[EPOCH] - 1,
-                epochs=values[EPOCH],
+                callbacks=[start, *callbacks],
+                initial_epoch=epoch - 1,
+                epochs=epoch,
                 verbose=2 if self._verbose > 1 else 0,
             )
-            beginning.check(values[EPOCH])
-            metrics = _metrics_of(results, self.oracle.objective)
+            start.check(epoch)
+            metrics = _metrics_of(results, self.oracle.objective.name)
         except Exception as error:
             raise keras_tuner.errors.FatalRuntimeError(
-                f"Epoch {values[EPOCH]} with clip_norm={values[CLIP_NORM]:.6g} failed: {error}\n"
+                f"Epoch {epoch} with clip_norm={clip_norm:.6g} failed: {error}\n"
                 "Fix the cause, then search in the same folder again: completed trials are kept."
             ) from error
         self._model.save_weights(self._checkpoint(trial.trial_id))
-        (Path(self.project_dir) / _BUILD_CONFIG).write_text(
-            json.dumps(self._model.get_build_config()), encoding="utf-8"
-        )
+        build_config = json.dumps(self._model.get_build_config())
+        (Path(self.project_dir) / _BUILD_CONFIG).write_text(build_config, encoding="utf-8")
         return metrics
 
     def on_trial_end(self, trial: Trial) -> None:
-        """Records the trial, and prints its line.
-
-        Raises:
-            RuntimeError: if keras-tuner could not record the trial's metrics.
-        """
-        if trial.status != TrialStatus.COMPLETED:
-            raise RuntimeError(trial.message)
+        """Record the trial, and print its line."""
         super().on_trial_end(trial)
         if self._verbose > 0:
             values = trial.hyperparameters.values
@@ -228,11 +224,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             )
 
     def on_search_end(self) -> None:
-        """Checks that every epoch has a best norm.
-
-        Raises:
-            RuntimeError: if no norm of an epoch gave a finite objective.
-        """
+        """Raise `RuntimeError` if no norm of an epoch gave a finite objective."""
         number = len(self.oracle.finished_epochs) + 1
         if number <= self.oracle.epochs:
             tried = self.oracle.epoch(number).thresholds
@@ -245,38 +237,46 @@ class GreedyClipTuner(keras_tuner.Tuner):
     # The results
 
     def best_schedule(self) -> PiecewiseConstant:
-        """The best norm of each finished epoch; `save` it, and train other data with it.
+        """Return the best norm of each finished epoch; `save` it to train other data with it.
 
         Raises:
-            RuntimeError: if no epoch is finished.
+            RuntimeError: If no epoch is finished.
         """
-        epochs = self.oracle.finished_epochs
-        norms = [epoch.threshold for epoch in epochs if epoch.threshold is not None]
+        norms = [epoch.threshold for epoch in self.oracle.finished_epochs]
         if not norms:
             raise RuntimeError("No epoch is finished yet. Call `search` first.")
-        return PiecewiseConstant(norms)
+        return PiecewiseConstant([norm for norm in norms if norm is not None])
 
     def searched_epochs(self) -> list[SearchedEpoch]:
-        """The norms tried in each finished epoch, with their objectives."""
+        """Return the norms tried in each finished epoch, with their objectives."""
         return self.oracle.finished_epochs
 
-    def trend(self) -> PowerTrend:
-        """The `PowerDecay` that is closest to the best schedule.
+    def trend(self) -> PowerDecay:
+        """Return the `PowerDecay` that is closest to the best schedule.
+
+        It is closest in the logarithms, by least squares, so that an epoch counts by the ratio of
+        its norm to the trend (Lin et al. 2022, equation 11). If norms grow, its power is 0.
 
         Raises:
-            RuntimeError: if no epoch is finished.
-            ValueError: if only one epoch is.
+            RuntimeError: If no epoch is finished.
+            ValueError: If only one epoch is.
         """
-        return PowerTrend.of(self.best_schedule())
+        logarithms = np.log(self.best_schedule().values)
+        if len(logarithms) < 2:
+            raise ValueError("A trend needs two finished epochs. One is finished.")
+        ages = np.log(np.arange(1, len(logarithms) + 1))
+        slope = float(np.polyfit(ages, logarithms, 1)[0])
+        power = min(max(-slope, 0.0), _LARGEST_POWER)
+        return PowerDecay(float(np.exp(np.mean(logarithms + power * ages))), power)
 
     def load_model(self, trial: Trial) -> Any:
-        """A model with the weights and the optimizer state that a trial ended with.
+        """Return a model with the weights and the optimizer state that a trial ended with.
 
         A search is not private, and neither is its model: the report of the model and a
         `UserWarning` say so.
 
         Args:
-            trial: a trial whose weights were kept, as `get_best_models` uses them.
+            trial: A trial whose weights were kept, as `get_best_models` uses them.
         """
         statement = (
             f"The model was chosen among {len(self.oracle.trials)} trials by a search that is not "
@@ -294,10 +294,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return model
 
     def results_summary(self, num_trials: int = 10) -> None:
-        """Prints the best norm of each finished epoch, and the trend.
+        """Print the best norm of each finished epoch, and the trend.
 
         Args:
-            num_trials: number of epochs to print, the last ones.
+            num_trials: The number of epochs to print, the last ones.
         """
         epochs, oracle = self.oracle.finished_epochs, self.oracle
         print(
@@ -310,11 +310,12 @@ class GreedyClipTuner(keras_tuner.Tuner):
             numbers = f"{epoch.threshold:>10.4g}  {epoch.score:>10.4f}  {len(epoch.scores):>6}"
             print(f"{number:>5}  {numbers}")
         if len(epochs) > 1:
-            print(f"Trend: {self.trend()}")
+            trend = self.trend()
+            print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
         print(_NOT_PRIVATE)
 
     def _new_model(self) -> Any:
-        """A new model of the hypermodel, checked."""
+        """Return a new model of the hypermodel, checked."""
         model = self.hypermodel.build(self.oracle.get_space())
         _check_model(model)
         return model
@@ -322,17 +323,57 @@ class GreedyClipTuner(keras_tuner.Tuner):
     def _checkpoint(self, trial_id: str) -> Path:
         return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
 
-    def _path_of_beginning(self, parent: str) -> Path:
-        """The weights that a trial begins with: the parent's, or the initial ones."""
-        return self._checkpoint(parent) if parent else Path(self.project_dir) / _INITIAL_WEIGHTS
+
+def initial_norm_from(
+    hypermodel: Any,
+    *fit_args: Any,
+    runs: int = 5,
+    directory: str | os.PathLike[str] | None = None,
+    project_name: str = "initial_norm",
+    search_options: Mapping[str, Any] | None = None,
+    **fit_kwargs: Any,
+) -> float:
+    """Return the mean of the best norms of the first epoch, to begin a `PowerDecay` with.
+
+    Like every greedy search this is **not private**: search on public data, and use the norm for
+    private data that resemble them (Lin et al. 2022, section 4.3.2).
+
+    Args:
+        hypermodel: As in `GreedyClipTuner`.
+        *fit_args: Arguments for `fit`: the training data.
+        runs: An int from 1, the number of searches, each with other initial weights and noise.
+        directory: The folder for their files, in which interrupted searches continue; None for a
+            temporary one.
+        project_name: The name of each search's folder, before its number.
+        search_options: Other arguments of `GreedyClipTuner`, such as `{"start": 0.1}`.
+        **fit_kwargs: Arguments for `fit`: validation data, `batch_size`, and `verbose`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RuntimeError: As in `GreedyClipTuner.search`.
+    """
+    norms = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for run in range(check_integer("runs", runs, minimum=1)):
+            tuner = GreedyClipTuner(
+                hypermodel,
+                epochs=1,
+                directory=directory or temporary,
+                project_name=f"{project_name}_{run}",
+                **(search_options or {}),
+            )
+            tuner.search(*fit_args, **fit_kwargs)
+            norms.append(tuner.best_schedule().values[0])
+    return fmean(norms)
 
 
-class _Beginning(keras.callbacks.Callback):
+class _TrialStart(keras.callbacks.Callback):
     """Gives a trial the weights, the optimizer state and the norm that it begins with.
 
     Args:
-        path: file of the weights. The first trial writes it, if it is that of the initial weights.
-        clip_norm: the norm, of all groups together.
+        path: The file of the weights. The first trial writes it, if it is that of the initial
+            weights.
+        clip_norm: The norm, of all groups together.
     """
 
     def __init__(self, path: Path, clip_norm: float) -> None:
@@ -341,7 +382,7 @@ class _Beginning(keras.callbacks.Callback):
         self._epochs: list[int] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Loads the file, and sets the norm."""
+        """Load the file, and set the norm."""
         if self._path.exists():
             self.model.load_weights(self._path)
         else:
@@ -352,15 +393,11 @@ class _Beginning(keras.callbacks.Callback):
         variable.assign(np.full(variable.shape, self._clip_norm / math.sqrt(num_groups)))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
+        """Note the epoch."""
         self._epochs.append(epoch + 1)
 
     def check(self, epoch: int) -> None:
-        """Raises if the trial has not trained exactly its own epoch.
-
-        Args:
-            epoch: number of that epoch, from 1.
-        """
+        """Raise `ValueError` if the trial has not trained exactly its own epoch, from 1."""
         if self._epochs != [epoch]:
             raise ValueError(
                 "A trial must train exactly one epoch with the given callbacks. A hypermodel with "
@@ -370,40 +407,34 @@ class _Beginning(keras.callbacks.Callback):
 
 
 def _check_model(model: Any) -> None:
-    """Raises if the hypermodel's model has no clipping norm that the search can set."""
+    """Raise if the hypermodel's model has no clipping norm that the search can set."""
     optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, DPOptimizer):
+    clipping = getattr(optimizer, "clipping", None)
+    if not isinstance(optimizer, DPOptimizer) or optimizer.built:
         raise TypeError(
-            "The hypermodel must return a private model, such as `keras_adaclip.PrivateModel` or "
-            "`keras_adaclip.privatize(model)`, compiled with a "
+            "The hypermodel must return a new private model in every call, such as "
+            "`keras_adaclip.privatize(model)`, compiled with a new "
             "`keras_adaclip.optimizers.DPOptimizer`. "
             f"Received: {type(model).__name__} with optimizer={optimizer!r}"
         )
-    clipping = optimizer.clipping
     if not isinstance(clipping, FixedClipping) or isinstance(clipping.clip_norm, list):
         raise ValueError(
             "The search sets a fixed clipping norm, one number, so the hypermodel's optimizer must "
             "have one: `DPOptimizer(..., clipping=1.0)` or `FixedClipping(1.0)`. "
-            f"Received: clipping={type(clipping).__name__}({clipping.get_config()})"
-        )
-    if optimizer.built:
-        raise ValueError(
-            "The hypermodel's optimizer was used before, and its clipping norm is set already. "
-            "Create a new `DPOptimizer` in every call of the hypermodel, and compile with it last."
+            f"Received: clipping={clipping!r}"
         )
 
 
-def _metrics_of(results: Any, objective: Any) -> dict[str, float]:
-    """What a hypermodel's `fit` returned, as metrics by name."""
+def _metrics_of(results: Any, objective: str) -> dict[str, float]:
+    """Return the metrics by name that a hypermodel's `fit` returned."""
     if isinstance(results, keras.callbacks.History):
         results = {name: values[-1] for name, values in results.history.items()}
     elif not isinstance(results, Mapping):
-        results = {objective.name: results}
-    if not objective.has_value(results):
+        results = {objective: results}
+    if objective not in results:
         raise ValueError(
-            f"The objective {objective.name!r} is not among the metrics that `fit` returned: "
+            f"The objective {objective!r} is not among the metrics that `fit` returned: "
             f"{', '.join(map(repr, results))}. Give `search` validation data, and `objective` "
             "the name of a metric that the model is compiled with."
         )
-    metrics = {name: float(value) for name, value in results.items()}
-    return {**metrics, objective.name: float(objective.get_value(results))}
+    return {name: float(value) for name, value in results.items()}

@@ -1,22 +1,106 @@
-"""Hands out the trials of a greedy search: one norm of one epoch each, one after the other."""
+"""Which clipping norm of which epoch a greedy search tries next, and which ones it keeps.
+
+    C_k = start + k * step      or      C_k = start * step ** k,      k = 0, 1, 2, ...
+
+Train with C_0, C_1, ... each time from the same weights. Keep the best C. Stop once a score lies
+more than `max_drop` below the best one.
+
+Source: Lin et al. 2022, "Understanding adaptive gradient clipping in DP-SGD, empirically",
+algorithm 1. Each norm is computed from its number, so that rounding errors do not add up.
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras_tuner
-from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from keras_adaclip.tuners.greedy.rule import GreedyRule
+from keras_adaclip._checks import check_choice, check_integer, check_nonnegative, check_positive
 
 CLIP_NORM = "clip_norm"
 CHECKPOINT = "checkpoint.weights.h5"
 # Hyperparameters of a trial besides the norm. No user's name can be the same.
-EPOCH = "greedy/epoch"
-PARENT = "greedy/parent"
+EPOCH, PARENT = "greedy/epoch", "greedy/parent"
+_LARGEST_CLIP_NORM = 1e15  # of the clipping strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyRule:
+    """The norms that an epoch tries, and the one that it keeps; the arguments of the tuner.
+
+    Example:
+
+    >>> rule = GreedyRule(start=0.1, step=0.1, max_drop=0.02)
+    >>> rule.next_norm([0.70, 0.75]), rule.next_norm([0.70, 0.75, 0.72])
+    (0.30000000000000004, None)
+    >>> rule.norm(rule.best([0.70, 0.75, 0.72]))
+    0.2
+    """
+
+    start: float = 0.05
+    step: float = 0.01
+    max_drop: float = 0.02
+    spacing: str = "linear"
+    max_clip_norm: float = _LARGEST_CLIP_NORM
+    max_trials: int = 200
+
+    def __post_init__(self) -> None:
+        check_choice("spacing", self.spacing, ("linear", "geometric"))
+        checked = {
+            "start": check_positive("start", self.start),
+            "step": check_positive("step", self.step),
+            "max_drop": check_nonnegative("max_drop", self.max_drop),
+            "max_clip_norm": check_positive("max_clip_norm", self.max_clip_norm),
+            "max_trials": check_integer("max_trials_per_epoch", self.max_trials, minimum=1),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.spacing == "geometric" and self.step <= 1.0:
+            raise ValueError(
+                "Argument `step` must be above 1 with geometric spacing. "
+                f"Received: step={self.step}"
+            )
+        if self.max_clip_norm < self.start:
+            raise ValueError(
+                f"Argument `max_clip_norm` must be at least `start`, {self.start:g}. "
+                f"Received: max_clip_norm={self.max_clip_norm}"
+            )
+
+    def norm(self, number: int) -> float:
+        """Return the norm with a number, from 0; infinity if it is too large for a float."""
+        if self.spacing == "linear":
+            return self.start + number * self.step
+        try:
+            return self.start * self.step**number
+        except OverflowError:
+            return math.inf
+
+    def best(self, scores: Sequence[float]) -> int | None:
+        """Return the number of the norm to keep; None if no score is finite.
+
+        Args:
+            scores: The scores of the norms tried so far, higher is better. Among equal scores the
+                first one wins.
+        """
+        finite = [number for number, score in enumerate(scores) if math.isfinite(score)]
+        return max(finite, key=lambda number: scores[number], default=None)
+
+    def next_norm(self, scores: Sequence[float]) -> float | None:
+        """Return the norm to try next; None if the epoch is over.
+
+        Args:
+            scores: As in `best`.
+        """
+        best = self.best(scores)
+        if best is not None:
+            drop = scores[best] - (scores[-1] if math.isfinite(scores[-1]) else -math.inf)
+            if drop > self.max_drop:
+                return None
+        norm = self.norm(len(scores))
+        return norm if len(scores) < self.max_trials and norm <= self.max_clip_norm else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +108,12 @@ class SearchedEpoch:
     """The trials of one epoch of a greedy search.
 
     Args:
-        threshold: the best norm tried; None if no objective was finite.
-        score: its objective; None likewise.
-        thresholds: the norms tried, in order.
-        scores: their objectives; infinite where the objective was not finite.
-        winner: identifier of the trial with the best norm; None if there is none.
-        following: the norm to try next; None if the epoch is over.
+        threshold: The best norm tried; None if no objective was finite.
+        score: Its objective; None likewise.
+        thresholds: The norms tried, in order.
+        scores: Their objectives; infinite where the objective was not finite.
+        winner: The identifier of the trial with the best norm; None if there is none.
+        following: The norm to try next; None if the epoch is over.
     """
 
     threshold: float | None
@@ -39,11 +123,6 @@ class SearchedEpoch:
     winner: str | None
     following: float | None
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the epoch is over and has a best norm."""
-        return self.following is None and self.winner is not None
-
 
 class GreedyOracle(keras_tuner.Oracle):
     """Decides which norm of which epoch is tried next, and which one is kept.
@@ -52,53 +131,51 @@ class GreedyOracle(keras_tuner.Oracle):
     goes on where it stopped, and repeats the interrupted trial.
 
     Args:
-        rule: which norms an epoch tries.
-        epochs: int from 1, the number of epochs.
-        objective: name of a metric, or a `keras_tuner.Objective`.
+        rule: The norms that an epoch tries.
+        epochs: The number of epochs.
+        objective: The name of a metric, or a `keras_tuner.Objective`.
 
     Raises:
-        ValueError: when a search with other settings is reloaded.
+        ValueError: When a search with other settings is reloaded.
     """
 
     def __init__(self, rule: GreedyRule, epochs: int, objective: Any) -> None:
-        space = HyperParameters()
-        space.Fixed(CLIP_NORM, rule.norm(0))
+        space = keras_tuner.HyperParameters()
+        space.Fixed(CLIP_NORM, rule.start)
         super().__init__(objective=objective, hyperparameters=space)
-        self.verbose = 0  # the tuner prints one line per trial instead of keras-tuner's tables
+        self.verbose = 0  # The tuner prints one line per trial instead of keras-tuner's tables.
         self.rule = rule
         self.epochs = epochs
 
     # Called by keras-tuner
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
-        """The values of the next trial, or that the search is over."""
-        parent = ""
-        for number in range(1, self.epochs + 1):
-            epoch = self.epoch(number)
-            if epoch.following is not None:
-                values = {CLIP_NORM: epoch.following, EPOCH: number, PARENT: parent}
-                values = {**self.hyperparameters.values, **values}
-                return {"status": TrialStatus.RUNNING, "values": values}
-            if epoch.winner is None:
-                break
-            parent = epoch.winner
-        return {"status": TrialStatus.STOPPED}
+        """Return the values of the next trial, or that the search is over."""
+        finished = self.finished_epochs
+        number = len(finished) + 1
+        following = self.epoch(number).following
+        if number > self.epochs or following is None:
+            return {"status": TrialStatus.STOPPED}
+        parent = finished[-1].winner if finished else ""
+        values = {CLIP_NORM: following, EPOCH: number, PARENT: parent}
+        values = {**self.hyperparameters.values, **values}
+        return {"status": TrialStatus.RUNNING, "values": values}
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
-        """Records the metrics of a trial; those that are not finite become the worst possible."""
+        """Record the metrics of a trial; those that are not finite become the worst possible."""
         worst = -self._sign * math.inf
         known = {name: x if math.isfinite(x) else worst for name, x in metrics.items()}
         return super().update_trial(trial_id, known, step=step)
 
     def score_trial(self, trial: Trial) -> None:
-        """Takes the objective of the trial's one epoch."""
+        """Take the objective of the trial's one epoch as its score."""
         trial.score = float(trial.metrics.get_last_value(self.objective.name))
         trial.best_step = 0
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Trial) -> None:
-        """Ends a trial, then deletes the weights that no later trial begins from."""
+        """End a trial, then delete the weights that no later trial begins from."""
         super().end_trial(trial)
         number = trial.hyperparameters.values[EPOCH]
         winner = self.epoch(number).winner
@@ -107,22 +184,38 @@ class GreedyOracle(keras_tuner.Oracle):
                 (Path(self._get_trial_dir(each.trial_id)) / CHECKPOINT).unlink(missing_ok=True)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
-        """The best trial of each finished epoch, best first: the trials whose weights were kept."""
-        winners = [self.trials[epoch.winner] for epoch in self.finished_epochs if epoch.winner]
+        """Return the best trial of each finished epoch, best first: those with weights."""
+        winners = [self.trials[epoch.winner] for epoch in self.finished_epochs]
         winners.sort(key=lambda trial: self._sign * trial.score, reverse=True)
         return winners[:num_trials]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of keras-tuner's oracle, and the settings of the search."""
+        return {**super().get_state(), "greedy": self._settings()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue a saved search; raise if its settings differ."""
+        for name, value in self._settings().items():
+            saved = state["greedy"].get(name)
+            if saved != value:
+                raise ValueError(
+                    "The folder holds a search with other settings, and continuing it would mix "
+                    "two searches. Use the settings of that search, or another `project_name`. "
+                    f"Received: {name}={value!r}, saved {name}={saved!r}"
+                )
+        super().set_state(state)
 
     # The state of the search
 
     def epoch(self, number: int) -> SearchedEpoch:
-        """The trials of one epoch.
+        """Return the trials of one epoch.
 
         Args:
-            number: number of the epoch, from 1.
+            number: The number of the epoch, from 1.
         """
         trials = self._completed(number)
-        worths = [self._sign * trial.score for trial in trials]
-        best = self.rule.best(worths)
+        scores = [self._sign * trial.score for trial in trials]
+        best = self.rule.best(scores)
         norms = tuple(trial.hyperparameters.values[CLIP_NORM] for trial in trials)
         return SearchedEpoch(
             threshold=None if best is None else norms[best],
@@ -130,35 +223,26 @@ class GreedyOracle(keras_tuner.Oracle):
             thresholds=norms,
             scores=tuple(trial.score for trial in trials),
             winner=None if best is None else trials[best].trial_id,
-            following=self.rule.next_norm(worths),
+            following=self.rule.next_norm(scores),
         )
 
     @property
     def finished_epochs(self) -> list[SearchedEpoch]:
-        """The finished epochs, in order."""
+        """The epochs that are over and have a best norm, in order."""
         finished = []
         for number in range(1, self.epochs + 1):
             epoch = self.epoch(number)
-            if not epoch.is_finished:
+            if epoch.following is not None or epoch.winner is None:
                 break
             finished.append(epoch)
         return finished
-
-    def get_state(self) -> dict[str, Any]:
-        """The state of keras-tuner's oracle, and the settings of the search."""
-        return {**super().get_state(), "greedy": self._settings()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on with a saved search; raises if its settings differ."""
-        self._refuse_other_settings(state["greedy"])
-        super().set_state(state)
 
     @property
     def _sign(self) -> float:
         return 1.0 if self.objective.direction == "max" else -1.0
 
     def _completed(self, number: int) -> list[Trial]:
-        """The completed trials of an epoch, in order."""
+        """Return the completed trials of an epoch, in order."""
         return [
             trial
             for trial in sorted(self.trials.values(), key=lambda trial: int(trial.trial_id))
@@ -168,12 +252,3 @@ class GreedyOracle(keras_tuner.Oracle):
 
     def _settings(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.rule), "objective": str(self.objective)}
-
-    def _refuse_other_settings(self, saved: Mapping[str, Any]) -> None:
-        for name, value in self._settings().items():
-            if name in saved and saved[name] != value:
-                raise ValueError(
-                    "The folder holds a search with other settings, and continuing it would mix "
-                    "two searches. Use the settings of that search, or another `project_name`. "
-                    f"Received: {name}={value!r}, saved {name}={saved[name]!r}"
-                )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from keras_adaclip.accounting import check_integer, check_real
+from keras_adaclip._checks import check_integer, check_positive
 from keras_adaclip.clipping import (
     AdaClip,
     AutomaticClipping,
@@ -63,20 +63,20 @@ def clipping_choices(
     total_steps: int | None = None,
     statistics_noise_stddev: float | None = None,
 ) -> ClippingStrategy:
-    """Lets keras-tuner choose a clipping strategy and its parameters.
+    """Let keras-tuner choose a clipping strategy and its parameters.
 
     Call it in a hypermodel, for its optimizer. The hyperparameters are `clipping` (the strategy),
     `clip_norm`, `target_quantile`, `clip_norm_learning_rate`, `decay_rate`, `decay_power`,
     `mean_norm_factor` and `max_variance`; only those of the chosen strategy are active in a trial.
 
     Args:
-        hp: the `keras_tuner.HyperParameters` of the trial.
-        strategies: names of the strategies to choose from: `"fixed"`, `"quantile"`, `"linear"`,
+        hp: The `keras_tuner.HyperParameters` of the trial.
+        strategies: The names of the strategies to choose from: `"fixed"`, `"quantile"`, `"linear"`,
             `"exponential"`, `"power"`, `"automatic"`, `"mean_norm"`, `"adaclip"`.
-        ranges: smallest and largest value by name of the hyperparameter, if they differ from the
-            defaults (`clip_norm`: 0.05 to 5). Two equal values fix it.
-        total_steps: int from 1, the steps of a run, which `"linear"` and `"exponential"` need.
-        statistics_noise_stddev: positive float, the standard deviation of the noise on the
+        ranges: The smallest and largest value by name of the hyperparameter, if they differ from
+            the defaults (`clip_norm`: 0.05 to 5). Two equal values fix it.
+        total_steps: An int from 1, the steps of a run, which `"linear"` and `"exponential"` need.
+        statistics_noise_stddev: A positive float, the standard deviation of the noise on the
             statistics of `"quantile"` and `"mean_norm"`, in units; None means the expected number
             of units divided by 20. It must be above half of the noise multiplier.
 
@@ -84,8 +84,8 @@ def clipping_choices(
         The strategy, for `DPOptimizer(clipping=...)`.
 
     Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if a name is unknown, a range is empty, or `total_steps` is missing.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If a name is unknown, a range is empty, or `total_steps` is missing.
 
     Example:
 
@@ -99,7 +99,7 @@ def clipping_choices(
     names = checked_choices("strategies", strategies, STRATEGIES)
     bounds = _checked_ranges(ranges)
     if total_steps is not None:
-        total_steps = check_integer(total_steps, "total_steps", minimum=1)
+        total_steps = check_integer("total_steps", total_steps, minimum=1)
     elif "linear" in names or "exponential" in names:
         raise ValueError(
             "Argument `total_steps` must be given for the strategies 'linear' and 'exponential': "
@@ -111,28 +111,26 @@ def clipping_choices(
         owners = [each for each in names if name in STRATEGIES[each]]
         if owners:
             with hp.conditional_scope("clipping", owners):
-                is_fixed = low == high
-                values[name] = (
-                    hp.Fixed(name, low)
-                    if is_fixed
-                    else hp.Float(name, low, high, sampling=sampling)
-                )
+                if low == high:
+                    values[name] = hp.Fixed(name, low)
+                else:
+                    values[name] = hp.Float(name, low, high, sampling=sampling)
     return _built(strategy, values, total_steps, statistics_noise_stddev)
 
 
 def checked_choices(
     name: str, values: Iterable[Any], allowed: Iterable[str] = ()
 ) -> tuple[Any, ...]:
-    """The values to choose from, of which there must be one or more, each once.
+    """Return the values to choose from, one or more, each once.
 
     Args:
-        name: the argument.
-        values: its value.
-        allowed: names that the values must be among; empty means any values.
+        name: The name of the argument.
+        values: Its value.
+        allowed: The names that the values must be among; empty means any values.
 
     Raises:
-        TypeError: if the values are not a sequence.
-        ValueError: if there is none, one is there twice, or one is not allowed.
+        TypeError: If the values are not a sequence.
+        ValueError: If there is none, one is there twice, or one is not allowed.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"Argument `{name}` must be a sequence. Received: {name}={values!r}")
@@ -150,24 +148,20 @@ def checked_choices(
 def _checked_ranges(
     ranges: Mapping[str, tuple[float, float]] | None,
 ) -> dict[str, tuple[float, float, str]]:
-    """All ranges with their sampling: the given ones, and the defaults of the others."""
+    """Return all ranges with their sampling: the given ones, and defaults for the others."""
     bounds = dict(_RANGES)
-    for name, pair in (ranges or {}).items():
+    for name, (smallest, largest) in (ranges or {}).items():
         if name not in _RANGES:
             raise ValueError(
                 f"Argument `ranges` must name some of {', '.join(map(repr, _RANGES))}. "
                 f"Received: ranges={ranges!r}"
             )
-        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(tuple(pair)) != 2:
-            raise TypeError(
-                "Argument `ranges` must hold pairs of a smallest and a largest value. "
-                f"Received: ranges[{name!r}]={pair!r}"
-            )
-        low, high = (check_real(end, f"ranges[{name!r}]") for end in pair)
-        if not 0.0 < low <= high:
+        low = check_positive(f"ranges[{name!r}]", smallest)
+        high = check_positive(f"ranges[{name!r}]", largest)
+        if low > high:
             raise ValueError(
-                "Argument `ranges` must hold positive numbers, the smallest one first. "
-                f"Received: ranges[{name!r}]={pair!r}"
+                "Argument `ranges` must hold pairs with the smallest value first. "
+                f"Received: ranges[{name!r}]=({low}, {high})"
             )
         bounds[name] = (low, high, _RANGES[name][2])
     return bounds
@@ -176,7 +170,7 @@ def _checked_ranges(
 def _built(
     strategy: str, values: Mapping[str, Any], total_steps: Any, stddev: float | None
 ) -> ClippingStrategy:
-    """The strategy of a name, from the values of its hyperparameters."""
+    """Return the strategy with a name, from the values of its hyperparameters."""
     if strategy == "adaclip":
         max_variance = values["max_variance"]
         return AdaClip(min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance)

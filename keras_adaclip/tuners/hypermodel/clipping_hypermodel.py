@@ -1,6 +1,7 @@
 """A search space of private training, every trial of which spends the same epsilon."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Self
@@ -8,29 +9,25 @@ from typing import Any, Self
 import keras
 import keras_tuner
 
-from keras_adaclip.accounting import (
-    Ledger,
-    calibrate_noise_multiplier,
-    check_accountant,
-    check_delta,
+from keras_adaclip._checks import (
+    check_batch_size,
+    check_between_0_and_1,
+    check_choice,
     check_integer,
-    check_real,
-    check_target_epsilon,
+    check_noise_multiplier,
+    check_positive,
+    optional,
 )
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
-from keras_adaclip.optimizers import DPOptimizer, checked_inner_optimizer, checked_noise_multiplier
+from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
 from keras_adaclip.tuners.hypermodel.choices import (
     DEFAULT_STRATEGIES,
     STRATEGIES,
     checked_choices,
     clipping_choices,
 )
-from keras_adaclip.tuners.hypermodel.noise_plan import (
-    NOISE_SCHEDULES,
-    NoisePlan,
-    PlanGuard,
-    noise_shape,
-)
+from keras_adaclip.tuners.hypermodel.plan_guard import PlanGuard
 
 # Arguments of `fit` that the hypermodel sets.
 _PLANNED: Mapping[str, Any] = MappingProxyType(
@@ -39,12 +36,12 @@ _PLANNED: Mapping[str, Any] = MappingProxyType(
 
 
 class ClippingHyperModel(keras_tuner.HyperModel):
-    """Searches clipping, noise, batch size and learning rate at one epsilon for every trial.
+    """Searches clipping, batch size and learning rate at one epsilon for every trial.
 
     For `keras_tuner.RandomSearch`, `BayesianOptimization`, `Hyperband`, `GridSearch` and other
-    tuners of Keras models. The noise is calibrated for each combination of batch size and noise
-    schedule, once. The hyperparameters are `batch_size`, `learning_rate`, `noise_schedule` and
-    those of `clipping_choices`; `build_model` can ask for more.
+    tuners of Keras models. The noise is calibrated for each batch size, once. The
+    hyperparameters are `batch_size`, `learning_rate` and those of `clipping_choices`; `build_model`
+    can ask for more.
 
     `search` takes arrays and other arguments of `fit`. Arguments that the trial decides
     (`batch_size`), or that differ from the calibration (`epochs` beyond the planned ones,
@@ -52,32 +49,29 @@ class ClippingHyperModel(keras_tuner.HyperModel):
     trains.
 
     Args:
-        build_model: function of the hyperparameters (an argument without default, or named `hp`),
+        build_model: A function of the hyperparameters (an argument without default, or named `hp`),
             or of nothing, that returns a new Keras model: a private one, or a Functional or
             Sequential one, which is made private. It must know its input shape.
-        num_examples: int, the number of rows of training data, taken to be public.
-        epochs: int from 1, the longest run of one model.
-        target_epsilon: positive float, epsilon of a whole trial; give this and `delta`, or
+        num_examples: An int, the number of rows of training data, taken to be public.
+        epochs: An int from 1, the longest run of one model.
+        target_epsilon: A positive float, epsilon of a whole trial; give this and `delta`, or
             `noise_multiplier`.
-        delta: float in (0, 1), well below `1 / num_examples`.
-        noise_multiplier: float >= 0, the noise of every trial's first epoch, if trials need not
-            have the same epsilon.
-        batch_sizes: ints, the expected batch sizes to choose from.
-        learning_rates: positive floats, the learning rates to choose from.
-        strategies: the clipping strategies to choose from, as in `clipping_choices`.
-        ranges: as in `clipping_choices`.
-        noise_schedules: the shapes of the noise to choose from: `"constant"`, `"linear"` (falls to
-            a half, as in Yu et al. 2018), `"exponential"` (likewise), `"growing"` (doubles, as in
-            Du et al. 2021). They change once an epoch, twenty times at most.
-        optimizer: a Keras optimizer, its name or config; each trial has one like it, with the
+        delta: A float in (0, 1), well below `1 / num_examples`.
+        noise_multiplier: A float from 0, the noise of every trial, if trials need not have the
+            same epsilon.
+        batch_sizes: The expected batch sizes to choose from.
+        learning_rates: The learning rates to choose from.
+        strategies: The clipping strategies to choose from, as in `clipping_choices`.
+        ranges: As in `clipping_choices`.
+        optimizer: A Keras optimizer, its name or config; each trial has one like it, with the
             learning rate of the trial.
-        loss: as in `compile`.
-        metrics: as in `compile`.
+        loss: As in `compile`.
+        metrics: As in `compile`.
         accountant: `"pld"` (tight) or `"rdp"`, for the calibration.
 
     Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if an argument is out of range, or not exactly one of `target_epsilon` and
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or not exactly one of `target_epsilon` and
             `noise_multiplier` is given.
 
     Guarantees:
@@ -127,7 +121,6 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         learning_rates: Iterable[float] = (0.1, 0.3, 1.0),
         strategies: Iterable[str] = DEFAULT_STRATEGIES,
         ranges: Mapping[str, tuple[float, float]] | None = None,
-        noise_schedules: Iterable[str] = ("constant",),
         optimizer: Any = "sgd",
         loss: Any = None,
         metrics: Any = None,
@@ -145,75 +138,71 @@ class ClippingHyperModel(keras_tuner.HyperModel):
                 f"noise_multiplier={noise_multiplier}"
             )
         if target_epsilon is not None:
-            check_target_epsilon(target_epsilon)
-            check_delta(delta)
+            check_positive("target_epsilon", target_epsilon)
+            check_between_0_and_1("delta", delta)
         else:
-            noise_multiplier = checked_noise_multiplier(noise_multiplier)
+            noise_multiplier = check_noise_multiplier(noise_multiplier)
         self.build_model = build_model
-        self.num_examples = check_integer(num_examples, "num_examples", minimum=1)
-        self.epochs = check_integer(epochs, "epochs", minimum=1)
+        self.num_examples = check_integer("num_examples", num_examples, minimum=1)
+        self.epochs = check_integer("epochs", epochs, minimum=1)
         self.target_epsilon = target_epsilon
-        self.delta = delta
+        self.delta = optional(check_between_0_and_1, "delta", delta)
         self.noise_multiplier = noise_multiplier
         # keras-tuner takes values of one plain type.
         self.batch_sizes = tuple(
-            check_integer(size, "batch_sizes", minimum=1, maximum=self.num_examples)
+            check_batch_size(size, self.num_examples, "batch_sizes")
             for size in checked_choices("batch_sizes", batch_sizes)
         )
         self.learning_rates = tuple(
-            check_real(rate, "learning_rates")
+            check_positive("learning_rates", rate)
             for rate in checked_choices("learning_rates", learning_rates)
         )
-        if min(self.learning_rates) <= 0.0:
-            raise ValueError(
-                "Argument `learning_rates` must hold positive numbers. "
-                f"Received: learning_rates={self.learning_rates}"
-            )
-        self.noise_schedules = checked_choices("noise_schedules", noise_schedules, NOISE_SCHEDULES)
         self.strategies = checked_choices("strategies", strategies, STRATEGIES)
         self.ranges = ranges
         # Checks the ranges.
         clipping_choices(
             keras_tuner.HyperParameters(), self.strategies, ranges=ranges, total_steps=1
         )
-        self.optimizer = checked_inner_optimizer(optimizer)
+        self.optimizer = check_plain_optimizer("optimizer", optimizer)
         self.loss = loss
         self.metrics = metrics
-        self.accountant = check_accountant(accountant)
+        self.accountant = check_choice("accountant", accountant, ("pld", "rdp"))
         self._num_runs = 0
-        self._plans: dict[tuple[int, str], NoisePlan] = {}
+        self._noise_multipliers: dict[int, float] = {}
         super().__init__()
 
     def build(self, hp: Any) -> Any:
-        """A compiled private model for the hyperparameters, which are asked for here.
+        """Return a compiled private model for the hyperparameters, which are asked for here.
 
         Args:
-            hp: the `keras_tuner.HyperParameters` of the trial.
+            hp: The `keras_tuner.HyperParameters` of the trial.
 
         Raises:
-            FatalTypeError: if `build_model` returns a model that cannot be made private.
-            FatalValueError: if the model does not know its input shape, or no noise reaches the
+            FatalTypeError: If `build_model` returns a model that cannot be made private.
+            FatalValueError: If the model does not know its input shape, or no noise reaches the
                 target.
         """
         model = self._private_model(hp)
-        batch_size, learning_rate, noise_schedule = self._choices(hp)
-        plan = self._plan(batch_size, noise_schedule)
-        noisiest = max(plan.noise_multipliers)
+        batch_size = hp.Choice("batch_size", list(self.batch_sizes))
+        learning_rate = hp.Choice("learning_rate", list(self.learning_rates))
+        noise_multiplier = self._noise_multiplier(batch_size)
         clipping = clipping_choices(
             hp,
             self.strategies,
             ranges=self.ranges,
-            total_steps=self.epochs * plan.steps_per_epoch,
+            total_steps=self.epochs * self._steps_per_epoch(batch_size),
             # Paid statistics need noise of their own above half of the noise multiplier. With the
             # whole of it they add 15% to the noise on the sum.
-            statistics_noise_stddev=None if batch_size / 20.0 >= noisiest else noisiest,
+            statistics_noise_stddev=(
+                None if batch_size / 20.0 >= noise_multiplier else noise_multiplier
+            ),
         )
         config = {**self.optimizer.get_config(), "learning_rate": learning_rate}
         model.compile(
             optimizer=DPOptimizer(
                 type(self.optimizer).from_config(config),
                 clipping=clipping,
-                noise_multiplier=plan.for_optimizer(),
+                noise_multiplier=noise_multiplier,
             ),
             loss=self.loss,
             metrics=keras.tree.map_structure(_new_metric, self.metrics),
@@ -228,61 +217,76 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         return model
 
     def fit(self, hp: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model of a trial as planned.
+        """Train the model of a trial as planned.
 
         Args:
-            hp: the hyperparameters that it was built with.
-            model: the model that `build` returned.
-            *args: positional arguments of `search`.
-            **kwargs: named arguments of `search`, and the tuner's callbacks.
+            hp: The hyperparameters that it was built with.
+            model: The model that `build` returned.
+            *args: Positional arguments of `search`.
+            **kwargs: Named arguments of `search`, and the tuner's callbacks.
 
         Returns:
             Keras's `History`.
 
         Raises:
-            FatalTypeError: if `fit` does not have such an argument.
-            FatalValueError: if the run would not be the planned one.
+            FatalTypeError: If `fit` does not have such an argument.
+            FatalValueError: If the run would not be the planned one.
         """
-        batch_size, _, noise_schedule = self._choices(hp.copy())
-        plan = self._plan(batch_size, noise_schedule)
+        batch_size = hp.get("batch_size")
+        planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
+        if model.optimizer.noise_multiplier != self._noise_multiplier(batch_size):
+            raise keras_tuner.errors.FatalValueError(
+                "The model's optimizer must be the one of `ClippingHyperModel.build`, whose noise "
+                "was calibrated. Give `optimizer` to the hypermodel, not to the tuner. "
+                f"Received: noise_multiplier={model.optimizer.noise_multiplier!r}"
+            )
         arguments = self._fit_arguments(model, args, kwargs)
-        plan.begin(model, arguments["initial_epoch"])
-        arguments["callbacks"] = [*(arguments.get("callbacks") or []), PlanGuard(plan)]
+        initial_epoch = arguments["initial_epoch"]
+        before = Ledger((planned.advance(initial_epoch * steps_per_epoch),))
+        if initial_epoch and not before.is_covered_by(model.privacy_ledger):
+            # `Hyperband` begins with the model of another trial.
+            raise keras_tuner.errors.FatalValueError(
+                "A trial that begins after the first epoch must continue the model of another "
+                "trial, whose ledger has the epochs before. Received: "
+                f"initial_epoch={initial_epoch}, a ledger of {model.privacy_ledger.steps} steps"
+            )
+        guard = PlanGuard(planned, steps_per_epoch)
+        arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
-        model.pledged_ledger = plan.ledger(arguments["epochs"])
+        num_steps = arguments["epochs"] * steps_per_epoch
+        model.pledged_ledger = Ledger((planned.advance(num_steps),))
         try:
             return model.fit(**arguments, batch_size=batch_size, sampling="poisson")
         finally:
             model.pledged_ledger = None
 
     def privacy_plan(self, hp: Any) -> Ledger:
-        """The ledger of a trial with these hyperparameters that runs all epochs.
+        """Return the ledger of a trial with these hyperparameters that runs all epochs.
 
         Args:
-            hp: the `keras_tuner.HyperParameters`; `batch_size` and `noise_schedule` have their
-                defaults if they are missing.
+            hp: The `keras_tuner.HyperParameters`; `batch_size` has its default if it is missing.
 
         Returns:
             The ledger; no model is built.
         """
         # Other values are not read: a search asks for the plan of every value that is.
-        batch_size = hp.values.get("batch_size", self.batch_sizes[0])
-        noise_schedule = hp.values.get("noise_schedule", self.noise_schedules[0])
-        return self._plan(int(batch_size), str(noise_schedule)).ledger()
+        batch_size = int(hp.values.get("batch_size", self.batch_sizes[0]))
+        num_steps = self.epochs * self._steps_per_epoch(batch_size)
+        return Ledger((self._planned_row(batch_size).advance(num_steps),))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """The same search space, with this noise multiplier in the first epoch of every trial.
+        """Return the same search space, with this noise multiplier in every trial.
 
         Args:
-            noise_multiplier: standard deviation of the noise over the clipping norm.
+            noise_multiplier: The standard deviation of the noise over the clipping norm.
         """
         arguments = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         arguments.update(target_epsilon=None, noise_multiplier=noise_multiplier)
         return type(self)(**arguments)
 
     def _private_model(self, hp: Any) -> Any:
-        """The model of `build_model`, made private if it is not."""
+        """Return the model of `build_model`, made private if it is not."""
         parameters = inspect.signature(self.build_model).parameters.values()
         takes_hyperparameters = any(p.default is p.empty or p.name == "hp" for p in parameters)
         model = self.build_model(hp) if takes_hyperparameters else self.build_model()
@@ -301,46 +305,36 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             )
         return model
 
-    def _choices(self, hp: Any) -> tuple[int, float, str]:
-        """Batch size, learning rate and noise schedule of a trial."""
-        return (
-            int(hp.Choice("batch_size", list(self.batch_sizes))),
-            float(hp.Choice("learning_rate", list(self.learning_rates))),
-            str(hp.Choice("noise_schedule", list(self.noise_schedules))),
-        )
+    def _steps_per_epoch(self, batch_size: int) -> int:
+        return math.ceil(self.num_examples / batch_size)
 
-    def _plan(self, batch_size: int, noise_schedule: str) -> NoisePlan:
-        """The noise of a trial, which is calibrated once and kept."""
-        key = (batch_size, noise_schedule)
-        if key not in self._plans:
-            noise = tuple(self._noise(batch_size, noise_schedule))
-            self._plans[key] = NoisePlan(noise, batch_size, self.num_examples)
-        return self._plans[key]
+    def _planned_row(self, batch_size: int) -> LedgerRow:
+        """Return the row of a trial before it has run."""
+        noise_multiplier = self._noise_multiplier(batch_size)
+        return LedgerRow.open(Sampling.POISSON, batch_size, self.num_examples, noise_multiplier)
 
-    def _noise(self, batch_size: int, noise_schedule: str) -> list[float]:
-        """The noise multiplier of each epoch."""
-        shape = noise_shape(noise_schedule, self.epochs)
+    def _noise_multiplier(self, batch_size: int) -> float:
+        """Return the noise multiplier of a trial, which is calibrated once for each batch size."""
         if self.target_epsilon is None or self.delta is None:
-            return [(self.noise_multiplier or 0.0) * value for value in shape.values]
-        try:
-            found = calibrate_noise_multiplier(
-                self.target_epsilon,
-                self.delta,
-                self.num_examples,
-                batch_size,
-                epochs=self.epochs,
-                accountant=self.accountant,
-                # A constant is found more exactly by itself.
-                noise_schedule=None if noise_schedule == "constant" else shape,
-            )
-        except ValueError as error:
-            raise keras_tuner.errors.FatalValueError(str(error)) from error
-        return [found] * self.epochs if isinstance(found, float) else found.values
+            return self.noise_multiplier or 0.0
+        if batch_size not in self._noise_multipliers:
+            try:
+                self._noise_multipliers[batch_size] = calibrate_noise_multiplier(
+                    self.target_epsilon,
+                    self.delta,
+                    self.num_examples,
+                    batch_size,
+                    epochs=self.epochs,
+                    accountant=self.accountant,
+                )
+            except ValueError as error:
+                raise keras_tuner.errors.FatalValueError(str(error)) from error
+        return self._noise_multipliers[batch_size]
 
     def _fit_arguments(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The arguments of `fit` by name, unless one contradicts the plan.
+        """Return the arguments of `fit` by name, unless one contradicts the plan.
 
         keras-tuner goes on after most errors of a trial; a `FatalError` ends the search.
         """
@@ -369,7 +363,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
 
 
 def _new_metric(metric: Any) -> Any:
-    """A metric like the given one, for another model; names and functions stay the same."""
+    """Return a metric like the given one, for another model; names and functions stay the same."""
     if isinstance(metric, keras.metrics.Metric):
         return type(metric).from_config(metric.get_config())
     return metric

@@ -1,16 +1,17 @@
-"""The files of a private search in its project directory, beside those of keras-tuner.
+"""The files of a private search in its project directory.
 
-private_search.json   the settings, the bound on a run, the ledger of a model when it is built, and
-                      at the end what is released
-refused.json          the reason, if nothing can be released
-best/                 the weights of the released run
+private_search.json   the settings, and the ledger of a new model; during the search its state,
+                      with the secret number of runs; at the end the outcome and what is released
+run_0.weights.h5      during the search: the weights of the best run so far, and those of the run
+run_1.weights.h5      under way
+best.weights.h5       the weights of the released run
 private_search.lock   held by the process that searches
 """
 
 import contextlib
+import dataclasses
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,24 +25,45 @@ else:
     import fcntl
 
 # Outcomes of a search.
-RELEASED, NO_RUN, FAILED = "released", "no run", "failed"
-# Files of a run.
-WEIGHTS, BUILD_CONFIG = "checkpoint.weights.h5", "build_config.json"
-_FORMAT, _VERSION = "keras_adaclip.PrivateSearch", 3
-_RECORD, _REFUSAL, _LOCK = "private_search.json", "refused.json", "private_search.lock"
+RELEASED, NO_RUN, FAILED, REFUSED = "released", "no run", "failed", "refused"
+_FORMAT, _VERSION = "keras_adaclip.PrivateSearch", 4
+_RECORD, _LOCK, _BEST = "private_search.json", "private_search.lock", "best.weights.h5"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchState:
+    """The state of a search that has not ended.
+
+    Args:
+        num_runs: The secret number of runs.
+        num_done: The number of runs that have ended.
+        values: The hyperparameters of the run under way; None between two runs.
+        best: The best run so far: its `hyperparameters`, `score`, `build_config` and `slot`, the
+            number of its file; None if no run has a finite score.
+    """
+
+    num_runs: int
+    num_done: int = 0
+    values: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+
+    @property
+    def free_slot(self) -> int:
+        """The number of the file that does not hold the best weights."""
+        return 0 if self.best is None else 1 - int(self.best["slot"])
 
 
 class SearchRecord:
     """The record of one search.
 
     Args:
-        project_dir: the folder.
+        project_dir: The folder.
     """
 
     def __init__(self, project_dir: str | os.PathLike[str]) -> None:
-        self._folder = Path(project_dir)
-        self._file = self._folder / _RECORD
-        self.best_folder = self._folder / "best"
+        self.folder = Path(project_dir)
+        self.best_weights = self.folder / _BEST
+        self._file = self.folder / _RECORD
 
     @property
     def has_begun(self) -> bool:
@@ -49,99 +71,90 @@ class SearchRecord:
         return self._file.exists()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the search has ended, so that its release is fixed."""
-        return self.has_begun and "outcome" in self._read()
+    def outcome(self) -> str | None:
+        """The outcome of the search; None before it has ended."""
+        return self._read().get("outcome") if self.has_begun else None
 
     @property
-    def refusal(self) -> str | None:
-        """The reason why nothing can be released; None if there is none."""
-        path = self._folder / _REFUSAL
-        return str(json.loads(path.read_text("utf-8"))["reason"]) if path.exists() else None
+    def released(self) -> Any:
+        """The released run, or the reason why nothing can be released."""
+        return self._read()["released"]
 
     @property
     def first_ledger(self) -> Ledger:
         """The ledger of every model of the search when `build` returns it."""
         return RunBounds.from_list(self._read()["first_ledger"]).plans[0]
 
-    def begin(self, settings: dict[str, Any], first_ledger: Ledger) -> None:
-        """Fixes the settings, before the first run.
+    @property
+    def state(self) -> SearchState:
+        """The state of the search, which has not ended."""
+        return SearchState(**self._read()["state"])
+
+    def begin(self, settings: dict[str, Any], first_ledger: Ledger, num_runs: int) -> None:
+        """Fix the settings and the number of runs, before the first run.
 
         Args:
-            settings: of the search, as plain values.
-            first_ledger: the ledger of every model when `build` returns it.
+            settings: The settings of the search, as plain values.
+            first_ledger: The ledger of every model when `build` returns it.
+            num_runs: The secret number of runs.
         """
         ledger = RunBounds((first_ledger,)).to_list()
         document = {"format": _FORMAT, "version": _VERSION, "settings": settings}
-        write_whole(self._file, {**document, "first_ledger": ledger})
+        state = dataclasses.asdict(SearchState(num_runs))
+        self._write({**document, "first_ledger": ledger, "state": state})
 
     def check(self, settings: dict[str, Any]) -> None:
-        """Checks that the search that has begun here is the one at hand.
-
-        Args:
-            settings: of the search at hand, as plain values.
-
-        Raises:
-            ValueError: if a setting differs.
-        """
+        """Raise `ValueError` if the search that has begun here has other settings."""
         begun = self._read()["settings"]
         for name, value in json.loads(json.dumps(settings)).items():
             if begun.get(name) != value:
                 raise ValueError(
-                    f"The search that has begun in {str(self._folder)!r} has another `{name}`. "
+                    f"The search that has begun in {str(self.folder)!r} has another `{name}`. "
                     "Continue it with the same settings, or begin another search in another "
                     "project: the costs of both add up. "
                     f"Received: {name}={str(value)[:200]}, begun with {str(begun.get(name))[:200]}"
                 )
 
-    def refuse(self, reason: str) -> None:
-        """Ends the search without a release, for good."""
-        if self.refusal is None:
-            write_whole(self._folder / _REFUSAL, {"reason": reason})
+    def save(self, state: SearchState) -> None:
+        """Write the state of the search."""
+        self._write({**self._read(), "state": dataclasses.asdict(state)})
 
-    def end(self, outcome: str, released: dict[str, Any] | None = None) -> None:
-        """Fixes what is released, once and for all.
+    def end(self, outcome: str, released: Any = None) -> None:
+        """Fix the outcome once and for all, and delete the state and the weights of other runs.
+
+        Args:
+            outcome: One of the outcomes above.
+            released: The released run, or the reason why nothing can be released.
 
         Raises:
-            RuntimeError: if that is fixed already.
+            RuntimeError: If the search has ended already.
         """
-        if self.has_ended:
-            raise RuntimeError(
-                f"The search in {str(self._folder)!r} has ended already, and its release is fixed."
-            )
-        write_whole(self._file, {**self._read(), "outcome": outcome, "released": released})
-
-    def result(self) -> tuple[str, dict[str, Any] | None]:
-        """The arguments of `end`."""
         document = self._read()
-        return document["outcome"], document["released"]
-
-    def keep_best(self, trial_dir: str | os.PathLike[str]) -> None:
-        """Copies the weights of the run that is released."""
-        self.best_folder.mkdir(exist_ok=True)
-        for name in (WEIGHTS, BUILD_CONFIG):
-            shutil.copyfile(Path(trial_dir) / name, self.best_folder / name)
-
-    def remove_trials(self) -> None:
-        """Deletes keras-tuner's files, which tell of other runs and of their number."""
-        for path in self._folder.iterdir():
-            if path.name.startswith("trial_") and path.is_dir():
-                shutil.rmtree(path)
-            elif ".json" in path.suffixes and path.name not in (_RECORD, _REFUSAL):
-                path.unlink()
-
-    def refuse_to_overwrite(self) -> None:
-        """Checks that `overwrite` would delete no search.
-
-        Raises:
-            ValueError: if a search has begun here.
-        """
-        if self.has_begun or self.refusal is not None:
-            raise ValueError(
-                "Argument `overwrite` must be False: the folder holds a search that has begun, and "
-                "its cost stays spent. Give another `project_name`: the costs of both add up. "
-                f"Received: overwrite=True, folder {str(self._folder)!r}"
+        if "outcome" in document:
+            raise RuntimeError(
+                f"The search in {str(self.folder)!r} has ended already, and its release is fixed."
             )
+        del document["state"]
+        self._write({**document, "outcome": outcome, "released": released})
+        self.remove_runs()
+
+    def run_weights(self, slot: int) -> Path:
+        """The file with the weights of a run.
+
+        Args:
+            slot: The number of the file, 0 or 1.
+        """
+        return self.folder / f"run_{slot}.weights.h5"
+
+    def keep_best(self, slot: int) -> None:
+        """Give the weights of the best run their final name, unless they have it already."""
+        if self.run_weights(slot).exists():
+            self.run_weights(slot).replace(self.best_weights)
+
+    def remove_runs(self) -> None:
+        """Delete the weights of all runs but the released one."""
+        for slot in (0, 1):
+            self.run_weights(slot).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self._file.read_text("utf-8"))
@@ -151,18 +164,27 @@ class SearchRecord:
             )
         return document
 
+    def _write(self, document: dict[str, Any]) -> None:
+        """Replace the record as a whole: a process that dies meanwhile leaves the old one."""
+        unfinished = self._file.with_name(f"{_RECORD}.unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._file)
+
 
 @contextlib.contextmanager
 def search_lock(project_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """Keeps other searches out of the folder: two of them would release two runs.
+    """Keep other searches out of the folder, since two searches would release two runs.
 
-    The operating system holds the lock, and lets go of it when the process ends, however it does.
+    The operating system holds the lock, and releases it when the process ends, however it ends.
 
     Args:
-        project_dir: the folder, which exists.
+        project_dir: The folder, which exists.
 
     Raises:
-        RuntimeError: if another search holds the lock, or the file system has no locks.
+        RuntimeError: If another search holds the lock, or the file system has no locks.
     """
     path = Path(project_dir) / _LOCK
     with path.open("a", encoding="utf-8") as file:
@@ -174,7 +196,7 @@ def search_lock(project_dir: str | os.PathLike[str]) -> Iterator[None]:
         except OSError as error:
             raise RuntimeError(
                 f"Another search is running in {str(path.parent)!r}, or its file system cannot "
-                "lock files. Two searches would release two runs, and epsilon is that of one. "
+                "lock files. Two searches would release two runs, but epsilon is that of one. "
                 f"Wait until it ends, or choose another `directory`. Received: {error}"
             ) from error
         try:
@@ -183,18 +205,3 @@ def search_lock(project_dir: str | os.PathLike[str]) -> Iterator[None]:
             if sys.platform != "win32":
                 # Closing the file would not unlock it while a child process has it open.
                 fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def write_whole(path: Path, document: dict[str, Any]) -> None:
-    """Replaces a JSON file: a process that dies meanwhile leaves the old one.
-
-    Args:
-        path: the file, in a folder that exists.
-        document: its contents.
-    """
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(document, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

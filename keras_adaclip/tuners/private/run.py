@@ -1,4 +1,4 @@
-"""One run of a private search: what it is given, and what ends the search.
+"""One run of a private search: its arguments, its score, and what ends the search.
 
 Runs must be independent of each other, must stay within the bound that was fixed before the search,
 and must not be seen or counted from outside.
@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import keras_tuner
-import numpy as np
 
 from keras_adaclip.accounting import Ledger, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.schedules import Schedule
-from keras_adaclip.training import weight_digests
 
 SEEDED = (
     "A run has a `seed`, with which several runs draw the same noise or the same batches, but the "
-    "theorem needs independent runs. Leave `seed` out of `DPOptimizer` and `PoissonDataset`."
+    "theorem needs independent runs. Nothing is released. Leave `seed` out of `DPOptimizer` and "
+    "`PoissonDataset`, and begin another search."
 )
 CONTINUED = (
     "The model that `build` returned has not spent the same as the first one: it continues an "
@@ -32,48 +30,33 @@ FATAL = (
     "A run raised a `FatalError`, which ends the search: repeating the run would choose among runs "
     "by whether they fail. Nothing is released. Remove the cause, and begin another search."
 )
-_WRITERS = (
+# Callbacks that print a line or write a file in every run.
+_NOT_SILENT = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
+    keras.callbacks.TerminateOnNaN,
 )
 
 
-def check_objective(objective: Any) -> None:
-    """Checks that the objective is a score of validation data.
-
-    Raises:
-        ValueError: if its name does not begin with `"val_"`.
-    """
-    name = getattr(objective, "name", objective)
-    if not isinstance(name, str) or not name.startswith("val_"):
-        raise ValueError(
-            "Argument `objective` must be a name that begins with 'val_', or a "
-            "`keras_tuner.Objective` of such a name: a score of the training data carries no "
-            f"noise, and epsilon does not cover a choice by it. Received: objective={objective!r}"
-        )
-
-
-def checked_fit_arguments(
-    data: tuple[Any, ...], arguments: Mapping[str, Any], keeps_losers: bool
-) -> dict[str, Any]:
-    """The named arguments of `search`, silent unless losing runs may be seen.
+def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the named arguments of `search`, made silent.
 
     Args:
-        data: the positional arguments of `search`.
-        arguments: its named arguments.
-        keeps_losers: whether losing runs may be seen.
+        data: The positional arguments of `search`.
+        arguments: Its named arguments.
 
     Raises:
-        ValueError: if there are no validation data, they are a part of the training data, every
-            run would draw the same batches, or something would tell of losing runs.
+        ValueError: If there are no validation data, they are a part of the training data, every
+            run would draw the same batches, or the number of runs could be seen.
     """
     if arguments.get("validation_split"):
         raise ValueError(
-            "Argument `validation_split` would take the validation data from the private data, and "
-            "scores would tell of those. Give `validation_data`."
+            "Argument `validation_split` would take the validation data from the private data, "
+            "which the scores would then reveal. Give `validation_data`."
         )
     if arguments.get("validation_data") is None:
         raise ValueError("Argument `validation_data` must be given: runs are chosen by a score.")
@@ -84,76 +67,59 @@ def checked_fit_arguments(
                 "but the theorem needs independent runs. "
                 f"Received: PoissonDataset(seed={each.seed})"
             )
-    callbacks = arguments.get("callbacks") or []
-    # Each run gets copies: callbacks that cannot be copied raise here, and not in every run.
-    copy.deepcopy(callbacks)
-    if keeps_losers:
-        return dict(arguments)
     if arguments.get("verbose", 0) != 0:
         raise ValueError(
             "Argument `verbose` must be 0: printed lines would tell the number of runs and their "
-            "scores. With private_diagnostics=True it can have other values. "
-            f"Received: verbose={arguments['verbose']!r}"
+            f"scores. Received: verbose={arguments['verbose']!r}"
         )
+    callbacks = arguments.get("callbacks") or []
     for callback in keras.tree.flatten(callbacks):
-        _check_callback(callback)
-    return {**arguments, "verbose": 0}
+        _check_silent(callback)
+    # Each run gets copies. A callback that cannot be copied raises here, not in every run.
+    return {**arguments, "verbose": 0, "callbacks": copy.deepcopy(callbacks)}
 
 
-def _check_callback(callback: Any) -> None:
-    """Checks that a callback neither prints a run nor writes it down."""
+def _check_silent(callback: Any) -> None:
+    """Raise `ValueError` if a callback prints a line or writes a file in every run."""
     if isinstance(callback, PrivacyCallback):
-        prints = callback.delta is None
+        is_silent = callback.delta is not None and callback.report_path is None
     else:
-        printers = (keras.callbacks.ProgbarLogger, keras.callbacks.TerminateOnNaN)
-        prints = isinstance(callback, printers) or bool(getattr(callback, "verbose", 0))
-    if prints:
+        is_silent = not isinstance(callback, _NOT_SILENT) and not getattr(callback, "verbose", 0)
+    if not is_silent:
         raise ValueError(
-            f"{type(callback).__name__} would print something in every run, which tells the number "
-            "of runs. Make it silent (`verbose=0`; `PrivacyCallback` with `delta`), leave it out, "
-            "or set private_diagnostics=True."
-        )
-    if isinstance(callback, _WRITERS) or getattr(callback, "report_path", None) is not None:
-        raise ValueError(
-            f"{type(callback).__name__} would write every run to the disk, but only the best one "
-            "may be seen. Leave it out, or set private_diagnostics=True."
+            f"{type(callback).__name__} would print or write something in every run, but only the "
+            "best run may be seen, and not the number of runs. Leave it out, or make it silent: "
+            "`verbose=0`; `PrivacyCallback` with `delta` and without `report_path`."
         )
 
 
-class RunMonitor(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch, and stops a run before it exceeds the bound.
+class RunMonitor(keras.callbacks.EarlyStopping):
+    """Restores the weights of the best epoch, and stops a run before it exceeds the bound.
 
     A choice among the epochs of a run costs nothing: the ledger counts every step as released. It
-    stays the ledger of the whole run, whichever epoch's weights are kept.
+    stays the ledger of the whole run, whichever epoch's weights are restored.
 
     Args:
-        objective: keras-tuner's, which decides which epoch is best.
-        bounds: the largest cost of a run.
+        objective: The `keras_tuner.Objective` that decides which epoch is best.
+        bounds: The largest cost of a run.
 
     Attributes:
-        best_value: the objective of the best epoch; None if no epoch has a finite one.
-        refusal: the reason why the run was stopped; None if it was not.
-        spent: the ledger of the run, set when its model gets the cost of the search; None before.
+        refusal: The reason why the run was stopped; None if it was not.
 
     Raises:
-        ValueError: when training begins, if its steps would exceed the bound.
+        ValueError: When training begins, if its steps would exceed the bound.
     """
 
-    def __init__(self, objective: keras_tuner.Objective, bounds: RunBounds) -> None:
-        super().__init__()
-        self._objective = objective
+    def __init__(self, objective: Any, bounds: RunBounds) -> None:
+        super().__init__(
+            objective.name, patience=2**31, mode=objective.direction, restore_best_weights=True
+        )
         self._bounds = bounds
-        self._weights: list[np.ndarray] | None = None
-        self._is_first_epoch = True
-        self.best_value: float | None = None
+        self.best: float | None = None
         self.refusal: str | None = None
-        self.spent: Ledger | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Compares the coming steps with the bound, once the ledger is open."""
-        if not self._is_first_epoch:
-            return
-        self._is_first_epoch = False
+        """Compare the coming steps with the bound."""
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
         if not steps or not epochs or isinstance(self.model.optimizer.noise_multiplier, Schedule):
             return
@@ -163,40 +129,38 @@ class RunMonitor(keras.callbacks.Callback):
             raise ValueError(self.refusal)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keeps the weights if no epoch was better."""
-        if logs is None or not self._objective.has_value(logs):
-            return
-        value = float(self._objective.get_value(logs))
-        if not math.isfinite(value):
-            return
-        if self.best_value is None or self._objective.better_than(value, self.best_value):
-            self.best_value = value
-            self._weights = self.model.get_weights()
+        """Keep the weights if the score is finite and no epoch was better."""
+        if math.isfinite((logs or {}).get(self.monitor, math.nan)):
+            super().on_epoch_end(epoch, logs)
 
-    def restore_best(self) -> None:
-        """Gives the model the weights of its best epoch; its ledger stays."""
-        if self._weights is not None:
-            self.model.set_weights(self._weights)
-            weight_digests.remember(self.model.weights)
-
-    def problem(self, model: Any) -> str | None:
-        """The reason why the search must end after this run; None if there is none.
+    def score(self, results: Any) -> float:
+        """Return the score of a run; NaN if it has none.
 
         Args:
-            model: the model of the run.
+            results: The result of the hypermodel's `fit`: a `History`, metrics by name, or a
+                number.
         """
-        spent = model.privacy_ledger if self.spent is None else self.spent
+        if isinstance(results, keras.callbacks.History):
+            results = self.best
+        elif isinstance(results, Mapping):
+            results = results[self.monitor]
+        return math.nan if results is None else float(results)
+
+    def problem(self, model: Any) -> str | None:
+        """Return the reason why the search must end after this run; None if there is none.
+
+        Args:
+            model: The model of the run.
+        """
         if self.refusal is not None:
             return self.refusal
-        if not self._bounds.covers(spent):
-            return _overspent(spent, "has spent")
-        if has_seed(model):
-            return SEEDED
-        return None
+        if not self._bounds.covers(model.privacy_ledger):
+            return _overspent(model.privacy_ledger, "has spent")
+        return SEEDED if has_seed(model) else None
 
 
 def has_seed(model: Any) -> bool:
-    """Whether noise or batches of a model come from a seed."""
+    """Return whether noise or batches of a model come from a seed."""
     return bool(model.used_seeds) or model.optimizer.seed is not None
 
 

@@ -1,0 +1,522 @@
+"""The functions in which the backends differ, each with its docstring and its default.
+
+A backend overrides a function by defining one of the same name and signature in its folder.
+`keras_adaclip.backend` offers the backend's function, or else the default of this module. Functions
+that raise `NotImplementedError` here have no default.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+Tensor = Any
+TensorFunction = Callable[[list[Tensor]], list[Tensor]]
+
+
+# How steps run.
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """Return whether every batch of `model` must have the same shape.
+
+    XLA compiles once for each shape; graphs and eager steps take any.
+    """
+    return False
+
+
+def slices_any_size(model: keras.Model) -> bool:
+    """Return whether the size of a chunk of a batch may be known only when the step runs."""
+    return not needs_fixed_shapes(model)
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether `value` is a symbolic tensor of a step that is being traced."""
+    return False
+
+
+def loops_in_python() -> bool:
+    """Return whether a loop over time steps runs in Python, unrolled or not."""
+    return False
+
+
+def computes_on_cpu() -> bool:
+    """Return whether steps run on the CPU."""
+    raise NotImplementedError
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Return whether clients with dense layers train faster side by side than one after another.
+
+    Args:
+        num_parameters: Number of parameters of the model.
+    """
+    raise NotImplementedError
+
+
+def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which Keras's trainer compiles steps with options for the CPU."""
+    return contextlib.nullcontext()
+
+
+def unsupported_compilation(model: keras.Model) -> str | None:
+    """Return why steps compiled as `model` asks cannot be private, or None if they can."""
+    return None
+
+
+def full_precision() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which products of float32 matrices do not use TF32 or bfloat16."""
+    return contextlib.nullcontext()
+
+
+def train_step(
+    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], *arguments: Any
+) -> Any:
+    """Run `step(model, data)` in the form that Keras's trainer of this backend expects.
+
+    Args:
+        model: A private model.
+        step: The step, which returns logs.
+        *arguments: The arguments that the trainer passed: the data, on JAX after the state.
+    """
+    raise NotImplementedError
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Run `function` for what Python sees of it, such as shapes, and drop its results."""
+    raise NotImplementedError
+
+
+def fit_arguments(
+    batches: keras.utils.PyDataset,
+    rows: dict[str, Any],
+    model: keras.Model,
+    num_open_axes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of Keras's `fit` that make it train on `batches`.
+
+    Args:
+        batches: The batches of an epoch, dicts of structures of NumPy arrays.
+        rows: A batch of any size, from which types and shapes are taken.
+        model: The model to train. Batches are divided among its replicas, if it has any.
+        num_open_axes: For each part of a batch, the number of leading axes whose length differs
+            from batch to batch. None means one.
+    """
+    return {"x": batches}
+
+
+def keep_variables(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which an error leaves every variable with a value."""
+    return contextlib.nullcontext()
+
+
+# Gradients.
+
+
+def differentiate_at_taps(
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Run `function(tap)` and differentiate its loss by every tensor passed to `tap`.
+
+    Args:
+        function: Takes `tap`, which returns its argument. Returns a scalar loss and any structure
+            of further tensors.
+        variables: The variables that `function` may update.
+
+    Returns:
+        The further tensors, and one gradient for each call of `tap`, in order.
+    """
+    raise NotImplementedError
+
+
+def gradients_of(
+    function: Callable[[], tuple[Tensor, Any]],
+    by: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Return the gradients of the scalar loss of `function` by the variables in `by`.
+
+    Args:
+        function: Returns a scalar loss and any structure of further tensors.
+        by: The variables to differentiate by.
+        variables: The variables that `function` may update.
+
+    Returns:
+        The further tensors, and one dense gradient for each variable of `by`, zeros if unconnected.
+    """
+    raise NotImplementedError
+
+
+def gradients_at(
+    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Return the gradients of a scalar loss by tensors, also inside of `map_units`.
+
+    Args:
+        function: Takes the tensors. Returns a scalar loss and a list of further tensors.
+        values: Tensors of a floating type.
+
+    Returns:
+        One gradient for each of `values`, zeros if unconnected, and the further tensors.
+    """
+    raise NotImplementedError
+
+
+def per_example_layer_gradients(
+    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+    values: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[Tensor]:
+    """Return the gradient of `sum(function(values, arguments) * cotangents)` of each example.
+
+    Args:
+        function: Takes the shared `values` and the arguments of a small batch that holds one
+            example. Rows of its outputs beyond those of `cotangents` are ignored.
+        values: Tensors shared by all examples; the gradients are taken by these.
+        arguments: Tensors of shape `(batch_size, ...)`.
+        cotangents: One tensor of shape `(batch_size, ...)` for each output of `function`.
+
+    Returns:
+        One tensor of shape `(batch_size, *value.shape)` for each of `values`.
+    """
+    raise NotImplementedError
+
+
+def convolution_kernel_gradients(
+    inputs: Tensor,
+    cotangents: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    groups: int,
+) -> Tensor | None:
+    """Return the per-example gradients of a convolution's kernel, or None.
+
+    None means that the backend has no operation that is faster than products of patches.
+
+    Args:
+        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
+        cotangents: Tensor of shape `(batch_size, *spatial, filters)`.
+        kernel_size: Size of the kernel in each spatial dimension.
+        strides: Steps between two windows.
+        dilation_rate: Steps between two elements of the kernel.
+        pairs: Rows of zeros before and after each spatial dimension of the inputs.
+        groups: Number of groups of channels and filters.
+
+    Returns:
+        Float32 of shape `(batch_size, filters, channels // groups, *kernel_size)`, or None.
+    """
+    return None
+
+
+def fast_call(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
+    """Return a faster function with the results of `layer.call`, or None."""
+    return None
+
+
+def fast_call_in_loop(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
+    """Return `fast_call` for a layer that runs inside of `loop_over_chunks`."""
+    return None
+
+
+# Loops and maps.
+
+
+def map_examples(function: TensorFunction, values: list[Tensor]) -> list[Tensor]:
+    """Apply `function` to each row of `values` and stack its results.
+
+    Args:
+        function: Takes and returns lists of tensors without a batch axis. Its first result is a
+            scalar that may be differentiated by `values`; the others may not.
+        values: Tensors of shape `(batch_size, ...)`.
+    """
+    raise NotImplementedError
+
+
+def map_units(function: TensorFunction, values: list[Tensor]) -> list[Tensor]:
+    """Apply `function` to all units at once.
+
+    Args:
+        function: Takes and returns lists of tensors without the axis of units.
+        values: Tensors of shape `(num_units, ...)`.
+
+    Returns:
+        The results of `function`, stacked along a first axis of units.
+    """
+    raise NotImplementedError
+
+
+def loop_over_chunks(
+    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
+    carry: list[Tensor],
+    num_chunks: Tensor | int,
+    variables: Sequence[keras.Variable],
+    constants: Sequence[keras.Variable] = (),
+) -> list[Tensor]:
+    """Run `carry = body(index, carry)` for each index below `num_chunks`, compiled if possible.
+
+    Args:
+        body: May read and assign `variables`.
+        carry: Tensors of constant shape.
+        num_chunks: May be known only when the step runs.
+        variables: The variables that `body` assigns.
+        constants: Further variables that `body` reads.
+    """
+    raise NotImplementedError
+
+
+def after(value: Tensor, other: Tensor) -> Tensor:
+    """Return `value`, available only once `other` has been computed.
+
+    This keeps a compiler from computing early, and storing, what depends on `value`.
+    """
+    return value
+
+
+# Rows of batches.
+
+
+def take_rows(rows: Tensor, places: Any) -> Tensor:
+    """Return `rows[:, places]`, of shape `(batch_size, *places.shape, channels)`.
+
+    Args:
+        rows: Tensor of shape `(batch_size, num_rows, channels)`.
+        places: Integers of any shape, below `num_rows`.
+    """
+    return ops.take(rows, places, axis=1)
+
+
+def masked(kept: Tensor, values: Tensor) -> Tensor:
+    """Return `values` with zeros in the rows that are not `kept`, which may hold NaN.
+
+    Args:
+        kept: Bool of shape `(batch_size,)`.
+        values: Tensor of shape `(batch_size, ...)`.
+    """
+    return ops.where(ops.reshape(kept, (-1, *([1] * (len(values.shape) - 1)))), values, 0.0)
+
+
+# Randomness.
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Return standard normal float32 noise, a function of the arguments alone.
+
+    Args:
+        shape: Shape of the noise.
+        key: Int32 tensor of shape (2,), 64 random bits.
+        step: Integer scalar tensor, below 2^31.
+        stream: Number of the draw within the step, below 2^32.
+    """
+    raise NotImplementedError
+
+
+def outside_random_state() -> bytes:
+    """Return the state of random generators other than Keras's own.
+
+    It changes when something draws from them.
+    """
+    return b""
+
+
+# Evaluation outside of training.
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The side effects of a traced function.
+
+    Args:
+        writes: Whether it writes to something other than Keras variables, or calls Python.
+        draws: Whether it draws random numbers outside of Keras's seed generators.
+        branches: Whether values decide what runs, in a form that cannot be vectorized and
+            differentiated.
+    """
+
+    writes: bool = False
+    draws: bool = False
+    branches: bool = False
+
+
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """Return the value of a variable, gathered from its devices, outside of compiled code."""
+    raise NotImplementedError
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Run `function` outside of training and return its tensors as NumPy arrays.
+
+    Args:
+        function: Reads and assigns `variables` only. Its updates are discarded.
+        variables: The variables of the function.
+    """
+    raise NotImplementedError
+
+
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """Return `evaluate` of `function` with each argument, compiled once where compiling is slow.
+
+    Args:
+        function: Takes one of `arguments`. Reads and assigns `variables` only.
+        variables: The variables of the function.
+        arguments: Structures of NumPy arrays, all of the same shapes.
+    """
+    raise NotImplementedError
+
+
+class Evaluator:
+    """Runs a function in the way the steps of a model run: compiled once, or eagerly.
+
+    Args:
+        function: Takes a list of arrays whose first axis is that of the rows, and a structure of
+            further arrays. Returns a structure of tensors.
+        model: The model.
+
+    Attributes:
+        effects: The side effects of the function, known after its first run.
+    """
+
+    def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
+        self.effects = Effects()
+        self._function, self._model = function, model
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """Return the results of the function as NumPy arrays."""
+        raise NotImplementedError
+
+
+class Recording:
+    """Calls a function, and may repeat its operations from a record. By default it only calls."""
+
+    def clear(self) -> None:
+        """Forget all records."""
+
+    def call(self, function: TensorFunction, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return `function(values)`.
+
+        Args:
+            function: Takes and returns a list of tensors. It must be the same until `clear`.
+            values: Tensors.
+        """
+        return function(list(values))
+
+
+# Memory, for `microbatch_size="auto"`.
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """Return the largest number of bytes in use while `function` runs.
+
+    Args:
+        function: Takes `argument` and returns tensors. Reads and assigns `variables` only.
+        variables: The variables of the function.
+        argument: A list of tensors.
+        is_compiled: Whether XLA compiles the steps of the model.
+    """
+    raise NotImplementedError
+
+
+def memory_in_use() -> int:
+    """Return the number of bytes in use, to be subtracted from `peak_memory`."""
+    raise NotImplementedError
+
+
+def free_memory() -> int:
+    """Return the number of bytes that may still be allocated.
+
+    Raises:
+        ValueError: If the system does not say.
+    """
+    raise NotImplementedError
+
+
+# Devices and processes. The defaults are those of one device and one process.
+
+
+def unsupported_distribution(model: keras.Model) -> str | None:
+    """Return why private training cannot run on the model's devices, or None if it can."""
+    raise NotImplementedError
+
+
+def num_batch_shards() -> int:
+    """Return the number of devices among which a compiled step divides the rows of a batch."""
+    return 1
+
+
+def on_all_shards(value: Tensor) -> Tensor:
+    """Return `value` with its first axis divided among the devices like that of a batch."""
+    return value
+
+
+def num_processes() -> int:
+    """Return the number of processes that train together."""
+    return 1
+
+
+def process_number() -> int:
+    """Return the number of this process, from 0."""
+    return 0
+
+
+def gathered(array: np.ndarray) -> np.ndarray:
+    """Return the arrays of all processes, of shape `(num_processes, *array.shape)`.
+
+    All processes call it together, outside of steps, with arrays of one shape and dtype.
+    """
+    return np.asarray(array)[None]
+
+
+def is_whole_in_each_process(variable: keras.Variable) -> bool:
+    """Return whether every process holds the whole variable."""
+    return True
+
+
+def logs_for_keras(logs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the logs of a step in the shape that Keras's trainer expects."""
+    return logs
+
+
+def num_replicas(model: keras.Model) -> int:
+    """Return the number of replicas that each run a step on rows of their own."""
+    return 1
+
+
+def number_of_replica() -> Any:
+    """Return the number of the replica that runs this step, from 0."""
+    return 0
+
+
+def may_join_batches(model: keras.Model, data: Any) -> bool:
+    """Return whether dividing `data` among the replicas may put rows of two batches in one step."""
+    return False
+
+
+def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which variables are made and assigned on all devices of `model`."""
+    return contextlib.nullcontext()
+
+
+def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sum of each tensor over all replicas. Called inside of a step."""
+    return list(tensors)
+
+
+def without_all_reduce(
+    optimizer: keras.optimizers.Optimizer,
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a Keras optimizer does not add up the gradients of replicas."""
+    return contextlib.nullcontext()

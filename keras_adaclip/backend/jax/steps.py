@@ -1,0 +1,224 @@
+"""Steps, noise and evaluation on JAX.
+
+On a CPU, private steps are compiled with XLA's scheduler that saves memory. The default one starts
+everything that could run at the same time, such as the norms of all layers, and holds what they
+read all at once. The scheduler makes the step of `cnn-256` 1.15 times faster (212 against 243 ms)
+and that of `mlp` 1.08 times.
+"""
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from keras_adaclip.backend import contract, host_memory, keras_private
+from keras_adaclip.backend.contract import Effects
+from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+
+Tensor = Any
+
+_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+# Flags by which a user decides: that option, and its older name.
+_SCHEDULER_FLAGS = ("xla_cpu_scheduler_type", "xla_cpu_enable_concurrency_optimized_scheduler")
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """Override: every new shape is a new compilation."""
+    return not model.run_eagerly
+
+
+def slices_any_size(model: keras.Model) -> bool:
+    """Override: the loop over chunks is compiled even if the step is not."""
+    return False
+
+
+def is_traced(value: Any) -> bool:
+    """Override: a tracer."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def computes_on_cpu() -> bool:
+    """Override: the default backend of JAX."""
+    return jax.default_backend() == "cpu"
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Override: on a CPU the weights of one client stay in the cache, and a loop costs nothing."""
+    return not computes_on_cpu()
+
+
+def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
+    """Override: replaces the `jit` of Keras's trainer by one with `compiler_options`."""
+    options = compiler_options()
+    if not options:
+        return contextlib.nullcontext()
+    return keras_private.replaced_jit(functools.partial(jax.jit, compiler_options=options))
+
+
+def compiler_options() -> dict[str, str]:
+    """Return the options for `jax.jit`, without those that the user set in `XLA_FLAGS`."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    is_decided = any(flag in flags for flag in _SCHEDULER_FLAGS)
+    return _SCHEDULER if computes_on_cpu() and not is_decided and _knows_scheduler() else {}
+
+
+@functools.cache
+def _knows_scheduler() -> bool:
+    """Return whether this release of XLA knows the option."""
+    try:
+        jax.jit(lambda: 0, compiler_options=_SCHEDULER).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def full_precision() -> contextlib.AbstractContextManager[None]:
+    """Override: the highest precision of products."""
+    return jax.default_matmul_precision("highest")
+
+
+def train_step(
+    model: keras.Model,
+    step: Callable[[keras.Model, Any], dict[str, Tensor]],
+    state: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
+    data: Any,
+) -> tuple[dict[str, Tensor], tuple[list[Tensor], ...]]:
+    """Override: the pure function `(state, data) -> (logs, state)`."""
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    mapping = [
+        pair
+        for variables, values in zip(groups, state, strict=True)
+        for pair in zip(variables, values, strict=True)
+    ]
+    with keras.StatelessScope(mapping) as scope:
+        logs = step(model, data)
+    return logs, tuple(
+        [scope.get_current_value(variable) for variable in variables] for variables in groups
+    )
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Override: an abstract run; nothing is computed."""
+
+    def without_result() -> None:
+        function()
+
+    jax.eval_shape(without_result)
+
+
+@contextlib.contextmanager
+def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Override: fills variables that Keras's trainer has emptied.
+
+    The trainer empties the variables before the first step and fills them from the state of the
+    latest step. An error before there is such a state would leave them empty.
+    """
+    values = [(variable, variable.value) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in values:
+            if keras_private.is_empty(variable) and not value.is_deleted():
+                variable.assign(value)
+        raise
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: Threefry in counter mode; see `counter_gaussian.py`."""
+    size, key = math.prod(shape), jax.lax.bitcast_convert_type(key, jnp.uint32)
+    draw = _fused_normal(num_blocks_for(size), key, step, np.uint32(stream))
+    return jnp.reshape(draw[:size], tuple(shape))
+
+
+# Outside of a compiled step, each of its hundred operations would run by itself.
+_fused_normal = jax.jit(standard_normal, static_argnums=0)
+
+
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """Override: puts together the parts that devices hold."""
+    return np.asarray(variable.value)
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Override: compiled."""
+    (result,) = evaluate_each(lambda _: function(), variables, [()])
+    return result
+
+
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """Override: compiled once for all arguments."""
+    compiled = jax.jit(_pure(function, variables))
+    values = [variable.value for variable in variables]
+    return [
+        keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
+    ]
+
+
+def _pure(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable]
+) -> Callable[[list[Tensor], Any], Any]:
+    """Return `function` as a function of the values of `variables` and its argument."""
+
+    def pure(values: list[Tensor], argument: Any) -> Any:
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return function(argument)
+
+    return pure
+
+
+class Evaluator(contract.Evaluator):
+    """Override: compiled once, or eager if the model runs eagerly."""
+
+    _run: Callable[[list[Tensor], Any], Any] | None = None
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """Return the results of the function as NumPy arrays."""
+        if self._run is None:
+            self._run = self._function
+            if needs_fixed_shapes(self._model):
+                compiled = self._run = jax.jit(self._function)
+                # Callbacks to Python, and references that are written to.
+                effects = compiled.trace(rows, further).jaxpr.effects
+                writes = any("Debug" not in str(type(effect)) for effect in effects)
+                self.effects = Effects(writes=writes)
+        return keras.tree.map_structure(np.asarray, self._run(rows, further))
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """Override: the memory that the compiler plans; nothing runs."""
+    values = [variable.value for variable in variables]
+    compiled = jax.jit(_pure(function, variables), compiler_options=compiler_options())
+    plan = compiled.lower(values, argument).compile().memory_analysis()
+    return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
+
+
+def memory_in_use() -> int:
+    """Override: nothing, since the compiler plans one function alone."""
+    return 0
+
+
+def free_memory() -> int:
+    """Override: of the device, or else of the machine."""
+    statistics = jax.devices()[0].memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return host_memory.free_memory()
+    return int(statistics["bytes_limit"] - statistics["bytes_in_use"])

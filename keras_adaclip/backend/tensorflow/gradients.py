@@ -1,0 +1,170 @@
+"""Gradients and loops on TensorFlow."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Tensor = Any
+
+
+def differentiate_at_taps(
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Override: watches a copy of each tapped tensor with a gradient tape."""
+    taps: list[Tensor] = []
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+
+        def tap(value: Tensor) -> Tensor:
+            # A new tensor: one that Keras's softmax made carries its logits along, and a loss
+            # that starts from them would bypass the tap.
+            value = tf.identity(value)
+            tape.watch(value)
+            taps.append(value)
+            return value
+
+        loss, further = function(tap)
+    gradients = tape.gradient(loss, taps, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def gradients_of(
+    function: Callable[[], tuple[Tensor, Any]],
+    by: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable],
+) -> tuple[Any, list[Tensor]]:
+    """Override: watches the variables of `by` alone."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for variable in by:
+            tape.watch(variable.value)
+        loss, further = function()
+    gradients = tape.gradient(
+        loss,
+        [variable.value for variable in by],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def gradients_at(
+    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Override: watches copies of `values`."""
+    values = [tf.identity(value) for value in values]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for value in values:
+            tape.watch(value)
+        loss, further = function(values)
+    gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients], further
+
+
+def per_example_layer_gradients(
+    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+    values: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[Tensor]:
+    """Override: each example stands beside a copy of itself, so that the batch size is 2.
+
+    In a batch of one, TensorFlow 2.21 corrupts memory on a CPU if the batch is multiplied by a
+    shared matrix (github.com/tensorflow/tensorflow/issues/117700).
+    """
+
+    def one_example(slices: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+        inputs, cotangent = slices
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            watched = [tf.identity(value) for value in values]
+            for value in watched:
+                tape.watch(value)
+            outputs = function(watched, [tf.stack([value, value]) for value in inputs])
+        gradients = tape.gradient(
+            list(outputs),
+            watched,
+            output_gradients=[tf.stack([value, tf.zeros_like(value)]) for value in cotangent],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    gradients = tf.vectorized_map(one_example, (list(arguments), list(cotangents)))
+    return list(gradients)
+
+
+def map_examples(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Override: takes the gradients inside of the map.
+
+    Taken outside, XLA would treat the rows as constants and compile anew for every batch.
+    """
+    numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
+
+    def one_example(row: Sequence[Tensor]) -> list[Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            by = [row[number] for number in numbers]
+            for value in by:
+                tape.watch(value)
+            outputs = list(function(list(row)))
+        gradients = tape.gradient(
+            outputs[0], by, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [*outputs, *(tf.convert_to_tensor(gradient) for gradient in gradients)]
+
+    @tf.custom_gradient
+    def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
+        try:
+            found = list(tf.vectorized_map(one_example, list(rows)))
+        except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+            # Not every loop inside a loss can be vectorized; that of CTC cannot.
+            found = list(keras.ops.map(one_example, list(rows)))
+        num_outputs = len(found) - len(numbers)
+        gradients = dict(zip(numbers, found[num_outputs:], strict=True))
+
+        def backward(cotangent: Tensor, *_: Tensor, variables: Any = None) -> Any:
+            def scaled(gradient: Tensor) -> Tensor:
+                shape = [-1] + [1] * (len(gradient.shape) - 1)
+                return gradient * tf.reshape(tf.cast(cotangent, gradient.dtype), shape)
+
+            of_rows = [
+                scaled(gradients[number]) if number in gradients else None
+                for number in range(len(rows))
+            ]
+            # Variables that the loss reads, such as those of a teacher, are not trained.
+            return of_rows if variables is None else (of_rows, [None] * len(variables))
+
+        return found[:num_outputs], backward
+
+    return list(mapped(*values))
+
+
+def map_units(
+    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
+) -> list[Tensor]:
+    """Override: `tf.vectorized_map`."""
+    return list(tf.vectorized_map(function, values))
+
+
+def loop_over_chunks(
+    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
+    carry: list[Tensor],
+    num_chunks: Tensor | int,
+    variables: Sequence[keras.Variable],
+    constants: Sequence[keras.Variable] = (),
+) -> list[Tensor]:
+    """Override: one `tf.while_loop`, in which one iteration runs at a time."""
+    num_chunks = tf.cast(num_chunks, tf.int32)
+    _, *carry = tf.while_loop(
+        lambda index, *_: index < num_chunks,
+        lambda index, *values: [index + 1, *body(index, list(values))],
+        [tf.constant(0, tf.int32), *carry],
+        parallel_iterations=1,
+    )
+    return list(carry)
+
+
+def after(value: Tensor, other: Tensor) -> Tensor:
+    """Override: a control dependency."""
+    with tf.control_dependencies([other]):
+        return tf.identity(value)

@@ -1,0 +1,193 @@
+"""Steps, noise and evaluation on TensorFlow."""
+
+import contextlib
+import functools
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_adaclip.backend import contract, host_memory
+from keras_adaclip.backend.contract import Effects
+from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+from keras_adaclip.backend.tensorflow.devices import logs_for_keras
+
+Tensor = Any
+
+
+def needs_fixed_shapes(model: keras.Model) -> bool:
+    """Override: XLA compiles once for each shape, a graph does not."""
+    return bool(model.jit_compile) and not model.run_eagerly
+
+
+def slices_any_size(model: keras.Model) -> bool:
+    """Override: only XLA needs to know the size."""
+    return not needs_fixed_shapes(model)
+
+
+def is_traced(value: Any) -> bool:
+    """Override: a tensor of a graph."""
+    return bool(tf.is_tensor(value) and tf.is_symbolic_tensor(value))
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Override: a small model, whose step is mostly overhead."""
+    return num_parameters <= 1 << 17
+
+
+def train_step(
+    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
+) -> dict[str, Tensor]:
+    """Override: every operation of the step waits for the data.
+
+    When an iterator has run out, TensorFlow would still run the operations that need no data, such
+    as the count of the ledger.
+    """
+    tensors = [value for value in keras.tree.flatten(data) if tf.is_tensor(value)]
+    with tf.control_dependencies(tensors):
+        return logs_for_keras(step(model, data))
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Override: runs it."""
+    function()
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: Threefry in counter mode; see `counter_gaussian.py`."""
+    size, stream = math.prod(shape), tf.constant(stream, tf.uint32)
+    # Variables are read here: a `tf.function` would remember the first mirrored variable that it
+    # was called with, and the noise of another model would follow the counter of the first.
+    key, step = tf.convert_to_tensor(key), tf.convert_to_tensor(step)
+    draw = _fused_normal(num_blocks_for(size), tf.bitcast(key, tf.uint32), step, stream)
+    return tf.reshape(draw[:size], tuple(shape))
+
+
+# Run one by one, its hundred operations would be a hundred passes over the numbers. XLA fuses them,
+# also inside of a step that XLA does not compile.
+_fused_normal = tf.function(standard_normal, jit_compile=True)
+
+
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """Override: reads the copy of this device."""
+    return np.asarray(tf.convert_to_tensor(variable.value).numpy())
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Override: runs it eagerly."""
+    scope = keras.StatelessScope([(variable, variable.value) for variable in variables])
+    with scope, _without_advice_on_tracing():
+        result = function()
+    return keras.tree.map_structure(lambda value: value.numpy(), result)
+
+
+@contextlib.contextmanager
+def _without_advice_on_tracing() -> Iterator[None]:
+    """Silence a warning that nobody can act on: `vectorized_map` traces anew in each eager call."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in str(record.msg)
+
+    logger = tf.get_logger()
+    logger.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_wanted)
+
+
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """Override: eager, so that nothing is compiled."""
+    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
+class Evaluator(contract.Evaluator):
+    """Override: a graph, or eager calls if the model runs eagerly."""
+
+    _run: Callable[[list[Tensor], Any], Any] | None = None
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """Return the results of the function as NumPy arrays."""
+        rows, further = keras.tree.map_structure(tf.convert_to_tensor, (rows, further))
+        if self._run is None:
+            self._run = self._traced(rows, further)
+        return keras.tree.map_structure(lambda value: value.numpy(), self._run(rows, further))
+
+    def _traced(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
+        is_open = not needs_fixed_shapes(self._model)
+
+        def specified(value: Tensor, is_row: bool) -> tf.TensorSpec:
+            shape = [None, *value.shape[1:]] if is_row and is_open else value.shape
+            return tf.TensorSpec(shape, value.dtype)
+
+        signature = [
+            [specified(value, is_row=True) for value in rows],
+            keras.tree.map_structure(functools.partial(specified, is_row=False), further),
+        ]
+        traced = tf.function(self._function, input_signature=signature, autograph=False)
+        if self._model.run_eagerly:
+            # Eagerly, values may decide what runs, which cannot be traced.
+            with contextlib.suppress(Exception):
+                self.effects = _effects_of(traced.get_concrete_function().graph)
+            return self._function
+        self.effects = _effects_of(traced.get_concrete_function().graph)
+        return traced
+
+
+def _effects_of(graph: Any) -> Effects:
+    """Return the side effects of a graph."""
+    definition = graph.as_graph_def()
+    kinds = {node.op for node in definition.node}
+    kinds |= {node.op for each in definition.library.function for node in each.node_def}
+    stateful = {kind for kind in kinds if not kind.startswith("Stateless")}
+    return Effects(
+        writes=any(re.match(r"Assign|Resource(Scatter|Apply)|LookupTableI", k) for k in stateful),
+        draws=any(re.search(r"^Random|^TruncatedNormal|^Multinomial", k) for k in stateful),
+        branches=bool(kinds & {"If", "StatelessIf", "Case", "StatelessCase"}),
+    )
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """Override: runs a graph once. Tracing counts too, since TensorFlow keeps its memory."""
+
+    @tf.function(jit_compile=is_compiled)
+    def traced(given: Any) -> Any:
+        with keras.StatelessScope([(variable, variable.value) for variable in variables]):
+            return function(given)
+
+    devices = tf.config.list_logical_devices("GPU")
+    if not devices:
+        return host_memory.peak_during(lambda: traced(argument))
+    tf.config.experimental.reset_memory_stats(devices[0].name)
+    traced(argument)
+    return int(tf.config.experimental.get_memory_info(devices[0].name)["peak"])
+
+
+def memory_in_use() -> int:
+    """Override: of the GPU, or else of the process."""
+    devices = tf.config.list_logical_devices("GPU")
+    if not devices:
+        return host_memory.in_use()
+    return int(tf.config.experimental.get_memory_info(devices[0].name)["current"])
+
+
+def free_memory() -> int:
+    """Override: of the machine; TensorFlow does not say how much memory a GPU has."""
+    if tf.config.list_logical_devices("GPU"):
+        raise ValueError(
+            'microbatch_size="auto" needs `memory_limit`, in bytes, where TensorFlow runs on a '
+            "GPU: it does not tell how much memory that has."
+        )
+    return host_memory.free_memory()

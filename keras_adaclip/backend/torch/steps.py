@@ -1,0 +1,189 @@
+"""Steps, noise and evaluation on PyTorch, which runs eagerly."""
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+
+from keras_adaclip.backend import contract, host_memory
+
+Tensor = Any
+
+
+def loops_in_python() -> bool:
+    """Override: always."""
+    return True
+
+
+def computes_on_cpu() -> bool:
+    """Override: the device of new tensors."""
+    return bool(ops.convert_to_tensor(0.0).device.type == "cpu")
+
+
+def trains_faster_side_by_side(num_parameters: int) -> bool:
+    """Override: a small model, since clients share the overhead of each operation."""
+    return not computes_on_cpu() or num_parameters <= 1 << 15
+
+
+def unsupported_compilation(model: keras.Model) -> str | None:
+    """Override: `torch.compile` would draw the noise once, while tracing."""
+    if model.jit_compile:
+        return (
+            "`jit_compile=True` on the PyTorch backend would fix the noise when the step is "
+            'traced. Compile with `jit_compile=False` (or "auto").'
+        )
+    return None
+
+
+def unsupported_distribution(model: keras.Model) -> str | None:
+    """Override: each process would draw noise and count steps of its own."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    size = torch.distributed.get_world_size()
+    if size == 1:
+        return None
+    return (
+        "On PyTorch private training runs in one process: each process of a group would draw a "
+        "noise of its own and count its own steps. Train over several devices with the JAX backend "
+        "(`keras.distribution`) or the TensorFlow backend (`tf.distribute`). Received: "
+        f"torch.distributed with {size} processes"
+    )
+
+
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """Override: a copy on the host."""
+    return np.asarray(ops.convert_to_numpy(variable.value))
+
+
+def outside_random_state() -> bytes:
+    """Override: PyTorch's generators, from which Keras's dropout draws."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states += torch.cuda.get_rng_state_all()
+    return b"".join(state.cpu().numpy().tobytes() for state in states)
+
+
+def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
+    """Override: runs it eagerly.
+
+    PyTorch's generators, from which unseeded dropout draws, start from the same state each time and
+    get their own state back.
+    """
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        keras.StatelessScope([(variable, variable.value) for variable in variables]),
+    ):
+        torch.manual_seed(0)
+        result = function()
+    return keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result)
+
+
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """Override: eager, so that nothing is compiled."""
+    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+
+
+class Evaluator(contract.Evaluator):
+    """Override: eager calls."""
+
+    def __call__(self, rows: list[Any], further: Any) -> Any:
+        """Return the results of the function as NumPy arrays."""
+        rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
+        return evaluate(lambda: self._function(rows, further), [])
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Override: also on a CPU, where `torch.set_float32_matmul_precision` allows bfloat16."""
+    parts: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    if not all(hasattr(part, "fp32_precision") for part in parts):  # before PyTorch 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    precisions = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, precision in zip(parts, precisions, strict=True):
+            part.fp32_precision = precision
+
+
+def peak_memory(
+    function: Callable[[Any], Any],
+    variables: Sequence[keras.Variable],
+    argument: Any,
+    is_compiled: bool,
+) -> int:
+    """Override: of the GPU, or else of the process."""
+
+    def run() -> None:
+        evaluate(lambda: function(argument), variables)
+
+    if not torch.cuda.is_available():
+        return host_memory.peak_during(run)
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def memory_in_use() -> int:
+    """Override: of the GPU, or else of the process."""
+    if not torch.cuda.is_available():
+        return host_memory.in_use()
+    return int(torch.cuda.memory_allocated())
+
+
+def free_memory() -> int:
+    """Override: of the GPU, or else of the machine."""
+    if not torch.cuda.is_available():
+        return host_memory.free_memory()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def trace(function: Callable[[], Any]) -> None:
+    """Override: runs it, and puts the state of random generators back."""
+    with torch.no_grad(), torch.random.fork_rng():
+        function()
+
+
+def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: Philox, keyed with all 64 bits.
+
+    PyTorch's generator for the CPU keeps only 32 bits of its seed, so on a CPU the noise comes from
+    NumPy's Philox, whose counter starts at `(step, stream)`. PyTorch's generator for GPUs is a
+    Philox with a 64-bit seed, which is a hash of the arguments.
+    """
+    words = key.detach().cpu().numpy().astype(np.int64) & 0xFFFFFFFF
+    secret = int(words[0]) | int(words[1]) << 32
+    if key.device.type == "cpu":
+        generator = np.random.Generator(
+            np.random.Philox(key=secret, counter=[0, 0, stream, int(step)])
+        )
+        return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
+    message = f"{secret}/{int(step)}/{stream}".encode()
+    seed = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little", signed=True)
+    device_generator = torch.Generator(device=key.device).manual_seed(seed)
+    return torch.randn(tuple(shape), generator=device_generator, device=key.device)
+
+
+def train_step(
+    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
+) -> dict[str, Tensor]:
+    """Override: runs it without recording it for automatic differentiation."""
+    with torch.no_grad():
+        return step(model, data)

@@ -1,0 +1,308 @@
+"""Federated `compile`, `fit` and `train_step`, one step being one round.
+
+`FederatedTraining` is a mixin without a Keras base, shared by the functional, the subclassed and
+the sequential model.
+"""
+
+from typing import Any
+
+import keras
+
+from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
+from keras_adaclip.backend import keras_private
+from keras_adaclip.callbacks import PassCounter
+from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.cohorts import rounds_over
+from keras_adaclip.federated.layout import lay_out
+from keras_adaclip.federated.local_training import LocalTraining
+from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
+from keras_adaclip.federated.round import federated_step
+from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.gradients import Batch, fast_calls_of
+from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.training import (
+    StepIsolation,
+    TrainingBase,
+    TrainingData,
+    metric_issues,
+    on_all_devices,
+    refuse,
+    refuse_clients_of_one_process,
+    strings_as_tensors,
+    weight_digests,
+)
+
+
+class FederatedTraining(TrainingBase):
+    """Federated `compile`, `fit` and `evaluate` for a Keras model class.
+
+    Attributes:
+        federated_settings: The client arguments of `compile`.
+        local_training: The training of each client; None until `fit` has prepared the model.
+    """
+
+    privacy_unit = "client"
+    federated_settings: FederatedSettings | None = None
+    local_training: LocalTraining | None = None
+    accepted_optimizer = AccountedOptimizer
+
+    def compile(
+        self,
+        optimizer: Any = None,
+        client_optimizer: Any = "sgd",
+        local_epochs: int = 1,
+        client_batch_size: int | None = 20,
+        client_examples_limit: int | None = None,
+        client_weighting: Any = "uniform",
+        proximal_strength: float = 0.0,
+        cohort_noise_size: int | None = None,
+        loss: Any = None,
+        metrics: Any = None,
+        jit_compile: Any = "auto",
+        **keras_arguments: Any,
+    ) -> None:
+        """Configure federated training. What was spent before is carried over.
+
+        Args:
+            optimizer: A `DPOptimizer` around the server's optimizer, which takes minus the mean
+                change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
+                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients. On
+                TensorFlow also an `integrations.tensorflow_privacy.QueryOptimizer`.
+            client_optimizer: Any Keras optimizer; each client begins with a fresh copy. A later
+                change of it, such as of its learning rate, takes effect at the next `fit`.
+            local_epochs: The number of passes of each client over its own examples.
+            client_batch_size: The number of examples in a local batch. None takes all examples of
+                a client at once, which with one epoch and `SGD` is FedSGD.
+            client_examples_limit: The number of examples of a client that take part in a round at
+                most, drawn anew in each round; None takes all.
+            client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)` to weight clients
+                by their number of examples, up to a bound.
+            proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
+            cohort_noise_size: The size of a large cohort to simulate with the smaller cohorts of
+                `fit`: the noise multiplier is reduced by the ratio of the two, so that the noise in
+                the mean is that of the large cohort. The ledger counts what ran, with the smaller
+                noise. For the epsilon of the large cohort, call `accounting.compute_epsilon`.
+            loss: As for Keras.
+            metrics: As for Keras. During `fit` they are those of the clients' local steps.
+            jit_compile: As for Keras; not on PyTorch.
+            **keras_arguments: `loss_weights`, `weighted_metrics`, `run_eagerly` and
+                `steps_per_execution`, as for Keras.
+
+        Raises:
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range, or `optimizer` is not a `DPOptimizer`.
+        """
+        settings = FederatedSettings(
+            client_optimizer,
+            local_epochs,
+            client_batch_size,
+            client_examples_limit,
+            client_weighting,
+            proximal_strength,
+            cohort_noise_size,
+        )
+        optimizer = self._adopted(optimizer)
+        if optimizer.aggregation is not None:
+            refuse_unsuited_settings(optimizer, settings, jit_compile)
+            # Its noise must not be compiled: see `refuse_unsuited_settings`.
+            jit_compile = False
+        super().compile(  # type: ignore[misc]
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            jit_compile=jit_compile,
+            auto_scale_loss=False,
+            **keras_arguments,
+        )
+        self._remember_metrics(metrics, keras_arguments.get("weighted_metrics"))
+        keras_private.set_attribute(self, "federated_settings", settings)
+        keras_private.set_attribute(self, "local_training", None)
+        keras_private.set_attribute(self, "step_isolation", None)
+
+    def get_compile_config(self) -> Any:
+        """Return the arguments of `compile` as plain values."""
+        config = super().get_compile_config()  # type: ignore[misc]
+        if config is None or self.federated_settings is None:
+            return config
+        config.pop("auto_scale_loss", None)
+        return {**config, **self.federated_settings.get_config()}
+
+    @property
+    def client_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The clients' optimizer; None before `compile`."""
+        settings = self.federated_settings
+        return None if settings is None else settings.client_optimizer
+
+    @on_all_devices
+    def fit(
+        self,
+        clients: ClientData,
+        cohort_size: int = 100,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_data: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        *,
+        sampling: str = "poisson",
+    ) -> Any:
+        """Train for some rounds, each of them a step, and return Keras's `History`.
+
+        Args:
+            clients: The population; its size counts as public.
+            cohort_size: The expected number of clients in a round, which divides the noised sum.
+            epochs: The number of epochs.
+            verbose: As for Keras.
+            callbacks: As for Keras.
+            validation_data: Arrays as for Keras, or `ClientData`, whose examples are pooled.
+            initial_epoch: As for Keras.
+            steps_per_epoch: The number of rounds in an epoch. None takes as many as make up the
+                population, `ceil(len(clients) / cohort_size)`.
+            validation_steps: As for Keras.
+            validation_batch_size: As for Keras.
+            validation_freq: As for Keras.
+            sampling: `"poisson"`: every client takes part with the same probability; the guarantee
+                is for adding or removing one client. `"fixed"`: every round draws the same number
+                of clients without replacement; the guarantee is for replacing one client by
+                another, which moves the sum twice as far. `"shuffle"`: an epoch goes through the
+                clients once at most, and is one full release without amplification.
+
+        Raises:
+            TypeError: If `clients` is no `ClientData`.
+            ValueError: If an argument is out of range, a client comes twice, or a part of the model
+                breaks the guarantee. Nothing was trained then.
+        """
+        self._require_compiled()
+        settings, seed = self.federated_settings, self.optimizer.seed  # type: ignore[attr-defined]
+        assert settings is not None
+        data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
+        if isinstance(validation_data, ClientData):
+            validation_data = validation_data.all_examples()
+        validation_data = strings_as_tensors(validation_data)
+        self._prepare_rounds(data)
+        cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
+        pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
+        with self._run_of_fit(callbacks, data, pass_counter) as ordered:
+            return super().fit(  # type: ignore[misc]
+                **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=ordered,
+                validation_data=validation_data,
+                shuffle=False,
+                initial_epoch=initial_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
+            )
+
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as Keras does, on arrays or on the pooled examples of `ClientData`.
+
+        Args:
+            x: Inputs as for Keras, or `ClientData`.
+            y: Targets; None with `ClientData`.
+            *args: As for Keras.
+            **kwargs: As for Keras.
+        """
+        if isinstance(x, ClientData):
+            x, y = x.all_examples()
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `NotImplementedError`: a batch does not say which client an example belongs to."""
+        raise NotImplementedError(
+            "A federated model trains on clients, and a batch does not say to which client an "
+            "example belongs: call `fit` with `ClientData`. To protect single examples, use "
+            "`keras_adaclip.PrivateModel`."
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """Take one round, in the form that the backend's trainer expects.
+
+        Raises:
+            ValueError: If it is called outside of `fit`.
+        """
+        if self.local_training is None:
+            raise ValueError(
+                "`train_step` was called on a model that `fit` did not prepare, so neither "
+                "sampling nor ledger is set up. Call `fit`."
+            )
+        return backend.train_step(self, federated_step, *args)
+
+    def _remark_on_noise(self) -> str:
+        settings = self.federated_settings
+        if settings is None or settings.cohort_noise_size is None:
+            return ""
+        return (
+            f"; a simulation of cohorts of {settings.cohort_noise_size:,}: smaller cohorts ran "
+            "with that much less noise, and epsilon is that of what ran"
+        )
+
+    def _prepare_rounds(self, data: TrainingData) -> None:
+        """Build and examine the model, set up local training, then open the ledger."""
+        refuse(self, metric_issues(self))
+        rows, cohorts = data.rows, data.poisson
+        keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
+        row_counts = cohorts.row_counts
+        finding = refuse_unsound_rounds(self, rows, row_counts)
+        self._assign_in_steps(finding.assigned, rows)
+        self._prove_isolation(rows, row_counts)
+        refuse_clients_of_one_process()
+        chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized)
+        if chunk_size != self.private_chunk_size:
+            self.private_chunk_size = chunk_size
+            self.train_function = None
+        self._include_spending_on_shared_weights()
+        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
+        self._open_ledger(data)
+
+    def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:
+        """Prove that padding counts nowhere, at the shapes that other clients may cause.
+
+        Raises:
+            ValueError: If the rows that pad a batch count in a layer.
+        """
+        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
+        if self.step_isolation is None or shapes != self.planned_shapes:
+            isolation = StepIsolation(self)
+            keras_private.set_attribute(self, "step_isolation", isolation)
+            keras_private.set_attribute(self, "planned_shapes", shapes)
+        assert self.step_isolation is not None
+        assert self.federated_settings is not None
+        # In batches of one size, padding depends on the client alone.
+        others_decide = self.federated_settings.client_batch_size is None
+        self.step_isolation.prove(
+            rows, row_counts if others_decide else [], others_vary=others_decide
+        )
+
+    def _use_local_training(self, is_vectorized: bool) -> None:
+        """Set up the clients' training, anew if anything has changed since the last `fit`."""
+        settings = self.federated_settings
+        assert settings is not None
+        calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
+        made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
+        present = self.local_training
+        if present is not None and present.made_from == made_from:
+            if present.recording is not None:
+                present.recording.clear()  # Layers may have changed.
+            return
+        optimizer = keras_private.functional_optimizer(settings.client_optimizer)
+        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        training = LocalTraining(
+            self,
+            optimizer,
+            settings.proximal_strength,
+            is_vectorized,
+            calls,
+            None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
+            made_from,
+        )
+        keras_private.set_attribute(self, "local_training", training)
+        self.train_function = None

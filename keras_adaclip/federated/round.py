@@ -1,0 +1,156 @@
+"""One round: sample, contribute, clip, noise, apply, account, with clients as the units.
+
+Everything but the contribution is the code of the example-level step.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.local_training import LocalStep
+from keras_adaclip.gradients import (
+    Batch,
+    BatchGradients,
+    ClippedSum,
+    Materialized,
+    add_to_output_loss_trackers,
+    clipped_contributions,
+)
+from keras_adaclip.training import (
+    assign_state,
+    merge_over_chunks,
+    refuse_lost_metrics,
+    sum_of_replicas,
+    sum_over_chunks,
+    update_metrics,
+)
+
+Tensor = Any
+# Returns the contributions of a chunk of clients.
+Contributions = Callable[[dict[str, Any]], list[Tensor]]
+
+
+def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor]:
+    """Train `model` for one round, and return the metrics so far by name.
+
+    Args:
+        model: A federated model that `fit` has prepared.
+        data: A batch of `CohortBatches`.
+    """
+    clients = {name: value for name, value in data.items() if name != "mask"}
+    units = Batch(clients, mask=ops.cast(data["mask"], "bool"))
+
+    def contributions_of(clients: dict[str, Any]) -> list[Tensor]:
+        found: list[Tensor] = model.local_training.contributions(
+            clients, lambda step: _observe(model, step)
+        )
+        return found
+
+    combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
+    model.optimizer.apply(combined(model, units, contributions_of), model.trainable_variables)
+    assign_state(model)
+    return dict(model.get_metrics_result())
+
+
+def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributions) -> ClippedSum:
+    """Return the sum of the clients' clipped contributions."""
+    weighting = model.federated_settings.client_weighting
+    clipping = model.optimizer.current_clipping
+
+    def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        contributions = BatchGradients(
+            model.trainable_variables,
+            [Materialized(each) for each in contributions_of(chunk.x)],
+            ops.shape(chunk.x["num_steps"])[0],
+        )
+        if clipping.coordinates is not None:
+            contributions = contributions.in_coordinates(clipping.coordinates)
+        sums, norms, finite, _ = clipped_contributions(
+            contributions,
+            chunk.present,
+            clipping,
+            weights=None if weighting is None else chunk.x["weight"],
+        )
+        _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
+        return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
+
+    total = sum_over_chunks(model, units, model.private_chunk_size, False, sum_of_chunk)
+    total = sum_of_replicas(total)
+    if weighting is not None:
+        total = dataclasses.replace(total, scale=weighting.scale)
+    return total
+
+
+def _aggregated(model: keras.Model, units: Batch, contributions_of: Contributions) -> Any:
+    """Return the clients' contributions as the optimizer's own aggregation takes them."""
+    aggregation = model.optimizer.aggregation
+
+    def sample_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        contributions = contributions_of(chunk.x)
+        sample, norms, finite = aggregation.accumulated(contributions, chunk.present)
+        _observe_norms(model, chunk, norms, finite, None)
+        return list(sample)
+
+    size, start = model.private_chunk_size, aggregation.start()
+    return aggregation.sample(
+        merge_over_chunks(model, units, size, False, sample_of_chunk, start, aggregation.merged)
+    )
+
+
+def _observe(model: keras.Model, step: LocalStep) -> None:
+    """Update loss and metrics with a local step; none of this is private."""
+    present, losses = step.batch["present"], step.losses
+    finite = ops.isfinite(losses)
+    counts = ops.sum(ops.cast(present, "float32"), axis=1)
+    keras_private.loss_tracker(model).update_state(
+        ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
+    )
+    # Keras weights the increments by all rows, including padding.
+    share = counts / ops.cast(ops.shape(present)[1], "float32")
+    shares = [ops.where(finite, share * each, 0.0) for each in step.increments]
+    add_to_output_loss_trackers(model, shares, finite)
+
+    def rows_of(value: Tensor) -> Tensor:
+        return ops.reshape(value, (-1, *value.shape[2:]))
+
+    def prediction(value: Tensor, mask: Tensor) -> Tensor:
+        trailing = (1,) * (len(value.shape) - 1)
+        sound = ops.where(ops.reshape(finite, (-1, *trailing)), value, ops.zeros_like(value))
+        # A mask of rows alone is in `counted` already.
+        mask = None if len(mask.shape) == 2 else rows_of(mask)
+        return keras_private.attach_mask(rows_of(sound), mask)
+
+    flat = map(prediction, keras.tree.flatten(step.y_pred), step.masks)
+    y_pred = keras.tree.pack_sequence_as(step.y_pred, list(flat))
+    examples = {name: step.batch[name] for name in ("x", "y") if name in step.batch}
+    examples = keras.tree.map_structure(rows_of, examples)
+    counted = rows_of(ops.logical_and(present, finite[:, None]))
+    rows = Batch(examples["x"], examples.get("y"), None, counted)
+    refuse_lost_metrics(model, update_metrics(model, rows, y_pred), "clients")
+
+
+def _observe_norms(
+    model: keras.Model, chunk: Batch, norms: Tensor, finite: Tensor, clip_norms: Tensor | None
+) -> None:
+    """Record raw norms and the true fraction of clipped clients, if the user asked for them.
+
+    Args:
+        model: A federated model.
+        chunk: The clients.
+        norms: The norms of their contributions, of shape `(num_clients, num_groups)`.
+        finite: Bool of shape `(num_clients,)`.
+        clip_norms: Of shape `(num_groups,)`; None if only an aggregation knows them.
+    """
+    metrics = model.private_diagnostics
+    if metrics is None:
+        return
+    present = ops.cast(chunk.present, "float32")
+    metrics["gradient_norm"].update_state(ops.sqrt(ops.sum(ops.square(norms), axis=1)), present)
+    if clip_norms is None:
+        return
+    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
+    metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), present)

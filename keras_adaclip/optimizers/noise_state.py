@@ -1,0 +1,132 @@
+"""The state of the noise as Keras variables: key, counter, standard deviations and divisor.
+
+    means = (sums + N(0, stddevs^2)) / expected_units
+
+with the standard deviations of `noise.group_stddevs` for the sum's noise multiplier. The step reads
+all of them from variables, so that none is constant in a compiled step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import backend, noise
+from keras_adaclip.clipping import ParameterGroups
+
+Tensor = Any
+
+# Norms and products in float32 are exact to about five digits. The noise is wider by that much, and
+# by a little more for each group whose norm is part of a sum.
+_ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.0 + 2.0**-16, 2.0**-23
+_STATISTICS_STREAM, _SUMS_STREAM, _AUGMENTATION_STREAM = 0, 1, 2
+
+
+class NoiseState:
+    """The noise of one optimizer.
+
+    Args:
+        add_variable: a function that makes a variable from a name and an initial array.
+        seed: None, or the integer from which the keys are derived.
+        groups: the groups of the trainable variables.
+        allocation: how the noise is spread over the groups.
+    """
+
+    def __init__(
+        self,
+        add_variable: Callable[[str, np.ndarray], keras.Variable],
+        seed: int | None,
+        groups: ParameterGroups,
+        allocation: str,
+    ) -> None:
+        self._seed = seed
+        self._groups = groups
+        self._allocation = allocation
+        self.key = add_variable("noise_key", noise.fresh_key())
+        self._num_draws = add_variable("num_noise_draws", np.zeros((), np.int32))
+        self._sum_noise_multiplier = add_variable("sum_noise_multiplier", np.zeros((), np.float32))
+        self._statistics_stddev = add_variable("statistics_stddev", np.zeros((), np.float32))
+        self._expected_units = add_variable("expected_units", np.ones((), np.float32))
+
+    def configure(
+        self,
+        sum_noise_multiplier: float,
+        statistics_stddev: float,
+        expected_units: int,
+        num_earlier_steps: int,
+    ) -> None:
+        """Set the noise of the next steps, under a new key.
+
+        Args:
+            sum_noise_multiplier: joint noise multiplier of the sums.
+            statistics_stddev: standard deviation of the noise on the statistics.
+            expected_units: expected number of units in a step.
+            num_earlier_steps: steps on the ledger, so that runs with one seed get different keys.
+        """
+        self.key.assign(noise.fresh_key(self._seed, num_earlier_steps))
+        margin = _ROUNDING_MARGIN + _MARGIN_PER_GROUP * self._groups.num_groups
+        self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
+        self._statistics_stddev.assign(_rounded_up(statistics_stddev))
+        self._expected_units.assign(np.float32(expected_units))
+
+    def forget_seed(self) -> None:
+        """Take all later keys from the operating system.
+
+        Another process may have continued from the same state, with the same seed.
+        """
+        self._seed = None
+
+    @property
+    def expected_units(self) -> Tensor:
+        """Expected number of units in a step, the divisor of every sum."""
+        return self._expected_units.value
+
+    def sum_stddevs(self, clip_norms: Tensor) -> list[Tensor]:
+        """Return the standard deviation of the noise on each variable's sum.
+
+        Args:
+            clip_norms: the clipping norms of this step, of shape `(num_groups,)`.
+        """
+        stddevs = noise.group_stddevs(
+            self._allocation, self._sum_noise_multiplier.value, clip_norms, self._groups.sizes
+        )
+        return [stddevs[number] for number in self._groups.assignment]
+
+    def noised_means(self, sums: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the noised sums over the expected number of units, float32.
+
+        Args:
+            sums: the sum of contributions of each variable.
+            stddevs: the standard deviation of the noise on each.
+        """
+        noised = noise.add_noise(sums, stddevs, self.key.value, self._num_draws.value, _SUMS_STREAM)
+        return [total / self.expected_units for total in noised]
+
+    def noised_statistics(self, statistics: Tensor) -> Tensor:
+        """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`."""
+        (noised,) = noise.add_noise(
+            [statistics],
+            [self._statistics_stddev.value],
+            self.key.value,
+            self._num_draws.value,
+            _STATISTICS_STREAM,
+        )
+        return noised
+
+    @property
+    def augmentation_seed(self) -> Tensor:
+        """Two integers that differ from step to step, for random numbers other than noise."""
+        draw = backend.gaussian((2,), self.key.value, self._num_draws.value, _AUGMENTATION_STREAM)
+        return ops.cast(ops.abs(draw) * 2.0**24, "int32")
+
+    def begin_draw(self) -> None:
+        """Advance the counter of draws, before any noise of the step is drawn."""
+        self._num_draws.assign(self._num_draws.value + 1)
+
+
+def _rounded_up(value: float) -> np.float32:
+    """Return the smallest float32 that is at least `value`: noise is never rounded down."""
+    rounded = np.float32(value)
+    return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))

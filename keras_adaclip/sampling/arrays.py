@@ -1,0 +1,72 @@
+"""Conversion and checks of arrays whose first axis counts units."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def common_length(parts: dict[str, Any]) -> int:
+    """Return the number of rows that all arrays share.
+
+    Args:
+        parts: Structures of arrays by name.
+
+    Raises:
+        ValueError: If there is no row, or two arrays differ.
+    """
+    lengths = {
+        name: {len(array) for array in keras.tree.flatten(part)} for name, part in parts.items()
+    }
+    distinct = set().union(*lengths.values())
+    if len(distinct) != 1:
+        received = ", ".join(f"{name}: {sorted(found)}" for name, found in lengths.items())
+        raise ValueError(
+            "All arrays must have the same number of rows (examples). "
+            f"Received numbers of rows: {received}"
+        )
+    (length,) = distinct
+    if length == 0:
+        raise ValueError("The data must hold at least one example. Received: 0 rows")
+    return int(length)
+
+
+def holds_strings(array: np.ndarray) -> bool:
+    """Return whether every entry is a string of text or bytes."""
+    if array.dtype.kind in "SUT":
+        return True
+    return array.dtype == object and all(isinstance(each, (str, bytes)) for each in array.flat)
+
+
+def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return an array of zeros, or of empty strings where the dtype is `object`."""
+    return np.full(shape, "" if dtype.kind == "O" else 0, dtype)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return data as a NumPy array: float64 as Keras's default type, strings as objects.
+
+    Args:
+        value: An array or a tensor.
+
+    Raises:
+        TypeError: If the value is neither, or holds strings on a backend other than TensorFlow.
+    """
+    array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().numpy()
+    if array.ndim > 0 and holds_strings(array):
+        if keras.backend.backend() != "tensorflow":
+            raise TypeError(
+                "Only the TensorFlow backend feeds strings to a model. Look them up before "
+                "training, for example `ids = np.asarray(lookup(x))` with a "
+                "`keras.layers.StringLookup` or `TextVectorization`, and let the model begin with "
+                f"the integers. Received: strings on the {keras.backend.backend()} backend"
+            )
+        return array.astype(object)
+    if array.ndim == 0 or array.dtype == object:
+        raise TypeError(
+            "Data must be arrays of numbers (on TensorFlow, or of strings) whose first axis counts "
+            f"the examples. Received: an object of type {type(value).__name__} with dtype "
+            f"{array.dtype} and shape {array.shape}"
+        )
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

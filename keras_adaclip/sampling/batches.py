@@ -1,0 +1,81 @@
+"""Poisson-sampled batches in a few shapes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip.sampling.poisson import PoissonDataset
+
+
+class FixedShapeBatches(keras.utils.PyDataset):
+    """A `PoissonDataset` whose batches have few shapes, so that a step is compiled few times.
+
+    A draw larger than the largest size is padded to the next multiple of it. No row is dropped;
+    the step is compiled once more. Where several processes hold the data, all of them pad to the
+    same size.
+
+    Args:
+        dataset: The source of the draws.
+        num_batches: The number of steps in an epoch.
+        sizes: Ascending numbers of rows of the whole batch, multiples of the number of processes.
+            A batch is padded to the smallest size that holds it. With no sizes, nothing is padded.
+        num_shards: The number of equal parts into which the devices of all processes split a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: PoissonDataset,
+        num_batches: int,
+        sizes: Sequence[int],
+        num_shards: int = 1,
+    ) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self._num_batches = num_batches
+        self.sizes = tuple(size // dataset.num_shares for size in sizes)
+        self._num_shards = max(num_shards // dataset.num_shares, 1)
+
+    @property
+    def num_batches(self) -> int:
+        """The number of steps in an epoch."""
+        return self._num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rows = self.dataset.draw()
+        if not self.sizes:
+            return self.dataset.take(rows)
+        needed = max(len(rows), self.dataset.largest_part)
+        largest = self.sizes[-1]
+        beyond = math.ceil(needed / largest) * largest
+        size = next((size for size in self.sizes if size >= needed), beyond)
+        return split_among_devices(self.dataset.take(rows, size), self._num_shards)
+
+
+def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:
+    """Return a batch whose rows are dealt to the devices in turn, so that each has as many units.
+
+    Args:
+        batch: Structures of arrays of shape `(batch_size, ...)`, with padding at the end.
+        num_shards: The number of consecutive parts into which devices split the rows, a divisor of
+            `batch_size`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> split_among_devices({"x": np.arange(6)}, 2)
+    {'x': array([0, 2, 4, 1, 3, 5])}
+    """
+    if num_shards == 1:
+        return batch
+
+    def deal(array: np.ndarray) -> np.ndarray:
+        parts = array.reshape(-1, num_shards, *array.shape[1:])
+        return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(array.shape)
+
+    return {name: keras.tree.map_structure(deal, part) for name, part in batch.items()}

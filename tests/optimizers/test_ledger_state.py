@@ -1,0 +1,225 @@
+"""The ledger in variables: the compiled counter against its twin in Python, and whose it is."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.optimizers import MAX_ROWS, Run
+from keras_adaclip.optimizers.ledger_state import LedgerState
+
+ROWS = {
+    "poisson": (Sampling.POISSON, 4, 10, None),
+    "shuffle": (Sampling.SHUFFLE, 4, 10, None),
+    "stream": (Sampling.STREAM, 4, 0, None),
+    "pass": (Sampling.PASS, 4, 0, 5),
+    "endless pass": (Sampling.PASS, 4, 0, None),
+}
+
+
+def add_variable(name, value):
+    return keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name)
+
+
+def new():
+    return LedgerState(add_variable, np.float32(1.0))
+
+
+def fresh_row(kind="poisson", noise_multiplier=1.0):
+    sampling, batch_size, num_examples, steps_per_release = ROWS[kind]
+    return LedgerRow.open(
+        sampling,
+        batch_size,
+        num_examples,
+        noise_multiplier=noise_multiplier,
+        steps_per_release=steps_per_release,
+    )
+
+
+def ran(num_steps, kind="poisson", noise_multiplier=1.0, ledger=None):
+    ledger = new() if ledger is None else ledger
+    ledger.open(fresh_row(kind, noise_multiplier))
+    for _ in range(num_steps):
+        ledger.count_step()
+    return ledger
+
+
+@given(
+    segments=st.lists(
+        st.tuples(
+            st.sampled_from(list(ROWS)), st.sampled_from([0.5, 1.0, 1.1]), st.integers(0, 12)
+        ),
+        max_size=8,
+    )
+)
+def test_variables_count_as_the_ledger_does(segments):
+    """Any sequence of fits: the same rows, the running one last."""
+    variables, twin = new(), Ledger()
+    for kind, noise_multiplier, num_steps in segments:
+        ran(num_steps, kind, noise_multiplier, variables)
+        twin = twin.append(fresh_row(kind, noise_multiplier)).begin_segment().advance(num_steps)
+    assert variables.read() == twin
+    assert variables.read().steps == twin.steps == sum(steps for *_, steps in segments)
+
+
+def test_steps_before_any_row_is_opened_count_as_full_releases():
+    ledger = new()
+    assert ledger.read() == Ledger()
+    ledger.count_step()
+    ledger.count_step()
+    (row,) = ledger.read()
+    assert (row.sampling, row.steps, row.releases) == (Sampling.STREAM, 2, 2)
+
+
+def test_the_counter_is_right_where_a_release_lasts_as_long_as_integers_reach():
+    ledger = ran(0, "endless pass")
+    row = ledger.current_row()
+    assert row.steps_per_release == 2**31 - 1
+    for _ in range(3):
+        ledger.count_step()
+    assert ledger.current_row() == row.advance(3)
+
+
+# Whose steps they are
+
+
+def test_an_empty_run_adds_nothing():
+    ledger = ran(3)
+    before = ledger.run
+    ledger.include(Run())
+    ledger.include(new().run)
+    assert ledger.run == before
+
+
+def test_an_earlier_state_of_oneself_is_not_added():
+    ledger = ran(3)
+    earlier = ledger.run
+    ran(2, ledger=ledger)
+    ledger.include(earlier)
+    ledger.include(Run(earlier.ledger, earlier.identity))
+    assert ledger.read().steps == 5
+
+
+def test_a_later_state_of_oneself_raises_the_ledger():
+    ledger = ran(3)
+    identity = ledger.run.identity
+    later = Run(ledger.read().advance(4), identity)
+    ledger.include(later)
+    assert ledger.read().steps == 7
+    assert ledger.run.identity == identity
+
+
+def test_equal_counts_of_two_runs_are_not_taken_for_one():
+    mine, theirs = ran(4), ran(4)
+    mine.include(theirs.run)
+    assert mine.read().steps == 8
+
+
+def test_two_that_went_on_from_one_state_are_added_up():
+    """Their identities differ from the moment they part; a common one would hide three steps."""
+    origin = ran(2).run
+    one, other = new(), new()
+    one.include(origin)
+    other.include(origin)
+    ran(3, ledger=one)
+    ran(3, ledger=other)
+    one.include(Run(other.run.ledger, other.run.identity))  # as read from a file
+    assert one.read().steps >= 8
+
+
+def test_what_descends_from_oneself_is_not_added_to_it():
+    first, second = ran(3), new()
+    second.include(first.run)
+    ran(2, ledger=second)
+    first.include(second.run)
+    assert first.read().steps == 5
+    first.include(second.run)
+    assert first.read().steps == 5
+
+
+@given(data=st.data())
+def test_no_sequence_of_loading_lowers_a_ledger_or_misses_a_step(data):
+    """Three ledgers train, save, and load each other's states in any order.
+
+    True steps are sets of (ledger, number); a ledger must count at least those in its past.
+    """
+    ledgers = [new() for _ in range(3)]
+    past = [set() for _ in range(3)]
+    saved = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        number = data.draw(st.integers(0, 2))
+        ledger, before = ledgers[number], ledgers[number].read().steps
+        action = data.draw(st.sampled_from(["train", "save", "load", "hand over"]))
+        if action == "train":
+            ran(1, ledger=ledger)
+            past[number].add((number, len(past[number]), object()))
+        elif action == "save":
+            run = ledger.run
+            saved.append((Run(run.ledger, run.identity), set(past[number])))
+        elif action == "load" and saved:
+            run, steps = data.draw(st.sampled_from(saved))
+            ledger.include(run)
+            past[number] |= steps
+        elif action == "hand over":
+            other = data.draw(st.integers(0, 2))
+            ledger.include(ledgers[other].run)
+            past[number] |= past[other]
+        assert ledger.read().steps >= before
+        assert ledger.read().steps >= len(past[number])
+
+
+# A full table
+
+
+def filled(num_rows):
+    """A ledger of many mechanisms, as a noise schedule leaves it."""
+    rows = (fresh_row(noise_multiplier=0.5 + n / 32).advance(2) for n in range(num_rows))
+    return Run(Ledger(tuple(rows)), (1, 2))
+
+
+def test_hundreds_of_mechanisms_are_held_exactly():
+    assert MAX_ROWS >= 512
+    run = filled(MAX_ROWS - 1)
+    ledger = new()
+    ledger.include(run)
+    assert ledger.read() == run.ledger
+    ran(1, noise_multiplier=0.25, ledger=ledger)
+    assert ledger.read() == run.ledger.append(fresh_row(noise_multiplier=0.25).advance(1))
+
+
+def test_more_mechanisms_than_rows_are_merged_and_no_step_is_lost():
+    ledger = new()
+    ledger.include(filled(MAX_ROWS - 3))
+    for number in range(MAX_ROWS - 3, MAX_ROWS + 6):
+        ran(2, noise_multiplier=0.5 + number / 32, ledger=ledger)
+        read = ledger.read()
+        assert read.steps == 2 * (number + 1)
+        assert len(read) == min(number + 1, MAX_ROWS)
+        assert read.rows[-1].noise_multiplier == np.float32(0.5 + number / 32)
+    before = ledger.read()
+    ledger.include(ledger.run)
+    assert ledger.read() == before
+    integers, noise_multipliers = before.to_arrays(MAX_ROWS)
+    assert Ledger.from_arrays(integers, noise_multipliers) == before
+
+
+# Saving
+
+
+def test_a_run_is_read_back_from_the_saved_arrays():
+    ledger = ran(2, "pass", ledger=ran(3))
+    values = {id(v): np.array(ops.convert_to_numpy(v.value)) for v in ledger.variables}
+    again = ledger.run_from(values)
+    assert again.ledger == ledger.read()
+    assert again.identity == ledger.run.identity
+
+
+def test_arrays_that_make_no_ledger_are_refused():
+    ledger = ran(2)
+    values = {id(v): np.array(ops.convert_to_numpy(v.value)) for v in ledger.variables}
+    values[id(ledger.variables[0])] = np.full(7, -3, np.int32)
+    with pytest.raises(ValueError, match="-3"):
+        ledger.run_from(values)
