@@ -60,8 +60,8 @@ def looped_contributions(
     carry.append(ops.zeros((batch.num_rows, 2 * num_groups + 1), "float32"))
     forward = forward_alone(model, batch, training=True)
     *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
-    norms, finite, factors = ops.split(rows, [num_groups, num_groups + 1], axis=1)
-    return (sums, norms, finite[:, 0] > 0.0, factors), forward
+    norms, finite, factors = rows[:, :num_groups], rows[:, num_groups], rows[:, num_groups + 1 :]
+    return (sums, norms, finite > 0.0, factors), forward
 
 
 def single_gradient(

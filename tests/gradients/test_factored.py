@@ -159,6 +159,11 @@ def test_underflow_never_makes_a_norm_too_small(positions, of_inputs, of_cotange
     assert 0 < np.linalg.norm(ops.convert_to_numpy(summed)) <= found
 
 
+def test_the_norms_of_a_single_number_are_one_an_example():
+    form = Materialized(ops.convert_to_tensor(np.array([1.0, -2.0, 3.0], np.float32)))
+    np.testing.assert_allclose(ops.convert_to_numpy(form.squared_norms()), [1.0, 4.0, 9.0])
+
+
 @pytest.mark.parametrize("wrong", [5, -6])
 def test_an_example_that_looks_up_no_row_contributes_nothing(wrong):
     """Backends clamp such an id, drop it or fail. Norm and sum must not do different things."""
