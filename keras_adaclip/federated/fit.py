@@ -19,7 +19,7 @@ from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
 from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch, quicker_calls_of
+from keras_adaclip.gradients import Batch, fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
 from keras_adaclip.training import (
     StepIsolation,
@@ -279,7 +279,7 @@ class FederatedTraining(TrainingBase):
         """Set up the clients' training, anew if anything has changed since the last `fit`."""
         settings = self.federated_settings
         assert settings is not None
-        calls = {} if is_vectorized else quicker_calls_of(self, in_loop=True)
+        calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
         made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
         present = self.local_training
         if present is not None and present.made_from == made_from:

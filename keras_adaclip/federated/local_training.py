@@ -53,7 +53,7 @@ class LocalTraining:
         proximal_strength: mu of FedProx, 0 for none.
         is_vectorized: Whether the clients of a chunk train side by side. Otherwise they train one
             after another, and a chunk holds one client unless the backend loops in Python.
-        quicker_calls: Faster equivalents of the `call` of some layers.
+        fast_calls: Faster equivalents of the `call` of some layers.
         recording: Replays local steps where Python's overhead counts; None runs each anew.
         made_from: Whatever decides whether this training must be made anew.
     """
@@ -62,7 +62,7 @@ class LocalTraining:
     optimizer: Any
     proximal_strength: float
     is_vectorized: bool
-    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]]
+    fast_calls: Mapping[keras.layers.Layer, Callable[..., Any]]
     recording: backend.Recording | None
     made_from: Any = None
 
@@ -211,7 +211,7 @@ class LocalTraining:
             ),
             *zip(model.trainable_variables, weights, strict=True),
         ]
-        quicker = keras_private.replaced_calls(self.quicker_calls)
+        quicker = keras_private.replaced_calls(self.fast_calls)
         unscaled = keras_private.without_scaling_for_replicas()
         with keras.StatelessScope(scope) as inside, quicker, unscaled:
             y_pred = keras.tree.map_structure(

@@ -2,15 +2,13 @@
 
 from keras_adaclip.gradients.augmentation import Augmentation
 from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
-from keras_adaclip.gradients.batch_gradients import BatchGradients
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
     Observed,
-    clipped_contributions,
     clipped_sum,
     with_regularization,
 )
-from keras_adaclip.gradients.evaluation import example_losses
+from keras_adaclip.gradients.contributions import BatchGradients, clipped_contributions
 from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Lookup,
@@ -18,7 +16,7 @@ from keras_adaclip.gradients.forms import (
     OuterProduct,
     PerExampleGradient,
 )
-from keras_adaclip.gradients.forward import call_model
+from keras_adaclip.gradients.forward import call_model, example_losses
 from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
 from keras_adaclip.gradients.losses import (
     add_to_output_loss_trackers,
@@ -26,9 +24,14 @@ from keras_adaclip.gradients.losses import (
     per_example_losses,
     regularization_loss,
 )
-from keras_adaclip.gradients.plan import GradientPlan, whole_model_plan
-from keras_adaclip.gradients.planning import make_plan, quicker_calls_of, unproven_plan
-from keras_adaclip.gradients.report import LayerWay, layer_ways
+from keras_adaclip.gradients.plan import (
+    GradientPlan,
+    fast_calls_of,
+    looped_plan,
+    make_plan,
+    unproven_plan,
+)
+from keras_adaclip.gradients.report import LayerReport, layer_reports
 
 __all__ = [
     "Augmentation",
@@ -37,8 +40,8 @@ __all__ = [
     "ClippedSum",
     "GradientPlan",
     "GroupedOuterProduct",
+    "LayerReport",
     "LayerRule",
-    "LayerWay",
     "Lookup",
     "Materialized",
     "Observed",
@@ -49,17 +52,17 @@ __all__ = [
     "call_model",
     "clipped_contributions",
     "clipped_sum",
+    "compute_loss",
     "example_losses",
     "finite_rows",
-    "layer_ways",
+    "layer_reports",
+    "looped_plan",
     "make_plan",
-    "quicker_calls_of",
+    "per_example_losses",
+    "fast_calls_of",
     "register",
     "regularization_loss",
     "repeated",
     "unproven_plan",
-    "whole_model_plan",
     "with_regularization",
-    "compute_loss",
-    "per_example_losses",
 ]

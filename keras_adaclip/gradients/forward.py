@@ -1,18 +1,24 @@
-"""The forward pass: calling a model so that nothing of the data stays in it."""
+"""The forward pass: calls a model so that no state keeps anything of the data."""
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.example_draws import drawing_for_each_example
+from keras_adaclip.gradients.batch import Batch, mapped
 from keras_adaclip.gradients.losses import per_example_losses
+from keras_adaclip.gradients.preprocessing import drawing_for_each_example
+from keras_adaclip.sampling import as_array, common_length
 
 Tensor = Any
+
+_EVALUATED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -24,33 +30,28 @@ class Forward:
     loss_increments: list[Tensor]
 
     def of_units(self, num_copies: int) -> "Forward":
-        """The mean loss of each unit's copies, and the predictions for its first copy."""
+        """Return the mean loss over each unit's copies, and predictions for its first copy."""
         if num_copies == 1:
             return self
 
         def mean(values: Tensor) -> Tensor:
+            """Average over copies."""
             return ops.mean(ops.reshape(values, (-1, num_copies, *values.shape[1:])), axis=1)
 
-        y_pred = first_copies(self.y_pred, num_copies)
+        y_pred = sliced(self.y_pred, slice(None, None, num_copies))
         return Forward(y_pred, mean(self.losses), [mean(each) for each in self.loss_increments])
 
 
-def first_copies(y_pred: Any, num_copies: int) -> Any:
-    """The predictions for the first of every `num_copies` rows."""
-    return y_pred if num_copies == 1 else sliced(y_pred, slice(None, None, num_copies))
-
-
 def sliced(part: Any, rows: slice) -> Any:
-    """Some rows of every tensor in a part of a batch, with their masks and logits.
+    """Return some rows of every tensor in a part of a batch, with their masks and logits.
 
     Args:
-        part: inputs, targets, weights or predictions; None stays None.
-        rows: which rows.
+        part: Inputs, targets, weights or predictions.
+        rows: The rows.
     """
 
-    def of_value(value: Tensor | None) -> Tensor | None:
-        if value is None:
-            return None
+    def of_value(value: Tensor) -> Tensor:
+        """Return the rows of one tensor."""
         mask, logits = (
             None if attached is None else attached[rows]
             for attached in (keras_private.mask_of(value), keras_private.logits_of(value))
@@ -58,11 +59,11 @@ def sliced(part: Any, rows: slice) -> Any:
         taken = keras_private.attach_mask(value[rows], mask)
         return keras_private.attach_logits(taken, logits)
 
-    return keras.tree.map_structure(of_value, part)
+    return mapped(of_value, part)
 
 
 def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
-    """Predictions and losses of the batch; the state that this pass changes is discarded."""
+    """Return predictions and losses of the batch, and discard all changes of state."""
     variables = [*model.variables, *model.metrics_variables]
     with keras.StatelessScope([(variable, variable.value) for variable in variables]):
         y_pred = call_model(model, batch.x, training)
@@ -73,9 +74,10 @@ def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
 
 
 def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:
-    """Calls the model; of all that the call assigns, only random generators keep their new state.
+    """Call the model, and keep the new state of random generators only.
 
-    Whatever else a layer writes into a variable comes from the data, without clipping or noise.
+    Everything else that a layer writes into a variable comes from the data, without clipping or
+    noise.
     """
     seeds = keras_private.seed_generator_states(model)
     with keras.StatelessScope([(v, v.value) for v in model.variables]) as scope:
@@ -88,14 +90,55 @@ def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:
-    """Calls the model, in training mode where its `call` knows of one.
+    """Call the model, with `training` if its `call` accepts it.
 
     Args:
-        model: the model.
-        x: its inputs, of shape `(batch_size, ...)` each.
-        training: whether it is called as in training.
+        model: The model.
+        x: Its inputs, each of shape `(batch_size, ...)`.
+        training: Whether to call it as in training.
     """
-    # The class's `call`: that of the instance may be tapped, and takes anything.
+    # The class's `call`: the instance's may be tapped, and accepts anything.
     takes_training = "training" in inspect.signature(type(model).call).parameters
-    with drawing_for_each_example(model):
+    with drawing_for_each_example(model) if training else nullcontext():
         return model(x, training=training) if takes_training else model(x)
+
+
+def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
+    """Return the compiled loss of each example, in inference mode, without changing the model.
+
+    Args:
+        model: A compiled model. It is built if necessary.
+        x: Arrays of shape `(num_examples, ...)`.
+        y: Targets of the same length, or None.
+
+    Returns:
+        Losses of shape `(num_examples,)`, without weight regularization, NaN for predictions that
+        are not finite.
+
+    Raises:
+        TypeError: If the data are not arrays.
+        ValueError: If lengths differ.
+    """
+    x, y = mapped(as_array, x), mapped(as_array, y)
+    num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
+
+    def rows(part: Any, indices: np.ndarray) -> Any:
+        """Return some rows of inputs or targets."""
+        return mapped(lambda array: array[indices], part)
+
+    few = np.arange(min(3, num_examples))
+    keras_private.build_for_training(model, rows(x, few), rows(y, few), None)
+
+    def losses(piece: tuple[Any, Any]) -> Any:
+        """Return the losses of one batch."""
+        batch = Batch(*(mapped(ops.convert_to_tensor, part) for part in piece))
+        return forward_alone(model, batch, training=False).losses
+
+    # All pieces have one size, so that they compile once: the last one repeats its last row.
+    size = min(_EVALUATED_ROWS, num_examples)
+    starts = range(0, num_examples, size)
+    indices = [np.minimum(np.arange(start, start + size), num_examples - 1) for start in starts]
+    pieces = [(rows(x, some), rows(y, some)) for some in indices]
+    variables = [*model.variables, *model.metrics_variables]
+    found = backend.evaluate_each(losses, variables, pieces)
+    return np.concatenate(found)[:num_examples].astype(np.float64)

@@ -1,12 +1,13 @@
-"""One forward pass and one backward pass, to the taps only; then norms layer by layer.
+"""Per-example gradients layer by layer, from one forward and one backward pass.
 
-The total loss is the sum of the examples' losses, so the cotangent of a layer's output at example
-i is the gradient of that example's loss alone. Weight gradients are never formed for the batch:
-each layer's rule turns inputs and cotangents into per-example gradients in their cheapest form.
+The total loss is the sum of the examples' losses, so the cotangent of a layer's output at example i
+is the gradient of that example's loss alone. Backpropagation stops at the tapped tensors. Weight
+gradients are never formed for the batch: each layer's rule turns inputs and cotangents into
+per-example gradients in their cheapest form.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -14,45 +15,43 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.batch_gradients import BatchGradients
-from keras_adaclip.gradients.forms import PerExampleGradient, combined
+from keras_adaclip.gradients.contributions import BatchGradients
+from keras_adaclip.gradients.forms import Lookup, Materialized, OuterProduct, PerExampleGradient
 from keras_adaclip.gradients.forward import Forward, call_discarding_state
 from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.gradients.plan import GradientPlan
 from keras_adaclip.gradients.taps import TapRecorder, tapped
 
+if TYPE_CHECKING:
+    from keras_adaclip.gradients.plan import GradientPlan
+
 Tensor = Any
-
-
-# From the batch and the predictions, the losses of the examples and what they add to the trackers.
+# Maps batch and predictions to the losses of the examples and their increments of the trackers.
 LossesOf = Callable[[Batch, Any], tuple[Tensor, list[Tensor]]]
 
 
 def per_example_gradients(
     model: keras.Model,
     batch: Batch,
-    plan: GradientPlan,
+    plan: "GradientPlan",
     training: bool = True,
     losses_of: LossesOf | None = None,
 ) -> tuple[BatchGradients, Forward]:
-    """The gradients of all examples from one forward and one backward pass.
+    """Return the gradients of all examples, and the results of the forward pass.
 
     Args:
-        model: a built model.
-        batch: the examples.
-        plan: a layer-wise plan.
-        training: the mode of the forward pass.
-        losses_of: what is differentiated; None stands for the compiled loss.
-
-    Returns:
-        The gradients, and what the forward pass showed.
+        model: A built model.
+        batch: The examples.
+        plan: A layer-wise plan.
+        training: The mode of the forward pass.
+        losses_of: The function to differentiate. None means the compiled loss.
     """
     recorders: list[TapRecorder] = []
 
     def forward(tap: Any) -> tuple[Tensor, Any]:
+        """Return the total loss, and everything else that the forward pass yields."""
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with tapped(plan.rules, recorder, plan.quicker_calls):
+        with tapped(plan.rules, recorder, plan.fast_calls):
             y_pred = call_discarding_state(model, batch.x, training)
         if losses_of is None:
             losses, increments = per_example_losses(
@@ -69,21 +68,50 @@ def per_example_gradients(
     tensors, y_pred, losses, increments, masks = further
     for value, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
         keras_private.attach_mask(value, mask)
-    shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
 
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in recorders[-1].calls(tensors, cotangents):
         call.batched = plan.batched.get(call.layer)
-        call.quicker_call = plan.quicker_calls.get(call.layer)
+        call.fast_call = plan.fast_calls.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
-            if part is None:
-                continue
-            if batch.num_copies > 1:
-                part = part.merged(batch.num_copies)
-            parts.setdefault(id(variable), []).append(part)
+            if part is not None:
+                merged = part.merged(batch.num_copies) if batch.num_copies > 1 else part
+                parts.setdefault(id(variable), []).append(merged)
     trainable = model.trainable_variables
     gradients = [
         combined(parts[id(variable)]) if id(variable) in parts else None for variable in trainable
     ]
+    shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
     return BatchGradients(trainable, gradients, batch.num_rows), shown
+
+
+def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
+    """Return the gradient of a variable that was used several times.
+
+    The parts are added *before* the norm. Products or lookups of one shape are concatenated along
+    their positions, anything else is written out.
+
+    Args:
+        parts: The gradients of the single uses, at least one.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, OuterProduct):
+        products = [part for part in parts if isinstance(part, OuterProduct)]
+        if len(products) == len(parts) and all(part.shape == first.shape for part in products):
+            return OuterProduct(
+                ops.concatenate([part.inputs for part in products], axis=1),
+                ops.concatenate([part.cotangents for part in products], axis=1),
+                first.shape,
+            )
+    if isinstance(first, Lookup):
+        lookups = [part for part in parts if isinstance(part, Lookup)]
+        if len(lookups) == len(parts):
+            return Lookup(
+                ops.concatenate([part.ids for part in lookups], axis=1),
+                ops.concatenate([part.cotangents for part in lookups], axis=1),
+                first.shape,
+            )
+    return Materialized(sum(part.materialize() for part in parts))

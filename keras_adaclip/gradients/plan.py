@@ -1,73 +1,175 @@
-"""Which way the gradients of a model take: layer by layer, vectorized, or one by one."""
+"""Chooses a rule for each layer, and proves the choice on a few rows before training starts.
+
+A layer-wise plan is used only after its per-example norms and sums were compared with the plain
+gradients of the same rows, one row at a time. This finds what no table of layers can know: weights
+that are used outside the layer that owns them, layers that merge axes into the batch.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 
-from keras_adaclip.gradients.layers import GeneralRule, LayerRule
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.batch import Batch, finite_rows
+from keras_adaclip.gradients.examination import LOOPS, examine_calls
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, rule_for
+from keras_adaclip.gradients.proof import numbers_per_example_if_exact
 
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """The way each layer takes.
+    """The rule of each layer, or the reason for differentiating one example after another.
 
     Args:
-        rules: the rule of each layer with trainable weights; empty where `whole_model_reason`
-            is set.
-        variables: the trainable variables that each of these layers answers for.
-        whole_model_reason: why the whole model is differentiated for each example; None where it
-            goes layer by layer.
-        batched: for the layers of the general rule, the numbers of the arguments that have a
+        rules: The rule of each layer with trainable weights. Empty if `looped_reason` is set.
+        variables: The trainable variables of each of these layers.
+        looped_reason: Why examples are differentiated one after another, None if the plan is
+            layer-wise.
+        batched: For layers with the general rule, the positions of the arguments that have a
             batch axis.
-        quicker_calls: for some layers, what does the same as their `call` in less time.
-        is_vectorized: whether the whole model is differentiated for all examples at once instead
-            of one after another.
-        numbers_per_example: how many float32 numbers are written for the norms and sums of one
-            example, beyond what forward and backward pass write; 0 where that is not known.
-        outputs_per_example: how many numbers the layers return for one example; 0 where that is
-            not known.
+        fast_calls: Faster equivalents of the `call` of some layers.
+        numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
+            those of forward and backward pass. 0 if not known.
+        outputs_per_example: Numbers that the layers return for one example. 0 if not known.
     """
 
     rules: Mapping[keras.layers.Layer, LayerRule]
     variables: Mapping[keras.layers.Layer, list[keras.Variable]]
-    whole_model_reason: str | None = None
+    looped_reason: str | None = None
     batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
-    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
-    is_vectorized: bool = False
+    fast_calls: Mapping[keras.layers.Layer, Callable[..., Any]] = field(default_factory=dict)
     numbers_per_example: int = 0
     outputs_per_example: int = 0
 
     @property
     def is_layerwise(self) -> bool:
-        """Whether one forward and one backward pass serve all examples at once."""
-        return self.whole_model_reason is None
-
-    @property
-    def is_one_by_one(self) -> bool:
-        """Whether each example is differentiated alone, the last resort."""
-        return not self.is_layerwise and not self.is_vectorized
+        """Whether all examples are differentiated at once, not one after another."""
+        return self.looped_reason is None
 
     def describe(self) -> dict[str, str]:
-        """For each layer with trainable weights, by name, the way it takes."""
+        """Return the rule of each layer with trainable weights, by the layer's name."""
         if not self.is_layerwise:
-            way = "vectorized" if self.is_vectorized else "one example after another"
-            return {"(whole model)": f"{way}: {self.whole_model_reason}"}
+            return {"(whole model)": f"one example after another: {self.looped_reason}"}
         return {layer.name: name_of_rule(rule) for layer, rule in self.rules.items()}
 
 
-def whole_model_plan(reason: str) -> GradientPlan:
-    """The plan of last resort.
+def looped_plan(reason: str) -> GradientPlan:
+    """Return the plan of last resort.
 
     Args:
-        reason: why nothing faster is possible, for `check` and `private_summary`.
+        reason: Why nothing faster is possible, for `check` and `private_summary`.
     """
     return GradientPlan({}, {}, reason)
 
 
 def name_of_rule(rule: LayerRule) -> str:
-    """What a rule is called where users read it."""
+    """Return the name of a rule for users."""
     if isinstance(rule, GeneralRule):
         return "general (vmap of this layer's vector-Jacobian product)"
     return type(rule).__name__
+
+
+def make_plan(
+    model: keras.Model, rows: Batch, method: str = "auto", is_repeatable: bool = True
+) -> GradientPlan:
+    """Return the fastest plan that is exact for `model`.
+
+    Args:
+        model: A built model with a compiled loss.
+        rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison.
+        method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
+            another if no layer-wise plan is exact.
+        is_repeatable: Whether the model does the same on the same rows, so that a comparison is
+            meaningful.
+
+    Raises:
+        ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact.
+    """
+    if is_repeatable:
+        plan = _proven_plan(model, finite_rows(rows))
+    else:
+        plan = looped_plan("the model draws random numbers without a Keras seed generator")
+    if method != "auto" and not plan.is_layerwise:
+        raise ValueError(
+            f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
+            f'{plan.looped_reason}. Use gradient_method="auto", which is exact for every model.'
+        )
+    return plan
+
+
+def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
+    """Return the plan that an examination suggests, without a proof. No loss is needed.
+
+    Args:
+        model: A built model.
+        rows: Two or three examples, as tensors.
+
+    Returns:
+        The plan, and whether training draws random numbers.
+    """
+    rules, variables = assign_rules(model)
+    found = examine_calls(model, rows, rules)
+    if found.reason is not None:
+        return looped_plan(found.reason), found.is_random
+    plan = GradientPlan(
+        rules,
+        variables,
+        batched=found.batched,
+        fast_calls=fast_calls_of(model),
+        outputs_per_example=found.outputs_per_example,
+    )
+    return plan, found.is_random
+
+
+def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+    """Return a layer-wise plan if it is exact on a few rows, else the last resort."""
+    try:
+        plan, is_random = unproven_plan(model, rows)
+        if not plan.is_layerwise:
+            return plan
+        numbers = numbers_per_example_if_exact(model, rows, plan, training=not is_random)
+    except Exception as error:  # Whatever a backend raises, the last resort is exact.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+        return looped_plan(f"a layer-wise trial failed with {message}")
+    if numbers is None:
+        return looped_plan("layer-wise gradients differ from plain ones on a few rows")
+    return replace(plan, numbers_per_example=numbers)
+
+
+def assign_rules(
+    model: keras.Model,
+) -> tuple[dict[keras.layers.Layer, LayerRule], dict[keras.layers.Layer, list[keras.Variable]]]:
+    """Return the rule and the trainable weights of each layer that has any."""
+    rules: dict[keras.layers.Layer, LayerRule] = {}
+    variables: dict[keras.layers.Layer, list[keras.Variable]] = {}
+    inside_loops: set[int] = set()
+    for layer in keras_private.flatten_layers(model):
+        if id(layer) in inside_loops:
+            continue
+        if isinstance(layer, LOOPS):
+            inside_loops.update(id(inner) for inner in keras_private.flatten_layers(layer))
+            own = list(layer.trainable_variables)
+        else:
+            own = keras_private.own_trainable_variables(layer)
+        if own:
+            rules[layer] = rule_for(layer) or GeneralRule()
+            variables[layer] = own
+    return rules, variables
+
+
+def fast_calls_of(
+    model: keras.Model, in_loop: bool = False
+) -> dict[keras.layers.Layer, Callable[..., Any]]:
+    """Return faster equivalents of the `call` of a model's layers.
+
+    Args:
+        model: A built model.
+        in_loop: Whether the calls happen in a loop inside the step.
+    """
+    find = backend.fast_call_in_loop if in_loop else backend.fast_call
+    calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
+    return {layer: call for layer, call in calls.items() if call is not None}

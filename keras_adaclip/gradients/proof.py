@@ -1,13 +1,12 @@
 """Compares a plan with the plain gradients of single rows, before it is used.
 
-The comparison is made with the weights moved a little: where a layer begins with zeros, as last
-layers often do, the gradients behind it would all be zero, and any plan would agree. Weights that
-nothing trains are moved too: a factor that is zero now may be another later.
+The comparison is made with the weights moved a little. If a layer begins with zeros, as last layers
+often do, all gradients behind it would be zero, and any plan would agree. Weights that are not
+trained are moved too: a factor that is zero now may be nonzero later.
 """
 
 import math
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,99 +15,95 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.gradients import one_by_one
 from keras_adaclip.gradients.batch import Batch, mapped, repeated
-from keras_adaclip.gradients.layers.rule import is_differentiable
-from keras_adaclip.gradients.per_example import per_example_gradients
-from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.layers import is_differentiable
+from keras_adaclip.gradients.layerwise import per_example_gradients
+from keras_adaclip.gradients.looped import single_gradient
+
+if TYPE_CHECKING:
+    from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
+Weights = list[tuple[keras.Variable, Tensor]]
 
-# A unit of ReLU that is next to zero may be on in a batch and off alone: one trial that fails may
-# be that, while what the rules do not see makes every trial fail.
+# A ReLU next to zero may be on in a batch and off alone, so one trial may fail by accident. An
+# error of the rules makes every trial fail.
 _NUM_TRIALS = 3
 _MOVED_BY = 0.1
-# Of the whole gradient: a variable that has less of it is compared with this much.
+# A variable with a smaller share of the whole gradient than this is compared with this share.
 _LEAST_SHARE = 0.01
 # Factors and finiteness of the two rows: both, and the second alone.
 _WEIGHTINGS = (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
 
 
-def agreeing(
-    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool
-) -> GradientPlan | None:
-    """The plan, if its norms and sums are those of the gradients of single rows, else None.
+def numbers_per_example_if_exact(
+    model: keras.Model, rows: Batch, plan: "GradientPlan", training: bool
+) -> int | None:
+    """Return None if the plan's norms and sums differ from those of plain gradients.
 
     Args:
-        model: a built model with a compiled loss.
-        rows: a few examples with finite numbers.
-        plan: a plan that is not for one example after another.
-        training: the mode of the forward pass.
+        model: A built model with a compiled loss.
+        rows: A few examples with finite numbers.
+        plan: A layer-wise plan.
+        training: The mode of the forward pass.
 
     Returns:
-        The plan with its `numbers_per_example`.
+        The float32 numbers that norms and sums write per example, if the plan is exact.
     """
     sizes: list[int] = []
-    if _agrees(model, rows, plan, training, sizes):
-        return replace(plan, numbers_per_example=max(sizes))
-    return None
-
-
-def _agrees(
-    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool, sizes: list[int]
-) -> bool:
     found = []
     for trial in range(_NUM_TRIALS):
         weights = _moved_weights(model, seed=trial)
-        found.append(compared(model, _shaken(_two(rows), trial), plan, training, weights, sizes))
+        found.append(compared(model, _varied(rows, trial), plan, training, weights, sizes))
         if found[-1]:
-            return True
-    # Weights that may not be moved, such as some that a constraint keeps positive.
-    if all(agrees is None for agrees in found):
-        return bool(compared(model, rows, plan, training, [], sizes))
-    return False
+            return max(sizes)
+    # Some weights must not be moved, for example if a constraint keeps them positive.
+    if all(agrees is None for agrees in found) and compared(model, rows, plan, training, [], sizes):
+        return max(sizes)
+    return None
 
 
 def compared(
     model: keras.Model,
     rows: Batch,
-    plan: GradientPlan,
+    plan: "GradientPlan",
     training: bool,
-    weights: list[tuple[keras.Variable, Tensor]],
+    weights: Weights,
     sizes: list[int],
 ) -> bool | None:
-    """One comparison, at other values of some variables.
+    """Compare the plan with plain gradients at other values of some variables.
 
     Args:
-        model: a built model with a compiled loss.
-        rows: a few examples.
-        plan: the plan.
-        training: the mode of the forward pass.
-        weights: variables and their other values.
-        sizes: to which the numbers that one example takes are appended.
+        model: A built model with a compiled loss.
+        rows: A few examples.
+        plan: The plan.
+        training: The mode of the forward pass.
+        weights: Variables and their other values.
+        sizes: List to which the numbers written per example are appended.
 
     Returns:
-        Whether the two agree; None where the plain gradients are not finite.
+        Whether the two agree. None if the plain gradients are not finite.
     """
     both_rows = repeated(rows, 2)
     held = [*model.variables, *model.metrics_variables]
     moved = [variable for variable, _ in weights]
-    # As an argument: what a compiled function closes over, its compiler computes with beforehand,
-    # number by number.
+    # The values are arguments because a compiler would fold constants number by number.
     given = (
         [value for _, value in weights],
         (both_rows.x, both_rows.y, both_rows.sample_weight),
     )
 
     def at(given: Any) -> tuple[Batch, keras.StatelessScope]:
+        """Return the batch, and a scope with the other values."""
         values, parts = given
         return Batch(*parts), keras.StatelessScope(list(zip(moved, values, strict=True)))
 
     def planned(given: Any) -> list[Tensor]:
+        """Return norms and sums by the plan."""
         batch, scope = at(given)
         with scope:
             gradients, _ = per_example_gradients(model, batch, plan, training=training)
-            sizes.append(gradients.numbers_touched)
+            sizes.append(gradients.numbers_per_example)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = [
@@ -122,11 +117,11 @@ def compared(
         return [norms, *sums[0], *sums[1]]
 
     def plain(given: Any) -> list[Tensor]:
+        """Return norms and sums of the gradients of single rows."""
         batch, scope = at(given)
         with scope:
             first, second = (
-                one_by_one.single_gradient(model, batch.rows(index, 1), training=training)[0]
-                for index in range(2)
+                single_gradient(model, batch.rows(index, 1), training)[0] for index in range(2)
             )
         squares = [sum(ops.sum(ops.square(part)) for part in each) for each in (first, second)]
         both = [0.5 * one + 2.0 * other for one, other in zip(first, second, strict=True)]
@@ -141,10 +136,9 @@ def compared(
         for layer in keras_private.flatten_layers(model)
     )
     tolerance = 5e-2 if half else 1e-3
-    scale = float(np.max(expected[0]))
     if not np.allclose(found[0], expected[0], rtol=tolerance, atol=1e-7):
         return False
-    least = (1.0 if half else _LEAST_SHARE) * scale
+    least = (1.0 if half else _LEAST_SHARE) * float(np.max(expected[0]))
     return all(
         float(np.linalg.norm(one - other))
         <= tolerance * max(float(np.linalg.norm(other)), least) + 1e-7
@@ -152,8 +146,8 @@ def compared(
     )
 
 
-def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, Tensor]]:
-    """The weights, each moved by a tenth of its size, or from zero to a usual one."""
+def _moved_weights(model: keras.Model, seed: int) -> Weights:
+    """Return the weights, each moved by a tenth of its size, or from zero to a typical size."""
     rng = np.random.default_rng(seed)
     moved = []
     for variable in model.weights:
@@ -165,38 +159,28 @@ def _moved_weights(model: keras.Model, seed: int) -> list[tuple[keras.Variable, 
         step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
         noise = step * rng.standard_normal(value.shape)
         if not variable.trainable:
-            # Of the same sign, as variances must be.
+            # Variances must keep their sign.
             noise = np.where(value == 0.0, np.abs(noise), 0.1 * value * np.tanh(noise))
         moved.append((variable, ops.convert_to_tensor(value + noise, dtype=variable.dtype)))
     return moved
 
 
-def _two(rows: Batch) -> Batch:
-    """Two different rows at least, where there is a number that can differ."""
-    if rows.num_rows > 1:
-        return rows
-
-    def differing(value: Tensor) -> Tensor:
-        if not is_differentiable(value):
-            return value
-        factors = np.array([1.0, 1.25]).reshape(2, *[1] * (len(value.shape) - 1))
-        return value * ops.cast(factors, value.dtype)
-
-    doubled = repeated(rows, 2)
-    return Batch(keras.tree.map_structure(differing, doubled.x), doubled.y, doubled.sample_weight)
-
-
-def _shaken(rows: Batch, trial: int) -> Batch:
-    """The rows in another order, their inputs moved a little; as they are in trial 0."""
+def _varied(rows: Batch, trial: int) -> Batch:
+    """Return at least two different rows, in another order and with moved inputs per trial."""
+    is_single = rows.num_rows == 1
+    rows = repeated(rows, 2) if is_single else rows
 
     def roll(value: Tensor) -> Tensor:
+        """Return the rows in another order."""
         return ops.roll(value, trial, axis=0)
 
-    def shake(value: Tensor) -> Tensor:
-        return roll(value) * (1.0 + trial / 64.0) if is_differentiable(value) else roll(value)
+    def vary(value: Tensor) -> Tensor:
+        """Return rows in another order with slightly different numbers."""
+        if not is_differentiable(value):
+            return roll(value)
+        if is_single:
+            factors = np.array([1.0, 1.25]).reshape(2, *[1] * (len(value.shape) - 1))
+            value = value * ops.cast(factors, value.dtype)
+        return roll(value) * (1.0 + trial / 64.0)
 
-    return Batch(
-        keras.tree.map_structure(shake, rows.x),
-        mapped(roll, rows.y),
-        mapped(roll, rows.sample_weight),
-    )
+    return Batch(mapped(vary, rows.x), mapped(roll, rows.y), mapped(roll, rows.sample_weight))

@@ -1,7 +1,7 @@
-"""Taps: what each layer got and made during one forward pass, without changing the layer's code.
+"""Taps: records the inputs and outputs of layers during one forward pass.
 
-For the time of a forward pass the instance attribute `call` of a layer is replaced by a recording
-one, in which the layer's rule places the taps; afterwards the layer is what it was.
+During a forward pass the instance attribute `call` of a layer is replaced by a recording function,
+in which the layer's rule places the taps. The layer's code is not changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,83 +14,81 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.layers import LayerRule, TappedCall
 
 Tensor = Any
+Calls = Mapping[keras.layers.Layer, Callable[..., Any]]
 
 
 class TapRecorder:
     """Collects the calls of tapped layers during one forward pass.
 
     Args:
-        tap: function that registers a tensor for differentiation and returns it.
+        tap: Function that registers a tensor for differentiation and returns it.
+
+    Attributes:
+        tensors: For each call, the tensors among its arguments and those that its rule kept. They
+            have to be returned from a pure function.
+        num_taps: The number of taps so far.
     """
 
     def __init__(self, tap: Callable[[Tensor], Tensor]) -> None:
-        self._tap = tap
-        self._skeletons: list[tuple[keras.layers.Layer, list[Any], Any, list[int]]] = []
-        self._tensors: list[list[Tensor]] = []
+        self.tensors: list[list[Tensor]] = []
         self.num_taps = 0
+        self._tap = tap
+        # For each call: the layer, its arguments, which of them are tensors, and its taps.
+        self._calls: list[tuple[keras.layers.Layer, Any, list[bool], list[int]]] = []
 
     def tapped_call(
         self,
         layer: keras.layers.Layer,
         rule: LayerRule,
-        quicker_call: Callable[..., Any] | None = None,
+        fast_call: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
-        """A replacement of `layer.call` that records and taps.
+        """Return a replacement of `layer.call` that records and taps.
 
         Args:
-            layer: the layer.
-            rule: the layer's rule.
-            quicker_call: what is called in the place of `layer.call`.
+            layer: The layer.
+            rule: The layer's rule.
+            fast_call: A faster equivalent of `layer.call`, if there is one.
         """
-        original = quicker_call or layer.call
+        original = fast_call or layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer through its rule, and record arguments and kept tensors."""
             numbers: list[int] = []
             outputs, kept = rule.tapped_call(
                 layer, original, lambda value: self._add_tap(value, numbers), args, kwargs
             )
             flat = keras.tree.flatten((args, kwargs))
             is_tensor = [bool(keras.ops.is_tensor(value)) for value in flat]
-            statics = [
-                None if tensor else value for value, tensor in zip(flat, is_tensor, strict=True)
-            ]
-            self._skeletons.append((layer, is_tensor, ((args, kwargs), statics), numbers))
-            arguments = [value for value, tensor in zip(flat, is_tensor, strict=True) if tensor]
-            self._tensors.append([*arguments, *kept])
+            tensors = [value for value, tensor in zip(flat, is_tensor, strict=True) if tensor]
+            self._calls.append((layer, (args, kwargs), is_tensor, numbers))
+            self.tensors.append([*tensors, *kept])
             return outputs
 
         return call
 
-    @property
-    def tensors(self) -> list[list[Tensor]]:
-        """The tensors among the arguments of each call, and those that its rule kept.
-
-        They are to be returned from a pure function.
-        """
-        return self._tensors
-
     def calls(self, tensors: list[list[Tensor]], cotangents: list[Tensor]) -> list[TappedCall]:
-        """The recorded calls.
+        """Return the recorded calls.
 
         Args:
-            tensors: what `tensors` held, after it was returned from the pure function.
-            cotangents: the gradients by the taps, in the order of the taps.
+            tensors: The value of `tensors` after it was returned from the pure function.
+            cotangents: The gradients with respect to the taps, in their order.
         """
         calls = []
-        for (layer, is_tensor, (structure, statics), numbers), values in zip(
-            self._skeletons, tensors, strict=True
+        for (layer, structure, is_tensor, numbers), values in zip(
+            self._calls, tensors, strict=True
         ):
             remaining = iter(values)
             flat = [
-                next(remaining) if tensor else static
-                for static, tensor in zip(statics, is_tensor, strict=True)
+                next(remaining) if tensor else recorded
+                for recorded, tensor in zip(keras.tree.flatten(structure), is_tensor, strict=True)
             ]
             args, kwargs = keras.tree.pack_sequence_as(structure, flat)
-            of_taps = [cotangents[number] for number in numbers]
-            calls.append(TappedCall(layer, args, kwargs, of_taps, kept=list(remaining)))
+            own = [cotangents[number] for number in numbers]
+            calls.append(TappedCall(layer, args, kwargs, own, kept=list(remaining)))
         return calls
 
     def _add_tap(self, value: Tensor, numbers: list[int]) -> Tensor:
+        """Tap one tensor, and note the number of the tap."""
         numbers.append(self.num_taps)
         self.num_taps += 1
         mask = keras_private.mask_of(value)
@@ -101,16 +99,16 @@ class TapRecorder:
 def tapped(
     rules: Mapping[keras.layers.Layer, LayerRule],
     recorder: TapRecorder,
-    quicker_calls: Mapping[keras.layers.Layer, Callable[..., Any]] | None = None,
+    fast_calls: Calls | None = None,
 ) -> Iterator[None]:
-    """Taps the layers for the time of the context.
+    """Tap layers within the context.
 
     Args:
-        rules: the layers to tap and the rule of each.
-        recorder: where the calls are recorded.
-        quicker_calls: what is called in the place of some layers' own `call`.
+        rules: The layers to tap, with their rules.
+        recorder: The recorder of the calls.
+        fast_calls: Faster equivalents of the `call` of some layers.
     """
-    calls = dict(quicker_calls or {})
+    calls = dict(fast_calls or {})
     for layer, rule in rules.items():
         calls[layer] = recorder.tapped_call(layer, rule, calls.get(layer))
     with keras_private.replaced_calls(calls):

@@ -10,11 +10,11 @@ import numpy as np
 from keras_adaclip.gradients import (
     Batch,
     GradientPlan,
-    LayerWay,
+    LayerReport,
     finite_rows,
-    layer_ways,
+    layer_reports,
+    looped_plan,
     unproven_plan,
-    whole_model_plan,
 )
 from keras_adaclip.sampling import as_array
 from keras_adaclip.training import (
@@ -50,7 +50,7 @@ class PrivacyCheck(list[PrivacyIssue]):
     def __init__(
         self,
         issues: list[PrivacyIssue],
-        ways: list[LayerWay],
+        ways: list[LayerReport],
         slow_reason: str | None = None,
         failure: str | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ def check(model: keras.Model) -> PrivacyCheck:
         if issues:
             return PrivacyCheck(issues, [])
         plan = _planned(model, rows, finding)
-        return PrivacyCheck(issues, layer_ways(model, rows, plan), plan.whole_model_reason)
+        return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
@@ -153,7 +153,7 @@ def private_summary(
 def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
     """Return the plan that the layers suggest, without a comparison with plain gradients."""
     if not finding.is_repeatable:
-        return whole_model_plan(
+        return looped_plan(
             f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
             "generator"
         )
@@ -191,20 +191,18 @@ def _summary(
         plan: The model's plan.
         rows_at_a_time: Number of examples that are processed at a time; None if unknown.
     """
-    ways = layer_ways(model, rows, plan)
+    reports = layer_reports(model, rows, plan)
     if plan.is_layerwise:
         text = "All examples at once, layer by layer."
-    elif plan.is_vectorized:
-        text = "All examples at once, each with its whole gradient."
     else:
-        text = _one_after_another(plan.whole_model_reason)
-    if plan.is_one_by_one or any(way.bytes_per_example is None for way in ways):
-        return f"{_as_table(ways)}\n\n{text}"
-    held = sum(way.bytes_per_example or 0 for way in ways)
-    text += f"\nBetween norms and sums an example takes {_as_bytes(held)}"
+        text = _one_after_another(plan.looped_reason)
+    if not plan.is_layerwise or any(report.bytes_per_example is None for report in reports):
+        return f"{_as_table(reports)}\n\n{text}"
+    held = sum(report.bytes_per_example or 0 for report in reports)
+    text += f"\nNorms and sums take {_as_bytes(held)} per example"
     if rows_at_a_time is not None:
-        text += f", {rows_at_a_time:,} at a time {_as_bytes(rows_at_a_time * held)}"
-    return f"{_as_table(ways)}\n\n{text}."
+        text += f", {_as_bytes(rows_at_a_time * held)} for {rows_at_a_time:,} at a time"
+    return f"{_as_table(reports)}\n\n{text}."
 
 
 def _one_after_another(reason: str | None) -> str:
@@ -212,16 +210,16 @@ def _one_after_another(reason: str | None) -> str:
     return fill(f"One example after another, which is slow: {reason}.", 80)
 
 
-def _as_table(ways: Sequence[LayerWay]) -> str:
+def _as_table(reports: Sequence[LayerReport]) -> str:
     """Return a table of how gradients are taken, one line a layer, 80 columns wide."""
     lines = [_TITLES] + [
         (
-            f"{way.layer} ({way.kind})" if way.kind else way.layer,
-            way.rule.split(" (")[0].removesuffix("Rule"),
-            way.norms,
-            _as_bytes(way.bytes_per_example),
+            f"{report.layer} ({report.kind})" if report.kind else report.layer,
+            report.rule.split(" (")[0].removesuffix("Rule"),
+            report.norms,
+            _as_bytes(report.bytes_per_example),
         )
-        for way in ways
+        for report in reports
     ]
     return "\n".join(_line(cells) for cells in lines)
 

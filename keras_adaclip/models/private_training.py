@@ -292,7 +292,7 @@ class PrivateTraining(TrainingBase):
         if finding is not None:
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-        is_sound = plan is not None and (is_repeatable or plan.is_one_by_one)
+        is_sound = plan is not None and (is_repeatable or not plan.is_layerwise)
         if not (is_sound and is_planned) or method != state.planned_method:
             plan = make_plan(self, rows, method, is_repeatable)
             state.planned_method, state.planned_shapes = method, shapes

@@ -25,7 +25,7 @@ from keras_adaclip.optimizers.clip_state import ClipState
 from keras_adaclip.optimizers.noise_state import NoiseState
 
 Tensor = Any
-GRADIENT_METHODS = ("auto", "layerwise", "vectorized")
+GRADIENT_METHODS = ("auto", "layerwise")
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -52,9 +52,7 @@ class DPOptimizer(AccountedOptimizer):
             the free memory.
         gradient_method: `"auto"` computes the clipped sums layer by layer if that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
-            the latter; `"vectorized"` computes the whole gradient of every example, which takes
-            much memory (see `microbatch_size`), and needs a model that draws no random numbers.
-            It changes memory and speed, not the result.
+            the latter. It changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
             whoever knows it can subtract the noise: it is part of the config and so of every
             saved model.

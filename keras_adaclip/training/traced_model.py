@@ -260,7 +260,7 @@ class TracedModel:
         fast calls are used, as in the steps.
         """
         plan = getattr(self.model, "gradient_plan", None)
-        fast_calls = {} if plan is None else plan.quicker_calls
+        fast_calls = {} if plan is None else plan.fast_calls
 
         def watching(layer: keras.layers.Layer) -> Any:
             original = fast_calls.get(layer) or layer.call

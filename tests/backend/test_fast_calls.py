@@ -178,7 +178,7 @@ def test_a_call_that_the_user_has_replaced_stays():
     model = built(model, x, y)
     plan = plan_for(model, x, y)
     assert plan.is_layerwise
-    assert not {convolution, pooling} & set(plan.quicker_calls)
+    assert not {convolution, pooling} & set(plan.fast_calls)
     runner(model, plan)(x, y)
     assert [layer.call for layer in (convolution, pooling)] == replaced
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(x)), expected)
@@ -200,7 +200,7 @@ def test_a_step_calls_it_and_leaves_the_layer_as_it_was(pool, monkeypatch):
     plan = plan_for(model, x, y)
     assert plan.is_layerwise
     quicker = [*model.layers[:3], model.layers[4]] if is_torch else []
-    assert list(plan.quicker_calls) == quicker
+    assert list(plan.fast_calls) == quicker
     called = []
     for layer in quicker:
         monkeypatch.setattr(type(layer), "call", lambda *_: called.append(1))

@@ -79,7 +79,7 @@ def test_training_follows_the_formula(mode, microbatch_size, monkeypatch):
 
 def test_the_whole_model_way_takes_the_same_coordinates():
     """What one example after another adds is what the layer-wise way adds."""
-    from tests.gradients.support import WHOLE_MODEL, built, plan_for, runner
+    from tests.gradients.support import LOOPED, built, plan_for, runner
 
     generator = np.random.default_rng(2)
     x = generator.normal(size=(5, 4)).astype("float32")
@@ -90,7 +90,7 @@ def test_the_whole_model_way_takes_the_same_coordinates():
     clipping = ka.clipping.AdaClip(**SETTINGS)
     plan = plan_for(model, x, y)
     assert plan.is_layerwise
-    one, other = (runner(model, way, clipping=clipping)(x, y) for way in (plan, WHOLE_MODEL))
+    one, other = (runner(model, way, clipping=clipping)(x, y) for way in (plan, LOOPED))
     np.testing.assert_allclose(one.norms, other.norms, rtol=1e-4)
     for first, second in zip(one.gradients, other.gradients, strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)

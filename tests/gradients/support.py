@@ -10,11 +10,10 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
-from keras_adaclip.gradients import Batch, clipped_sum, make_plan
-from keras_adaclip.gradients.forward import call_model
-from keras_adaclip.gradients.plan import whole_model_plan
+from keras_adaclip.gradients import Batch, call_model, clipped_sum, looped_plan, make_plan
+from tests import oracles
 
-WHOLE_MODEL = whole_model_plan("asked for by a test")
+LOOPED = looped_plan("asked for by a test")
 
 
 def compiled(function):
@@ -56,7 +55,7 @@ def plan_for(model, x, y=None, sample_weight=None):
     return make_plan(model, Batch(*rows))
 
 
-def ways(plan):
+def rules(plan):
     """The way of each layer in order: a rule's name or "general"; or the word "whole"."""
     if not plan.is_layerwise:
         return "whole"
@@ -108,6 +107,7 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_cop
             "finite": observed.finite,
             "factors": observed.factors,
             "losses": observed.losses,
+            "y_pred": observed.y_pred,
         }
 
     step = compiled(step) if compile_step else step
@@ -156,3 +156,23 @@ def assert_close(found, expected, tolerance=1e-5):
         assert np.linalg.norm(one.astype(np.float64) - other) <= tolerance * max(
             norm, 0.05 * max(norms)
         )
+
+
+def with_other_weights(model):
+    """The model with no trainable weight at zero or one."""
+    rng = np.random.default_rng(4)
+    for variable in model.trainable_variables:
+        noise = rng.normal(scale=0.3, size=variable.shape).astype("float32")
+        variable.assign(variable + noise)
+    return model
+
+
+def check_against_rows(model, x, y, plan):
+    """Compares norms and clipped sums with the plain gradients of single rows."""
+    expected = row_gradients(model, x, y)
+    norms = oracles.gradient_norms(expected)
+    assert np.all(norms > 0)
+    clip_norm = float(np.median(norms))
+    found = runner(model, plan, clip_norm)(x, y)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    assert_close(found.gradients, oracles.clipped_sums(expected, clip_norm))

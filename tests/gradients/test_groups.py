@@ -6,11 +6,11 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
-from keras_adaclip.gradients import Batch
-from keras_adaclip.gradients.clipped_sum import _norms
+from keras_adaclip.clipping import CurrentClipping
+from keras_adaclip.gradients import BatchGradients, clipped_contributions
 from tests import oracles
 from tests.gradients.support import (
-    WHOLE_MODEL,
+    LOOPED,
     assert_close,
     built,
     plan_for,
@@ -19,11 +19,6 @@ from tests.gradients.support import (
 )
 
 ROWS = 5
-
-
-def kind_of(variable):
-    """Kernels together, biases together."""
-    return variable.name
 
 
 def of_two(variable):
@@ -35,7 +30,6 @@ def of_two(variable):
 GROUPS = {
     "flat": ("flat", [0, 0, 0, 0, 0, 0]),
     "per layer": ("per_layer", [0, 0, 1, 1, 2, 2]),
-    "by kind": (kind_of, [0, 1, 0, 1, 0, 1]),
     "across": (of_two, [0, 1, 1, 1, 1, 0]),
     "each its own": (lambda variable: variable.path, [0, 1, 2, 3, 4, 5]),
 }
@@ -77,7 +71,7 @@ def test_each_part_is_clipped_to_its_own_norm(case, name, way):
     clipping = ka.clipping.FixedClipping(clip_norms, groups=groups)
     if name == "flat":
         clipping = ka.clipping.FixedClipping(clip_norms[0])
-    plan = plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL
+    plan = plan_for(model, x, y) if way == "layer-wise" else LOOPED
     assert plan.is_layerwise == (way == "layer-wise")
     found = runner(model, plan, clipping=clipping)(x, y)
     factors = [
@@ -99,9 +93,7 @@ def test_a_unit_that_is_not_finite_adds_nothing_to_any_group(case, way):
     x = x.copy()
     x[2, 0, 0, 0] = np.nan
     clipping = ka.clipping.QuantileClipping(groups="per_layer")
-    run = runner(
-        model, plan_for(model, x, y) if way == "layer-wise" else WHOLE_MODEL, clipping=clipping
-    )
+    run = runner(model, plan_for(model, x, y) if way == "layer-wise" else LOOPED, clipping=clipping)
     found = run(x, y)
     others = np.array([True, True, False, True, True])
     without = run(x, y, mask=others)
@@ -123,32 +115,28 @@ def test_the_groups_of_a_model(case):
     assert found.names[4].endswith("logits/kernel")
 
 
-@pytest.mark.parametrize(
-    ("groups", "error", "message"),
-    [
-        ("per-layer", ValueError, r"must be one of \('flat', 'per_layer'\) or a function"),
-        (3, TypeError, "must be one of"),
-        (None, TypeError, "must be one of"),
-    ],
-)
-def test_what_are_no_groups(groups, error, message):
-    with pytest.raises(error, match=message):
-        ka.clipping.FixedClipping(1.0, groups=groups)
-
-
-def test_a_function_that_names_no_group_is_refused(case):
-    model, *_ = case
+def test_what_are_no_groups(case):
+    for groups, error in (("per-layer", ValueError), (3, TypeError)):
+        with pytest.raises(error, match="must be one of"):
+            ka.clipping.FixedClipping(1.0, groups=groups)
     with pytest.raises(TypeError, match="must return a name for each variable"):
-        ka.clipping.ParameterGroups.of(lambda variable: [1], model.trainable_variables)
-
-
-def test_an_unknown_allocation_is_refused():
+        ka.clipping.ParameterGroups.of(lambda variable: [1], case[0].trainable_variables)
     with pytest.raises(ValueError, match=r"`noise_allocation` must be one of .*'even'"):
         ka.clipping.FixedClipping(1.0, noise_allocation="even")
 
 
 def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
-    squared = ops.convert_to_tensor(np.array([[1, np.nan], [4, 9], [np.inf, 1]], np.float32))
-    norms, finite = _norms(squared, Batch(ops.zeros((3, 1))).present)
+    variables = [keras.Variable(np.zeros(1, "float32"), name=name) for name in ("a", "b")]
+    values = np.array([[1, np.nan], [2, 3], [np.inf, 1]], np.float32)
+    parts = [ka.gradients.Materialized(values[:, :1]), ka.gradients.Materialized(values[:, 1:])]
+    clipping = ka.clipping.FixedClipping([1.0, 1.0], groups=lambda variable: variable.name)
+    groups = ka.clipping.ParameterGroups.of(clipping.groups, variables)
+    state = {name: ops.convert_to_tensor(v) for name, v in clipping.initial_state(groups).items()}
+    sums, norms, finite, _ = clipped_contributions(
+        BatchGradients(variables, parts, 3),
+        ops.ones((3,), "bool"),
+        CurrentClipping(clipping, groups, state),
+    )
     np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])
     np.testing.assert_array_equal(ops.convert_to_numpy(finite), [False, True, False])
+    np.testing.assert_allclose([ops.convert_to_numpy(part)[0] for part in sums], [1.0, 1.0])

@@ -1,4 +1,4 @@
-"""Recurrent layers and `TimeDistributed`: gradients, forward values, and what has no rule."""
+"""Recurrent layers: gradients, forward values, and layers without a rule."""
 
 import contextlib
 import math
@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
-from keras_adaclip.gradients import Batch, clipped_sum, planning
+from keras_adaclip.gradients import GradientPlan
 from keras_adaclip.gradients.layers import rule_for
-from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.plan import assign_rules
 from keras_adaclip.gradients.taps import TapRecorder, tapped
 from tests import oracles
-from tests.gradients.architectures import functional, stack
+from tests.gradients.architectures import functional
 from tests.gradients.support import (
     assert_close,
     built,
-    compiled,
-    held,
-    numpy,
-    restored,
-    tensors,
-    training_scope,
-    ways,
+    row_gradients,
+    rules,
+    runner,
+    with_other_weights,
 )
 
 RECURRENT = {"lstm": layers.LSTM, "gru": layers.GRU, "simple": layers.SimpleRNN}
@@ -49,7 +44,7 @@ def masked():
         both = layers.Bidirectional(layers.LSTM(1, return_sequences=True), merge_mode="sum")
         stacked = layers.SimpleRNN(2, return_sequences=True)(steps)
         stacked = layers.GRU(2, go_backwards=True)(stacked)
-        return joined([both(steps), stacked, layers.SimpleRNN(2, zero_output_for_mask=True)(steps)])
+        return joined([both(steps), stacked, layers.SimpleRNN(2)(steps)])
 
     return functional((4,), call, "int32")
 
@@ -71,24 +66,6 @@ def states():
     return functional((4,), call, "int32")
 
 
-def on_each_step():
-    """A sequence of short sequences, and of pictures of two rows and three columns."""
-
-    def call(inputs):
-        inner = layers.TimeDistributed(layers.Dense(2, activation="tanh"))
-        mask = ops.greater(inputs[..., 0], 0.0)
-        return joined(
-            [
-                layers.TimeDistributed(inner)(inputs),
-                layers.TimeDistributed(layers.Conv2D(2, 2))(inputs[..., None]),
-                layers.TimeDistributed(layers.LayerNormalization())(inputs),
-                layers.TimeDistributed(layers.GRU(2, dropout=0.5))(inputs, mask=mask),
-            ]
-        )
-
-    return functional((3, 2, 3), call)
-
-
 def options():
     def call(inputs):
         turned = {"return_sequences": True, "go_backwards": True}
@@ -97,7 +74,6 @@ def options():
             layers.LSTM(2, dropout=0.5, **turned, **own),
             layers.GRU(2, dropout=0.5, **turned, **own),
             layers.GRU(3, use_bias=False),
-            layers.GRU(2, reset_after=False, **own),
             layers.SimpleRNN(2, dropout=0.5, use_bias=False, activation=None, **turned),
         ]
         shared = layers.GRU(3, return_sequences=True)
@@ -110,7 +86,6 @@ MODELS = {
     "options": (options, (4, 3)),
     "masked": (masked, 4),
     "states": (states, 4),
-    "on_each_step": (on_each_step, (3, 2, 3)),
 }
 IDS = np.array([[0, 1, 0, 3], [2, 3, 1, 1], [0, 0, 2, 0]], np.int32)
 
@@ -121,65 +96,28 @@ def prepared(make, shape):
     x = IDS if isinstance(shape, int) else rng.normal(size=(3, *shape)).astype("float32")
     model = make()
     y = rng.normal(size=tuple(model(x).shape)).astype("float32")
-    model = built(model, x, y)
-    for variable in model.trainable_variables:
-        noise = rng.normal(scale=0.3, size=variable.shape).astype("float32")
-        variable.assign(variable + noise)
-    return model, x, y
+    return with_other_weights(built(model, x, y)), x, y
 
 
 def unchecked_plan(model):
     """The rule of each layer, without the comparison on a few rows that a fit starts with."""
-    return GradientPlan(*planning._assign_rules(model))
-
-
-def privately(model, x, y, clip_norm):
-    """Predictions, norms and clipped sums of one step."""
-    clipping = FixedClipping(clip_norm)
-    plan = unchecked_plan(model)
-    assert "general" not in ways(plan), plan.describe()
-
-    def step(x, y):
-        groups = ParameterGroups.of("flat", model.trainable_variables)
-        state = clipping.initial_state(groups)
-        state = {name: ops.convert_to_tensor(value) for name, value in state.items()}
-        with training_scope(model):
-            current = CurrentClipping(clipping, groups, state)
-            total, observed = clipped_sum(model, Batch(x, y), current, plan)
-        return total.gradients, observed.norms[:, 0], ops.cast(observed.y_pred, "float32")
-
-    with restored(model):
-        return numpy(compiled(step)(*tensors((x, y))))
-
-
-def plainly(model, x, y):
-    """Gradients and predictions of each row alone, by Keras's own layers."""
-
-    def one(x, y):
-        def loss():
-            y_pred = model(x, training=True)
-            return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred)), y_pred
-
-        with keras.StatelessScope(held(model)):
-            return backend.gradients_of(loss, model.trainable_variables, model.variables)
-
-    step = compiled(one)
-    rows = [numpy(step(*tensors((x[row : row + 1], y[row : row + 1])))) for row in range(len(x))]
-    predictions, gradients = zip(*rows, strict=True)
-    stacked = [np.stack(parts) for parts in zip(*gradients, strict=True)]
-    return stacked, np.concatenate(predictions).astype("float32")
+    plan = GradientPlan(*assign_rules(model))
+    assert "general" not in rules(plan), plan.describe()
+    return plan
 
 
 def check(model, x, y, rounding=1e-6):
     """Gradients within ten times, predictions within twice the rounding of the dtype."""
-    expected, predictions = plainly(model, x, y)
+    expected = row_gradients(model, x, y)
+    predictions = ops.convert_to_numpy(ops.cast(model(x, training=True), "float32"))
     norms = oracles.gradient_norms(expected)
     clip_norm = float(np.median(norms))
-    gradients, found_norms, found_predictions = privately(model, x, y, clip_norm)
-    np.testing.assert_allclose(found_predictions, predictions, rtol=2 * rounding, atol=rounding)
-    np.testing.assert_allclose(found_norms, norms, rtol=10 * rounding)
+    found = runner(model, unchecked_plan(model), clip_norm)(x, y)
+    y_pred = found.y_pred.astype("float32")
+    np.testing.assert_allclose(y_pred, predictions, rtol=2 * rounding, atol=rounding)
+    np.testing.assert_allclose(found.norms, norms, rtol=10 * rounding)
     sums = oracles.clipped_sums(expected, clip_norm)
-    assert_close(gradients, sums, tolerance=10 * rounding)
+    assert_close(found.gradients, sums, tolerance=10 * rounding)
 
 
 def known_dropout(cell, step):
@@ -265,44 +203,24 @@ class OwnCall(layers.SimpleRNN):
         return super().call(2.0 * sequences, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: layers.LSTM(2, recurrent_dropout=0.5), (3, 2)),
-        (lambda: layers.GRU(2, dropout=0.5, implementation=1), (3, 2)),
-        (lambda: layers.LSTM(2, activation=leaky()), (3, 2)),
-        (lambda: layers.GRU(2, stateful=True), (3, 2)),
-        (lambda: layers.SimpleRNN(2, zero_output_for_mask=True, unroll=True), (3, 2)),
-        (lambda: layers.RNN(layers.LSTMCell(2)), (3, 2)),
-        (lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)]), (3, 2)),
-        (with_own_cell, (3, 2)),
-        (lambda: OwnLoop(2), (3, 2)),
-        (lambda: OwnCall(2), (3, 2)),
-        (lambda: layers.TimeDistributed(layers.BatchNormalization()), (3, 2)),
-        (lambda: layers.TimeDistributed(layers.Dense(2, activation=leaky())), (3, 2)),
-        (lambda: layers.TimeDistributed(stack(layers.Dense(2), shape=(2,))), (3, 2)),
-        (lambda: layers.TimeDistributed(layers.LSTM(2, recurrent_dropout=0.5)), (2, 3, 2)),
-    ],
-    ids=[
-        "recurrent dropout",
-        "dropout by gate",
-        "activation with weights",
-        "stateful",
-        "unrolled with zeros for masked steps",
-        "RNN",
-        "stacked cells",
-        "cell of a subclass",
-        "loop of a subclass",
-        "call of a subclass",
-        "batch statistics on each step",
-        "weights besides those of the layer on each step",
-        "model on each step",
-        "layer without a rule on each step",
-    ],
-)
-def test_what_has_no_rule(make, shape):
-    layer = make()
-    layer.build((2, *shape))
+WITHOUT_RULE = {
+    "recurrent dropout": lambda: layers.LSTM(2, recurrent_dropout=0.5),
+    "dropout by gate": lambda: layers.GRU(2, dropout=0.5, implementation=1),
+    "activation with weights": lambda: layers.LSTM(2, activation=leaky()),
+    "stateful": lambda: layers.GRU(2, stateful=True),
+    "reset gate before the product": lambda: layers.GRU(2, reset_after=False),
+    "zeros for masked steps": lambda: layers.SimpleRNN(2, zero_output_for_mask=True),
+    "RNN": lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)]),
+    "cell of a subclass": with_own_cell,
+    "loop of a subclass": lambda: OwnLoop(2),
+    "call of a subclass": lambda: OwnCall(2),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_RULE)
+def test_what_has_no_rule(name):
+    layer = WITHOUT_RULE[name]()
+    layer.build((2, 3, 2))
     assert rule_for(layer) is None
 
 

@@ -188,7 +188,7 @@ def test_a_plan_for_inputs_of_one_rank_does_not_serve_those_of_another(train):
     else:
         model.train_on_batch(sequences, Y[:6])
     # Layer by layer, the six moments would have been clipped in the place of the six examples.
-    assert model.gradient_plan.is_one_by_one
+    assert not model.gradient_plan.is_layerwise
     assert model._private_state.planned_shapes == ((6, 4),)
 
 

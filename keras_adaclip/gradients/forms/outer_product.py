@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.forms.per_example_gradient import (
+from keras_adaclip.gradients.forms.written_out import (
     ROUNDING,
     UNDERFLOW,
     Materialized,
@@ -18,23 +18,24 @@ from keras_adaclip.gradients.forms.per_example_gradient import (
 
 Tensor = Any
 
-# What it costs to write a number, and to read it twice, in multiplications of a matrix product; and
-# how many times as large as inputs and cotangents the gradients may be that are held.
-_PASSES, _MOST_WRITTEN = 60, 2
-# Where `T (d + p)` is more than this, sums are made in blocks, so that they err less.
+# The cost of writing a number and reading it twice, in multiplications of a matrix product.
+_PASSES = 60
+# Largest ratio of gradients to inputs and cotangents at which gradients are written out.
+_MOST_WRITTEN = 2
+# Above this value of `T (d + p)`, sums are computed in blocks, which reduces their error.
 _LARGEST_UNBLOCKED = 1 << 17
 _SMALLEST_BLOCK, _MOST_BLOCKS = 128, 32
 
 
 def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
-    """Whether a norm costs less from Gram matrices than from the gradients written out.
+    """Return whether a norm costs less from Gram matrices than from written-out gradients.
 
-    With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations; the
-    gradients themselves take none, since they are made for the weighted sum in any case, but they
-    have to be written and read, and held until then.
+    With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations. The
+    gradients themselves take none, since the weighted sum needs them in any case, but they have to
+    be written, read, and held until then.
 
     Args:
-        positions: T, None where it is not known.
+        positions: T, None if not known.
         inputs: d.
         outputs: p.
     """
@@ -49,13 +50,13 @@ def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
 class OuterProduct(PerExampleGradient):
     """`sum_t outer(inputs[i, t], cotangents[i, t])`, the gradient of a matrix product's weights.
 
-    With one position the norm is a product of two norms; with T positions it is the Gram form
-    `sum_(t, u) <a_t, a_u> <g_t, g_u>` where that is cheaper than the gradients themselves.
+    With one position, the norm is a product of two norms. With T positions it is the Gram form
+    `sum_(t, u) <a_t, a_u> <g_t, g_u>` if that is cheaper than writing out the gradients.
 
     Args:
-        inputs: tensor of shape `(batch_size, positions, input_size)`.
-        cotangents: tensor of shape `(batch_size, positions, output_size)`.
-        shape: the variable's shape, of `input_size * output_size` elements.
+        inputs: Tensor of shape `(batch_size, positions, input_size)`.
+        cotangents: Tensor of shape `(batch_size, positions, output_size)`.
+        shape: The variable's shape, of `input_size * output_size` elements.
     """
 
     def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
@@ -63,50 +64,36 @@ class OuterProduct(PerExampleGradient):
         self.cotangents = ops.cast(cotangents, "float32")
         self.shape = tuple(shape)
         self._products: Tensor | None = None
+        _, positions, input_size = self.inputs.shape
+        self.uses_gram = gram_is_cheaper(positions, input_size, self.cotangents.shape[2])
+        self.form = "Gram matrices" if self.uses_gram else "written out"
+        if positions == 1:
+            self.form = "two norms"
 
     @property
-    def uses_gram(self) -> bool:
-        """Whether the norm is taken from Gram matrices instead of the gradients written out."""
-        return gram_is_cheaper(self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2])
-
-    @property
-    def form(self) -> str:
-        """How the norm is taken."""
-        if self.inputs.shape[1] == 1:
-            return "two norms"
-        return "Gram matrices" if self.uses_gram else "written out"
-
-    @property
-    def numbers_held(self) -> int | None:
-        """How many float32 numbers of an example are held."""
+    def numbers_per_example(self) -> int | None:
+        """Both factors, and the Gram matrices or gradients if there are any."""
         inputs, cotangents = size_of_row(self.inputs), size_of_row(self.cotangents)
         if inputs is None or cotangents is None:
             return None
-        if self.inputs.shape[1] == 1 or self.uses_gram:
-            return inputs + cotangents
-        return int(self.inputs.shape[2] * self.cotangents.shape[2])
-
-    @property
-    def numbers_touched(self) -> int:
-        """Both factors, and Gram matrices or gradients where there are some."""
-        factors = (size_of_row(self.inputs) or 0) + (size_of_row(self.cotangents) or 0)
-        positions = self.inputs.shape[1]
-        if positions is None or positions == 1:
-            return factors
-        if self.uses_gram:
-            return factors + 2 * int(positions) ** 2
-        return factors + int(self.inputs.shape[2] * self.cotangents.shape[2])
+        _, positions, input_size = self.inputs.shape
+        written = int(input_size * self.cotangents.shape[2])
+        if positions == 1:
+            written = 0
+        elif self.uses_gram:
+            written = 2 * int(positions) ** 2
+        return inputs + cotangents + written
 
     def squared_norms(self) -> Tensor:
-        """Squared norms by the cheapest exact formula."""
+        """Return squared norms by the cheapest exact formula."""
         if self.inputs.shape[1] == 1:
-            return ops.square(_sizes(self.inputs) * _sizes(self.cotangents))[:, 0]
+            return ops.square(_row_norms(self.inputs) * _row_norms(self.cotangents))[:, 0]
         if self.uses_gram:
             return self._squared_norms_from_gram()
         return ops.sum(ops.square(self._written_out()), axis=(1, 2))
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
-        """One matrix product, or the weighted sum of the products where they are known."""
+        """Return one matrix product, or the weighted sum of written-out gradients."""
         if self._products is not None:
             total = Materialized(self._products).weighted_sum(factors, finite)
             return ops.reshape(ops.transpose(total) if self._is_turned else total, self.shape)
@@ -117,14 +104,14 @@ class OuterProduct(PerExampleGradient):
         return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)
 
     def materialize(self) -> Tensor:
-        """The products, of shape `(batch_size, *shape)`."""
+        """Return the gradients, of shape `(batch_size, *shape)`."""
         products = self._written_out()
         if self._is_turned:
             products = ops.transpose(products, (0, 2, 1))
         return ops.reshape(products, (-1, *self.shape))
 
     def merged(self, num_copies: int) -> "OuterProduct":
-        """The copies' positions behind each other."""
+        """Return products with the copies' positions concatenated."""
         return OuterProduct(
             positions_joined(self.inputs, num_copies),
             positions_joined(self.cotangents, num_copies),
@@ -133,36 +120,37 @@ class OuterProduct(PerExampleGradient):
 
     @property
     def _is_turned(self) -> bool:
-        """Whether products are kept as `(outputs, inputs)`: the smaller factor is transposed."""
+        """Whether gradients are kept as `(outputs, inputs)`: the smaller factor is transposed."""
         return bool(self.cotangents.shape[2] < self.inputs.shape[2])
 
     def _squared_norms_from_gram(self) -> Tensor:
-        """Never less than the squared norms, however much of them cancels.
+        """Return values never less than the squared norms, whatever cancels in them.
 
         A sum of n products of a and b errs by at most `n u |a| |b|`, with `u = 2^-24` and in any
         order (Higham 2002, "Accuracy and stability of numerical algorithms", section 3.1). So
         `d u |a_t| |a_u| |<g_t, g_u>| + p u |g_t| |g_u| |<a_t, a_u>|` is added for each pair of
-        positions, and `2 T u` for their sum. That lengthens the norms of random rows by one or two
-        parts in ten thousand (64 positions of 128 to 1152 inputs); what does not cancel, by less.
+        positions, and `2 T u` for their sum. This lengthens the norms of random rows by one or two
+        parts in ten thousand (64 positions of 128 to 1152 inputs), and others by less.
         """
         factors, positions = (self.inputs, self.cotangents), int(self.inputs.shape[1])
         in_blocks = positions * sum(x.shape[2] for x in factors) > _LARGEST_UNBLOCKED
-        (of_inputs, input_error), (of_cotangents, cotangent_error) = (
+        (input_gram, input_error), (cotangent_gram, cotangent_error) = (
             _gram(x, in_blocks) for x in factors
         )
-        sizes, cotangent_sizes = (_sizes(x) for x in factors)
-        # One sum for all three: XLA would make the Gram matrices anew for each.
+        sizes, cotangent_sizes = (_row_norms(x) for x in factors)
+        # One sum for all three terms, since XLA would compute the Gram matrices again for each.
         error = input_error + ROUNDING * (2 * positions + 8)
-        pairs = of_inputs * of_cotangents
-        pairs = pairs + error * _of_pairs(sizes) * ops.abs(of_cotangents)
-        pairs = pairs + cotangent_error * _of_pairs(cotangent_sizes) * ops.abs(of_inputs)
+        pairs = input_gram * cotangent_gram
+        pairs = pairs + error * _pairwise_products(sizes) * ops.abs(cotangent_gram)
+        pairs = pairs + cotangent_error * _pairwise_products(cotangent_sizes) * ops.abs(input_gram)
         lengths = sizes * cotangent_sizes
         guard = input_error * cotangent_error + guard_of_sums(positions + 2)
-        # What is added to each row keeps XLA from one long sum over all pairs.
+        # The term added to each row keeps XLA from fusing one long sum over all pairs.
         rows = ops.sum(pairs, axis=2) + guard * lengths * ops.sum(lengths, axis=1, keepdims=True)
         return ops.maximum(ops.sum(rows, axis=1), 0.0)
 
     def _written_out(self) -> Tensor:
+        """Return the gradients as matrices, computed once."""
         if self._products is None:
             first, second = self.inputs, self.cotangents
             if self._is_turned:
@@ -172,9 +160,9 @@ class OuterProduct(PerExampleGradient):
 
 
 def _gram(values: Tensor, in_blocks: bool) -> tuple[Tensor, float]:
-    """The products of all pairs of positions, and the error of one relative to both sizes.
+    """Return inner products of all pairs of positions, and their error relative to both sizes.
 
-    A sum of n numbers in blocks of b errs like one of `b + n / b` numbers.
+    A sum of n numbers in blocks of b errs like a sum of `b + n / b` numbers.
     """
     size = int(values.shape[2])
     block = max(_SMALLEST_BLOCK, -(-size // _MOST_BLOCKS)) if in_blocks else size
@@ -183,11 +171,11 @@ def _gram(values: Tensor, in_blocks: bool) -> tuple[Tensor, float]:
     return sum(products[1:], products[0]), ROUNDING * (min(block, size) + len(parts))
 
 
-def _of_pairs(sizes: Tensor) -> Tensor:
-    """The products of all pairs of positions, for sizes of shape `(batch_size, positions)`."""
+def _pairwise_products(sizes: Tensor) -> Tensor:
+    """Return the products of all pairs in a tensor of shape `(batch_size, positions)`."""
     return sizes[:, :, None] * sizes[:, None, :]
 
 
-def _sizes(rows: Tensor) -> Tensor:
-    """The norms of rows, of shape `(batch_size, positions)`, no smaller for underflow."""
+def _row_norms(rows: Tensor) -> Tensor:
+    """Return the norms of rows, of shape `(batch_size, positions)`, guarded against underflow."""
     return ops.sqrt(ops.sum(ops.square(rows), axis=2) + UNDERFLOW)

@@ -1,5 +1,6 @@
-"""`Conv1D`, `Conv2D`, `Conv3D`: a matrix product between patches of the input and the kernel."""
+"""Convolutions and transposed convolutions: matrix products between patches and cotangents."""
 
+import abc
 import math
 from typing import Any
 
@@ -14,11 +15,43 @@ from keras_adaclip.gradients.forms import (
     PerExampleGradient,
     gram_is_cheaper,
 )
-from keras_adaclip.gradients.layers.convolutional import ConvolutionalRule, by_position
-from keras_adaclip.gradients.layers.patches import Windows
-from keras_adaclip.gradients.layers.rule import register
+from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers.windows import Windows
 
 Tensor = Any
+
+
+class ConvolutionalRule(LayerRule):
+    """Base of all convolutions. Bias: the cotangents summed over the positions."""
+
+    taps_activation = True
+
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradients of kernels and bias."""
+        layer: Any = call.layer
+        cotangents = ops.cast(_channels_last(layer, call.cotangents[0]), "float32")
+        # Patches are many times as large as the input, so they are computed as late as possible.
+        inputs = backend.after(_channels_last(layer, call.inputs), cotangents)
+        bias = layer.bias if layer.use_bias else None
+        return [
+            Materialized(ops.sum(by_position(cotangents), axis=1))
+            if variable is bias
+            else self.kernel_gradient(layer, inputs, cotangents, variable)
+            for variable in variables
+        ]
+
+    @abc.abstractmethod
+    def kernel_gradient(
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
+    ) -> PerExampleGradient:
+        """Return the gradient of a kernel.
+
+        Args:
+            layer: The layer.
+            inputs: Tensor of shape `(batch_size, *spatial, channels)`.
+            cotangents: Float32 tensor of shape `(batch_size, *spatial, filters)`.
+            kernel: One of the layer's variables.
+        """
 
 
 @register(keras.layers.Conv1D)
@@ -27,57 +60,78 @@ Tensor = Any
 class ConvolutionRule(ConvolutionalRule):
     """Kernel: outer products of patches and cotangents over the output positions."""
 
-    def covers(self, layer: keras.layers.Layer) -> bool:
-        """A subclass may put its own operation (with other weights) in the convolution's place."""
+    def covers(self, layer: Any) -> bool:
+        """Return whether the layer's operation is Keras's own, with the layer's own weights."""
         return type(layer).convolution_op is keras.layers.Conv2D.convolution_op
 
     def kernel_gradient(
-        self,
-        layer: keras.layers.Layer,
-        inputs: Tensor,
-        cotangents: Tensor,
-        kernel: keras.Variable,
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
     ) -> PerExampleGradient:
-        """An outer product, for each group of filters; written out at once where that is known."""
+        """Return an outer product per group of filters, or gradients that a backend wrote out."""
+        windows, num_windows = Windows.of(layer), ops.shape(cotangents)[1:-1]
         if not _gram_is_cheaper(layer, inputs, cotangents):
-            windows = Windows.of(layer)
             gradients = backend.convolution_kernel_gradients(
                 inputs,
                 cotangents,
                 windows.kernel_size,
                 windows.strides,
                 windows.dilation_rate,
-                windows.pairs(ops.shape(inputs)[1:-1], ops.shape(cotangents)[1:-1]),
+                windows.padding_sizes(ops.shape(inputs)[1:-1], num_windows),
                 layer.groups,
             )
             if gradients is not None:
-                # As `(filters, channels, *kernel_size)`; the kernel has its axes the other way.
-                order = (*range(2, len(kernel.shape)), 1, 0)
-                return Materialized(gradients, order)
-        patches = Windows.of(layer).patches(inputs, ops.shape(cotangents)[1:-1])
-        return _kernel_gradient(patches, by_position(cotangents), layer.groups, kernel.shape)
+                # They are `(filters, channels, *kernel_size)`, the reverse of the kernel's axes.
+                return Materialized(gradients, (*range(2, len(kernel.shape)), 1, 0))
+        patches, cotangents = windows.patches(inputs, num_windows), by_position(cotangents)
+        _, positions, num_elements, channels = ops.shape(patches)
+        if layer.groups == 1:
+            patches = ops.reshape(patches, (-1, positions, num_elements * channels))
+            return OuterProduct(patches, cotangents, kernel.shape)
+        groups, channels = layer.groups, channels // layer.groups
+        patches = ops.reshape(patches, (-1, positions, num_elements, groups, channels))
+        patches = ops.transpose(patches, (0, 3, 1, 2, 4))
+        patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
+        cotangents = ops.reshape(cotangents, (-1, positions, groups, kernel.shape[-1] // groups))
+        cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
+        return GroupedOuterProduct(patches, cotangents, kernel.shape, order=(1, 0, 2))
 
 
-def _gram_is_cheaper(layer: keras.layers.Layer, inputs: Tensor, cotangents: Tensor) -> bool:
+@register(keras.layers.Conv1DTranspose)
+@register(keras.layers.Conv2DTranspose)
+@register(keras.layers.Conv3DTranspose)
+class TransposedConvolutionRule(ConvolutionalRule):
+    """Kernel: outer products of the cotangent's patches and the input over the input positions.
+
+    The layer is the transpose of a convolution from its output to its input. So patches are taken
+    of the cotangent, and the layer's input takes the place of that convolution's cotangent.
+    `output_padding` only sets the size of the output: with "same" padding, the rows cut off in
+    front are those that the convolution would have padded, and rows behind the last window meet no
+    kernel element.
+    """
+
+    def kernel_gradient(
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
+    ) -> PerExampleGradient:
+        """Return the gradient of a kernel of shape `(*kernel_size, filters, channels)`."""
+        patches = Windows.of(layer).patches(cotangents, ops.shape(inputs)[1:-1])
+        _, positions, num_elements, filters = ops.shape(patches)
+        patches = ops.reshape(patches, (-1, positions, num_elements * filters))
+        return OuterProduct(patches, by_position(inputs), kernel.shape)
+
+
+def by_position(value: Tensor) -> Tensor:
+    """Reshape `(batch_size, *spatial, channels)` to `(batch_size, positions, channels)`."""
+    return ops.reshape(value, (-1, math.prod(ops.shape(value)[1:-1]), value.shape[-1]))
+
+
+def _channels_last(layer: Any, value: Tensor) -> Tensor:
+    """Return a layer's input or output with channels as the last axis."""
+    return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
+
+
+def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
+    """Return whether Gram matrices make the norms of one group of filters cheaper."""
     sizes = cotangents.shape[1:-1]
     positions = None if any(size is None for size in sizes) else math.prod(sizes)
-    of_group = inputs.shape[-1] // layer.groups, cotangents.shape[-1] // layer.groups
-    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * of_group[0], of_group[1])
-
-
-def _kernel_gradient(
-    patches: Tensor, cotangents: Tensor, groups: int, shape: Any
-) -> PerExampleGradient:
-    _, positions, num_elements, channels = ops.shape(patches)
-    if groups == 1:
-        return OuterProduct(
-            ops.reshape(patches, (-1, positions, num_elements * channels)), cotangents, shape
-        )
-    channels, outputs = channels // groups, cotangents.shape[2] // groups
-    patches = ops.reshape(patches, (-1, positions, num_elements, groups, channels))
-    patches = ops.reshape(
-        ops.transpose(patches, (0, 3, 1, 2, 4)), (-1, groups, positions, num_elements * channels)
-    )
-    cotangents = ops.reshape(cotangents, (-1, positions, groups, outputs))
-    cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-    return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+    channels, filters = (value.shape[-1] // layer.groups for value in (inputs, cotangents))
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)

@@ -1,11 +1,13 @@
-"""`EinsumDense`, of which attention layers are made: a matrix product with named axes.
+"""`EinsumDense`, which attention layers consist of: a matrix product with named axes.
 
-Each letter of the equation is one of: the batch; a position (inputs and outputs have it); an input
-(inputs and kernel); an output (kernel and outputs); a group (all three); or summed over beforehand
-(the inputs alone).
+Each letter of the equation is one of: the batch; a position (in inputs and outputs); an input (in
+inputs and kernel); an output (in kernel and outputs); a group (in all three); or an axis of the
+inputs alone, which is summed first.
 """
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +20,8 @@ from keras_adaclip.gradients.forms import (
     OuterProduct,
     PerExampleGradient,
 )
-from keras_adaclip.gradients.layers.broadcasting import summed_to
-from keras_adaclip.gradients.layers.low_rank import in_float32, scale_of
-from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers.dense import lora_scale
+from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 
 Tensor = Any
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -33,8 +34,8 @@ class EinsumDenseRule(LayerRule):
     taps_activation = True
     covers_low_rank = True
 
-    def covers(self, layer: keras.layers.Layer) -> bool:
-        """Whether the first axis of inputs and outputs is the batch, and no letter stands twice."""
+    def covers(self, layer: Any) -> bool:
+        """Return whether the first axis is the batch, and no letter occurs twice in one term."""
         equation = _Equation.of(layer)
         if equation is None or (
             layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs)
@@ -42,24 +43,28 @@ class EinsumDenseRule(LayerRule):
             return False
         return not layer.lora_enabled or equation.ends_free
 
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of kernel and bias, or of the two factors of LoRA and the bias."""
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradients of kernel and bias, or of the two factors of LoRA and the bias."""
         equation, layer = _Equation.of(call.layer), call.layer
         if equation is None:
             raise ValueError(f"No rule covers {call.layer.name}: {call.layer.equation!r}")
-        cotangents = ops.cast(call.cotangents[0], "float32")
+        cotangents, scale = ops.cast(call.cotangents[0], "float32"), lora_scale(layer)
 
         def gradient(variable: keras.Variable) -> PerExampleGradient:
+            """Return the gradient of one variable."""
             if variable is layer.bias:
-                return Materialized(summed_to(cotangents, variable.shape))
+                return Materialized(_summed_to(cotangents, variable.shape))
             if layer.lora_enabled and variable is layer.lora_kernel_a:
-                narrow = equation.through_last(cotangents, in_float32(layer.lora_kernel_b), layer)
+                factor = ops.cast(layer.lora_kernel_b.value, "float32")
+                axis = equation.outputs.index(equation.kernel[-1])
+                narrow = ops.tensordot(cotangents, factor, axes=[[axis], [1]])
+                narrow = scale * ops.moveaxis(narrow, -1, axis)
                 return equation.kernel_gradient(call.inputs, narrow, variable.shape)
             if layer.lora_enabled and variable is layer.lora_kernel_b:
-                found = equation.product(call.inputs, in_float32(layer.lora_kernel_a), layer)
-                return equation.last_gradient(found, cotangents, variable.shape)
+                first = ops.cast(layer.lora_kernel_a.value, "float32")
+                narrow = ops.einsum(str(equation), ops.cast(call.inputs, "float32"), first)
+                second = equation.of_last_axis()
+                return second.kernel_gradient(scale * narrow, cotangents, variable.shape)
             return equation.kernel_gradient(call.inputs, cotangents, variable.shape)
 
         return [gradient(variable) for variable in variables]
@@ -74,8 +79,8 @@ class _Equation:
     outputs: str
 
     @classmethod
-    def of(cls, layer: keras.layers.Layer) -> "_Equation | None":
-        """The layer's equation with its dots spelled out, None where no matrix product is in it."""
+    def of(cls, layer: Any) -> "_Equation | None":
+        """Return the equation without dots, None if it is not a batch of matrix products."""
         left, outputs = layer.equation.split("->")
         inputs, kernel = left.split(",")
         num_dots = layer.input_spec.ndim - len(inputs.replace("...", ""))
@@ -85,6 +90,7 @@ class _Equation:
         return equation if equation._is_batched() else None
 
     def _is_batched(self) -> bool:
+        """Return whether the equation is a batch of matrix products, batch first."""
         texts = (self.inputs, self.kernel, self.outputs)
         return (
             all(text.isalpha() and len(set(text)) == len(text) for text in texts)
@@ -94,44 +100,30 @@ class _Equation:
             and set(self.kernel) <= set(self.inputs + self.outputs)
         )
 
+    def __str__(self) -> str:
+        """Return the equation in the notation of `einsum`."""
+        return f"{self.inputs},{self.kernel}->{self.outputs}"
+
     @property
     def ends_free(self) -> bool:
-        """Whether the kernel's last axis is one of the outputs alone, as LoRA's factors want it."""
+        """Whether the kernel's last axis is an output only, as LoRA's factors need it."""
         return self.kernel[-1] in self.outputs and self.kernel[-1] not in self.inputs
 
-    def through_last(self, cotangents: Tensor, second: Tensor, layer: Any) -> Tensor:
-        """Cotangents of the outputs as those of what LoRA's second factor is multiplied with."""
-        axis = self.outputs.index(self.kernel[-1])
-        narrow = ops.tensordot(cotangents, second, axes=[[axis], [1]])
-        return scale_of(layer) * ops.moveaxis(narrow, -1, axis)
-
-    def product(self, inputs: Tensor, first: Tensor, layer: Any) -> Tensor:
-        """What LoRA's second factor is multiplied with, its axis in the place of the last one."""
-        equation = f"{self.inputs},{self.kernel}->{self.outputs}"
-        return scale_of(layer) * ops.einsum(equation, ops.cast(inputs, "float32"), first)
-
-    def last_gradient(self, found: Tensor, cotangents: Tensor, shape: Any) -> OuterProduct:
-        """The gradient of LoRA's second factor: outer products over all axes but the last one."""
+    def of_last_axis(self) -> "_Equation":
+        """Return the equation of LoRA's second factor, which maps the rank to the last axis."""
         last = self.kernel[-1]
-        positions = "".join(x for x in self.outputs[1:] if x != last)
-        blocks = [
-            ops.squeeze(
-                _arranged(value, self.outputs, self.outputs[0], "", positions, last), axis=1
-            )
-            for value in (found, cotangents)
-        ]
-        return OuterProduct(blocks[0], blocks[1], shape)
+        rank = next(letter for letter in _LETTERS if letter not in str(self))
+        return _Equation(self.outputs.replace(last, rank), rank + last, self.outputs)
 
     def kernel_gradient(self, inputs: Tensor, cotangents: Tensor, shape: Any) -> PerExampleGradient:
-        """The gradient of the kernel."""
-        batch = self.inputs[0]
+        """Return the gradient of the kernel."""
         groups = "".join(x for x in self.kernel if x in self.inputs and x in self.outputs)
         bound = "".join(x for x in self.kernel if x not in self.outputs)
         free = "".join(x for x in self.kernel if x not in self.inputs)
         positions = "".join(x for x in self.outputs[1:] if x not in self.kernel)
         blocks = [
-            _arranged(inputs, self.inputs, batch, groups, positions, bound),
-            _arranged(cotangents, self.outputs, batch, groups, positions, free),
+            _arranged(inputs, self.inputs, groups, positions, bound),
+            _arranged(cotangents, self.outputs, groups, positions, free),
         ]
         if not groups and self.kernel in (bound + free, free + bound):
             flat = [ops.squeeze(block, axis=1) for block in blocks]
@@ -139,21 +131,19 @@ class _Equation:
                 flat.reverse()
             return OuterProduct(flat[0], flat[1], shape)
         canonical = groups + bound + free
-        size_of = dict(zip(self.kernel, shape, strict=True))
+        sizes = dict(zip(self.kernel, shape, strict=True))
         return GroupedOuterProduct(
             blocks[0],
             blocks[1],
             shape,
-            sizes=[size_of[letter] for letter in canonical],
+            sizes=[sizes[letter] for letter in canonical],
             order=[canonical.index(letter) for letter in self.kernel],
         )
 
 
-def _arranged(
-    value: Tensor, letters: str, batch: str, groups: str, positions: str, last: str
-) -> Tensor:
-    """From axes in the order of `letters` to `(batch_size, groups, positions, last)`."""
-    wanted = batch + groups + positions + last
+def _arranged(value: Tensor, letters: str, groups: str, positions: str, last: str) -> Tensor:
+    """Rearrange axes named `letters`, batch first, to `(batch_size, groups, positions, last)`."""
+    wanted = letters[0] + groups + positions + last
     superfluous = tuple(axis for axis, letter in enumerate(letters) if letter not in wanted)
     if superfluous:
         value = ops.sum(ops.cast(value, "float32"), axis=superfluous)
@@ -163,13 +153,22 @@ def _arranged(
         value = ops.transpose(value, order)
     sizes = ops.shape(value)
     starts = (1, 1 + len(groups), 1 + len(groups) + len(positions), len(wanted))
-    merged = [_product(sizes[i:j]) for i, j in itertools.pairwise(starts)]
+    merged = [math.prod(sizes[i:j]) for i, j in itertools.pairwise(starts)]
     return ops.reshape(value, (-1, *merged))
 
 
-def _product(sizes: Any) -> Any:
-    """The product of sizes, of which TensorFlow may know some only when the step runs."""
-    product = 1
-    for size in sizes:
-        product = product * size
-    return product
+def _summed_to(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return `values` summed over the axes along which a weight was broadcast.
+
+    Args:
+        values: Tensor of shape `(batch_size, ...)`.
+        shape: The weight's shape, which NumPy's rules broadcast to the shape of one example.
+
+    Returns:
+        A tensor of shape `(batch_size, *shape)`.
+    """
+    added = len(values.shape) - 1 - len(shape)
+    axes = [axis for axis in range(1, len(values.shape)) if axis <= added]
+    axes += [1 + added + axis for axis, size in enumerate(shape) if size == 1]
+    summed = ops.sum(values, axis=tuple(axes)) if axes else values
+    return ops.reshape(summed, (-1, *shape))

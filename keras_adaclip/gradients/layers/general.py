@@ -1,4 +1,7 @@
-"""Any layer that treats examples independently: `vmap` of its own vector-Jacobian product."""
+"""The general rule: `vmap` of a layer's own vector-Jacobian product.
+
+It is exact for any layer that treats examples independently.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +9,8 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
-from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, is_differentiable
+from keras_adaclip.gradients.forms import Materialized
+from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, is_differentiable
 
 Tensor = Any
 
@@ -15,10 +18,8 @@ Tensor = Any
 class GeneralRule(LayerRule):
     """Runs the layer once more on each example alone and differentiates it by its weights."""
 
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of the layer's variables, written out."""
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradients of the layer's variables, written out."""
         layer = call.layer
         flat = keras.tree.flatten((call.args, call.kwargs))
         numbers = [
@@ -28,6 +29,7 @@ class GeneralRule(LayerRule):
         ]
 
         def run(values: Sequence[Tensor], examples: Sequence[Tensor]) -> list[Tensor]:
+            """Return the layer's differentiable outputs with these weights and arguments."""
             arguments = list(flat)
             for number, example in zip(numbers, examples, strict=True):
                 arguments[number] = example

@@ -1,12 +1,12 @@
-"""`LSTM`, `GRU` and `SimpleRNN`: a recurrence over inputs that were projected beforehand.
+"""`LSTM`, `GRU` and `SimpleRNN`: a recurrence over inputs that are projected beforehand.
 
 A step of each cell depends on `z_t = x_t W + b` and on `h_(t-1) U`. Here `z` is computed for all
-steps at once and tapped, and the loop adds what comes from the state. The backward pass through
-the loop then gives `delta_t = dL/dz_t` of all steps, and the gradients are
+steps at once and tapped, and the loop adds the part that depends on the state. The backward pass
+through the loop gives `delta_t = dL/dz_t` of all steps, and the gradients are
 
     W: sum_t outer(x_t, delta_t)      U: sum_t outer(h_(t-1), delta_t)      b: sum_t delta_t
 
-as those of `Dense` over T positions (Goodfellow 2015, "Efficient per-example gradient
+like those of `Dense` over T positions (Goodfellow 2015, "Efficient per-example gradient
 computations"). A masked step keeps the state, so its `delta_t` is zero.
 """
 
@@ -20,79 +20,81 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.gradients.forms import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.layers.rule import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers.rule import (
+    Call,
+    Gradients,
+    LayerRule,
+    Tap,
+    TappedCall,
+    register,
+)
 
 Tensor = Any
+Tensors = Sequence[Tensor]
 
 
 class RecurrentRule(LayerRule):
-    """Input kernel, recurrent kernel and bias from the cotangents of the projected inputs.
+    """Gradients of both kernels and the bias from the cotangents of the projected inputs.
 
     Attributes:
-        layer_class: the layer that the rule is for.
-        cell_class: the cell of that layer.
+        layer_class: The layer that the rule is for.
+        cell_class: The cell of that layer.
     """
 
     layer_class: ClassVar[type[keras.layers.RNN]]
     cell_class: ClassVar[type[keras.layers.Layer]]
 
     @abc.abstractmethod
-    def step(
-        self, cell: Any, weights: Sequence[Tensor], projected: Tensor, states: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """The states after one time step, the output first.
+    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+        """Return the states after one time step, the output first.
 
         Args:
-            cell: the layer's cell.
-            weights: what `recurrent_weights` gave.
-            projected: the step's `x W + b`, of shape `(batch_size, gates * units)`.
-            states: the states before the step, each of shape `(batch_size, units)`.
+            cell: The layer's cell.
+            weights: The weights that `recurrent_weights` returned.
+            projected: The step's `x W + b`, of shape `(batch_size, gates * units)`.
+            states: The states before the step, each of shape `(batch_size, units)`.
         """
 
     def input_bias(self, cell: Any) -> Tensor:
-        """What is added to `x W` of a cell with a bias."""
+        """Return the bias that is added to `x W`."""
         return cell.bias
 
     def recurrent_weights(self, cell: Any) -> list[Tensor]:
-        """The weights that `step` needs; constants, as no tap asks for their cotangents."""
+        """Return the weights of `step`. They are constants, since no tap needs their cotangents."""
         return [_constant(cell.recurrent_kernel)]
 
-    def gates(self, cell: Any, projected: Tensor, before: Tensor) -> list[Tensor]:
-        """What `recurrent_product` needs to know besides the states.
+    def recurrent_cotangents(
+        self, cell: Any, projected: Tensor, before: Tensor, cotangents: Tensor
+    ) -> Tensor:
+        """Return the cotangents of `h_(t-1) U`, by default those of the projected inputs.
 
         Args:
-            cell: the layer's cell.
-            projected: tensor of shape `(batch_size, time, gates * units)`.
-            before: the output of the step before each, of shape `(batch_size, time, units)`.
+            cell: The layer's cell.
+            projected: Tensor of shape `(batch_size, time, gates * units)`.
+            before: The output of the previous step, of shape `(batch_size, time, units)`.
+            cotangents: Cotangents of the projected inputs.
         """
-        return []
+        return cotangents
 
-    def recurrent_product(
-        self, cell: Any, before: Tensor, cotangents: Tensor, gates: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The factors whose products, summed over time, are the recurrent kernel's gradient."""
-        return before, cotangents
-
-    def bias_gradient(self, cell: Any, cotangents: Tensor, recurrent: Tensor) -> Tensor:
-        """The gradient of the bias.
+    def bias_gradient(self, cotangents: Tensor, recurrent: Tensor) -> Tensor:
+        """Return the gradient of the bias.
 
         Args:
-            cell: the layer's cell.
-            cotangents: those of the projected inputs.
-            recurrent: those of `h U`, as `recurrent_product` gave them.
+            cotangents: Cotangents of the projected inputs.
+            recurrent: Cotangents of `h_(t-1) U`.
         """
         return ops.sum(cotangents, axis=1)
 
-    def covers(self, layer: keras.layers.Layer) -> bool:
-        """Only Keras's own cells; no state from batch to batch; no dropout but that of inputs."""
+    def covers(self, layer: Any) -> bool:
+        """Return whether the layer has Keras's own cell, no kept state, and input dropout only."""
         cell = layer.cell
         if type(cell) is not self.cell_class or cell.compute_dtype != layer.compute_dtype:
             return False
-        if type(layer).inner_loop is not self.layer_class.inner_loop or layer.stateful:
+        if type(layer).inner_loop is not self.layer_class.inner_loop:
             return False
-        if layer.zero_output_for_mask and layer.unroll:  # Keras's backends do not agree on it.
+        if layer.stateful or layer.zero_output_for_mask:
             return False
-        # Implementation 1 draws one mask for each gate.
+        # Implementation 1 draws one dropout mask for each gate.
         if cell.recurrent_dropout or (cell.dropout and getattr(cell, "implementation", 2) == 1):
             return False
         weights = [cell.kernel, cell.recurrent_kernel, cell.bias]
@@ -101,27 +103,23 @@ class RecurrentRule(LayerRule):
         )
 
     def tapped_call(
-        self,
-        layer: keras.layers.Layer,
-        call: Callable[..., Any],
-        tap: Callable[[Tensor], Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Tensor]]:
-        """Runs the layer's recurrence on projected inputs; keeps inputs, states and gates."""
+        """Run the recurrence on projected inputs. Keep inputs, previous outputs and projections."""
         inputs, initial_state, mask, training = _arguments(*args, **kwargs)
         cell = layer.cell
         if training and 0.0 < cell.dropout < 1.0:
             inputs = inputs * cell.get_dropout_mask(inputs[:, 0, :])[:, None, :]
             cell.reset_dropout_mask()
         states = _states(layer, inputs, initial_state)
-        # The loop goes through time, so projections that lie in time's order need no copy.
+        # The loop runs over time, so projections in the order of time need no copy.
         projected = ops.matmul(ops.transpose(inputs, (1, 0, 2)), cell.kernel)
         if cell.use_bias:
             projected = projected + self.input_bias(cell)
         projected = ops.transpose(tap(projected), (1, 0, 2))
 
         def in_order(value: Tensor) -> Tensor:
+            """Reverse the time axis if the layer goes backwards."""
             return ops.flip(value, axis=1) if layer.go_backwards else value
 
         mask = None if mask is None else in_order(_flat_mask(mask))
@@ -136,24 +134,23 @@ class RecurrentRule(LayerRule):
         hidden, *final = loop.call(in_order(projected), initial_state=states, mask=mask)
 
         before = in_order(_before_each_step(states[0], ops.stop_gradient(hidden), mask))
-        gates = self.gates(cell, ops.stop_gradient(projected), before)
-        return _outputs(layer, hidden, final, mask), [inputs, before, *gates]
+        kept = [inputs, before, ops.stop_gradient(projected)]
+        return _outputs(layer, hidden, final, mask), kept
 
-    def gradients(
-        self, call: TappedCall, variables: list[keras.Variable]
-    ) -> list[PerExampleGradient]:
-        """The gradients of both kernels and the bias."""
-        cell = call.layer.cell
-        inputs, before, *gates = [ops.cast(value, "float32") for value in call.kept]
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradients of both kernels and the bias."""
+        cell: Any = call.layer.cell
+        inputs, before, projected = [ops.cast(value, "float32") for value in call.kept]
         cotangents = ops.cast(ops.transpose(call.cotangents[0], (1, 0, 2)), "float32")
-        before, recurrent = self.recurrent_product(cell, before, cotangents, gates)
+        recurrent = self.recurrent_cotangents(cell, projected, before, cotangents)
 
         def gradient(variable: keras.Variable) -> PerExampleGradient:
+            """Return the gradient of one variable."""
             if variable is cell.kernel:
                 return OuterProduct(inputs, cotangents, variable.shape)
             if variable is cell.recurrent_kernel:
                 return OuterProduct(before, recurrent, variable.shape)
-            return Materialized(self.bias_gradient(cell, cotangents, recurrent))
+            return Materialized(self.bias_gradient(cotangents, recurrent))
 
         return [gradient(variable) for variable in variables]
 
@@ -165,10 +162,8 @@ class SimpleRNNRule(RecurrentRule):
     layer_class = keras.layers.SimpleRNN
     cell_class = keras.layers.SimpleRNNCell
 
-    def step(
-        self, cell: Any, weights: Sequence[Tensor], projected: Tensor, states: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """One state, the output."""
+    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+        """Return one state, the output."""
         output = projected + ops.matmul(states[0], weights[0])
         return [output if cell.activation is None else cell.activation(output)]
 
@@ -180,10 +175,8 @@ class LSTMRule(RecurrentRule):
     layer_class = keras.layers.LSTM
     cell_class = keras.layers.LSTMCell
 
-    def step(
-        self, cell: Any, weights: Sequence[Tensor], projected: Tensor, states: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Two states, the output and the carry."""
+    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+        """Return two states, the output and the carry."""
         hidden, carry = states
         gates = ops.split(projected + ops.matmul(hidden, weights[0]), 4, axis=1)
         carry = cell.recurrent_activation(gates[1]) * carry
@@ -193,93 +186,74 @@ class LSTMRule(RecurrentRule):
 
 @register(keras.layers.GRU)
 class GRURule(RecurrentRule):
-    """Update gate u, reset gate r and candidate; the reset gate lies before or after U.
+    """Update gate, reset gate r and candidate, with the reset gate after U (`reset_after=True`).
 
-    After it (`reset_after=True`) the candidate is `activation(z_t + r_t (h_(t-1) U + c))` with a
-    bias c of its own, so the cotangent of `h U + c` is that of `z` times r. Before it the candidate
-    is `activation(z_t + (r_t h_(t-1)) U)`, so its columns of U meet `r h` in place of `h`.
+    The candidate is `activation(z_t + r_t (h_(t-1) U + c))` with a bias c of its own, so the
+    cotangent of its `h U + c` is the cotangent of `z` times r.
     """
 
     layer_class = keras.layers.GRU
     cell_class = keras.layers.GRUCell
 
+    def covers(self, layer: Any) -> bool:
+        """Return whether the reset gate comes after U, and what all recurrent layers need holds."""
+        return bool(layer.cell.reset_after) and super().covers(layer)
+
     def input_bias(self, cell: Any) -> Tensor:
-        """With `reset_after` the bias has a second row, that of the recurrent product."""
-        return cell.bias[0] if cell.reset_after else cell.bias
+        """Return the first row of the bias. The second row is the bias c."""
+        return cell.bias[0]
 
     def recurrent_weights(self, cell: Any) -> list[Tensor]:
-        """U and c; or the columns of U for the gates and those for the candidate."""
-        kernel = _constant(cell.recurrent_kernel)
-        if not cell.reset_after:
-            return [kernel[:, : 2 * cell.units], kernel[:, 2 * cell.units :]]
-        return [kernel, _constant(cell.bias)[1]] if cell.use_bias else [kernel]
+        """Return U, and c if the cell has a bias."""
+        weights = super().recurrent_weights(cell)
+        return [*weights, _constant(cell.bias)[1]] if cell.use_bias else weights
 
-    def step(
-        self, cell: Any, weights: Sequence[Tensor], projected: Tensor, states: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """One state, the output."""
+    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+        """Return one state, the output."""
         (hidden,) = states
-        update, reset, candidate = ops.split(projected, 3, axis=1)
+        inputs = ops.split(projected, 3, axis=1)
         recurrent = ops.matmul(hidden, weights[0])
-        if cell.reset_after and cell.use_bias:
+        if cell.use_bias:
             recurrent = recurrent + weights[1]
-        recurrent = ops.split(recurrent, 3 if cell.reset_after else 2, axis=1)
-        update = cell.recurrent_activation(update + recurrent[0])
-        reset = cell.recurrent_activation(reset + recurrent[1])
-        if cell.reset_after:
-            candidate = candidate + reset * recurrent[2]
-        else:
-            candidate = candidate + ops.matmul(reset * hidden, weights[1])
-        return [update * hidden + (1 - update) * cell.activation(candidate)]
+        recurrent = ops.split(recurrent, 3, axis=1)
+        update = cell.recurrent_activation(inputs[0] + recurrent[0])
+        reset = cell.recurrent_activation(inputs[1] + recurrent[1])
+        candidate = cell.activation(inputs[2] + reset * recurrent[2])
+        return [update * hidden + (1 - update) * candidate]
 
-    def gates(self, cell: Any, projected: Tensor, before: Tensor) -> list[Tensor]:
-        """The reset gate of every step, of shape `(batch_size, time, units)`."""
+    def recurrent_cotangents(
+        self, cell: Any, projected: Tensor, before: Tensor, cotangents: Tensor
+    ) -> Tensor:
+        """Return the cotangents with those of the candidate times the reset gate."""
         columns = slice(cell.units, 2 * cell.units)
-        kernel, *others = self.recurrent_weights(cell)
+        kernel, *biases = (ops.cast(w, "float32") for w in self.recurrent_weights(cell))
         reset = projected[:, :, columns] + ops.matmul(before, kernel[:, columns])
-        if cell.reset_after and cell.use_bias:
-            reset = reset + others[0][columns]
-        return [cell.recurrent_activation(reset)]
+        if biases:
+            reset = reset + biases[0][columns]
+        reset = cell.recurrent_activation(reset)
+        gates, candidate = cotangents[:, :, : columns.stop], cotangents[:, :, columns.stop :]
+        return ops.concatenate([gates, reset * candidate], axis=2)
 
-    def recurrent_product(
-        self, cell: Any, before: Tensor, cotangents: Tensor, gates: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The cotangent of the candidate times r; or the states, and behind them r times these."""
-        (reset,) = gates
-        of_gates = cotangents[:, :, : 2 * cell.units]
-        of_candidate = cotangents[:, :, 2 * cell.units :]
-        if cell.reset_after:
-            return before, ops.concatenate([of_gates, reset * of_candidate], axis=2)
-        blocks = [
-            ops.concatenate([of_gates, ops.zeros_like(of_candidate)], axis=2),
-            ops.concatenate([ops.zeros_like(of_gates), of_candidate], axis=2),
-        ]
-        states = ops.concatenate([before, reset * before], axis=1)
-        return states, ops.concatenate(blocks, axis=1)
-
-    def bias_gradient(self, cell: Any, cotangents: Tensor, recurrent: Tensor) -> Tensor:
-        """One row, or a second one for the recurrent product."""
-        of_inputs = ops.sum(cotangents, axis=1)
-        if not cell.reset_after:
-            return of_inputs
-        return ops.stack([of_inputs, ops.sum(recurrent, axis=1)], axis=1)
+    def bias_gradient(self, cotangents: Tensor, recurrent: Tensor) -> Tensor:
+        """Return two rows, for the inputs and the recurrent product."""
+        return ops.stack([ops.sum(cotangents, axis=1), ops.sum(recurrent, axis=1)], axis=1)
 
 
 class _StepCell:
-    """A cell without input projection, in the form that `keras.layers.RNN` takes.
+    """A cell without input projection, for `keras.layers.RNN`.
 
     Args:
-        cell: the cell of the layer.
-        step: function of projected inputs and states that returns the new states.
+        cell: The cell of the layer.
+        step: Function of projected inputs and states that returns the new states.
     """
 
-    def __init__(self, cell: Any, step: Callable[[Tensor, Sequence[Tensor]], list[Tensor]]) -> None:
+    def __init__(self, cell: Any, step: Callable[[Tensor, Tensors], list[Tensor]]) -> None:
         self.state_size, self.output_size = cell.state_size, cell.output_size
         self.compute_dtype = cell.compute_dtype
         self._step = step
 
-    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Output and new states of one step."""
+    def call(self, inputs: Tensor, states: Tensors) -> tuple[Tensor, list[Tensor]]:
+        """Return output and new states of one step."""
         new_states = self._step(inputs, states)
         return new_states[0], new_states
 
@@ -289,15 +263,17 @@ class _StepCell:
 def _arguments(
     sequences: Tensor, initial_state: Any = None, mask: Any = None, training: Any = False
 ) -> tuple[Tensor, Any, Any, Any]:
-    """The arguments of `keras.layers.RNN.call`, however they were passed."""
+    """Bind the arguments of `keras.layers.RNN.call`."""
     return sequences, initial_state, mask, training
 
 
 def _constant(variable: keras.Variable) -> Tensor:
+    """Return the value of a variable without gradient."""
     return ops.stop_gradient(ops.convert_to_tensor(variable))
 
 
-def _states(layer: keras.layers.Layer, inputs: Tensor, initial_state: Any) -> list[Tensor]:
+def _states(layer: Any, inputs: Tensor, initial_state: Any) -> list[Tensor]:
+    """Return the initial states in the precision of the cell."""
     if initial_state is None:
         initial_state = layer.get_initial_state(batch_size=ops.shape(inputs)[0])
     return [
@@ -307,29 +283,25 @@ def _states(layer: keras.layers.Layer, inputs: Tensor, initial_state: Any) -> li
 
 
 def _flat_mask(mask: Any) -> Tensor:
-    """The first mask, a bool tensor of shape `(batch_size, time)`."""
+    """Return the first mask, a bool tensor of shape `(batch_size, time)`."""
     mask = ops.cast(keras.tree.flatten(mask)[0], "bool")
     return mask if len(mask.shape) == 2 else ops.any(mask, axis=-1)
 
 
 def _before_each_step(initial: Tensor, hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The output that each step starts from, of the shape of `hidden`."""
+    """Return the output that each step starts from, of the shape of `hidden`."""
     first = initial[:, None, :]
     before = ops.concatenate([first, hidden[:, :-1, :]], axis=1)
     if mask is None:
         return before
-    # As long as every step was masked the state is the initial one, but Keras puts out zeros.
+    # While every step was masked, the state is the initial one, but Keras outputs zeros.
     steps = ops.cast(mask, "int32")
     seen = ops.cumsum(steps, axis=1) > steps
     return ops.where(seen[:, :, None], before, first)
 
 
-def _outputs(
-    layer: keras.layers.Layer, hidden: Tensor, final: list[Tensor], mask: Tensor | None
-) -> Any:
-    """What the layer returns."""
-    if mask is not None and layer.zero_output_for_mask:
-        hidden = ops.where(mask[:, :, None], hidden, ops.zeros_like(hidden))
+def _outputs(layer: Any, hidden: Tensor, final: list[Tensor], mask: Tensor | None) -> Any:
+    """Return the outputs of the layer."""
     output = hidden
     if not layer.return_sequences:
         output = final[0] if mask is None else hidden[:, -1, :]

@@ -1,4 +1,4 @@
-"""What a rule is, and which one a layer takes."""
+"""The interface of layer rules, and the registry that finds the rule of a layer."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -11,6 +11,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.forms import PerExampleGradient
 
 Tensor = Any
+Gradients = list[PerExampleGradient]
+Call = Callable[..., Any]
+Tap = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -18,14 +21,15 @@ class TappedCall:
     """One call of a layer during the forward pass.
 
     Args:
-        layer: the layer.
-        args: positional arguments of `layer.call`.
-        kwargs: keyword arguments of `layer.call`.
-        cotangents: gradients of the summed loss by the tapped tensors, in the order of the taps.
-        batched: the numbers (in flattening order) of the arguments that have a batch axis; None
+        layer: The layer.
+        args: Positional arguments of `layer.call`.
+        kwargs: Keyword arguments of `layer.call`.
+        cotangents: Gradients of the summed loss with respect to the tapped tensors, in the order
+            of the taps.
+        batched: Positions (in flattening order) of the arguments that have a batch axis. None
             means every tensor.
-        kept: the tensors that the rule's `tapped_call` kept.
-        quicker_call: what does the same as the layer's `call` in less time, if anything.
+        kept: The tensors that the rule's `tapped_call` kept.
+        fast_call: A faster equivalent of the layer's `call`, if there is one.
     """
 
     layer: keras.layers.Layer
@@ -34,7 +38,7 @@ class TappedCall:
     cotangents: list[Tensor] = field(default_factory=list)
     batched: frozenset[int] | None = None
     kept: list[Tensor] = field(default_factory=list)
-    quicker_call: Callable[..., Any] | None = None
+    fast_call: Call | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -43,47 +47,42 @@ class TappedCall:
 
 
 class LayerRule(abc.ABC):
-    """Per-example gradients of one kind of layer; `register` says which.
+    """Per-example gradients of one kind of layer. `register` assigns it to a layer class.
 
-    A layer without a rule takes a general way that is exact but runs the layer once more for each
-    example. A rule says what the gradients are in a form in which their norms and their weighted
-    sum are cheap: `OuterProduct` for the weights of a matrix product, `Lookup` for a table,
-    `Materialized` for small weights.
+    Layers without a rule are handled by a general method, which is exact but runs the layer once
+    more for each example. A rule returns the gradients in a form with cheap norms and weighted
+    sums: `OuterProduct` for the weights of a matrix product, `Lookup` for a table, `Materialized`
+    for small weights.
 
     Guarantees:
-        A contribution is as large as its true gradient only where the rule is right. Before
-        training, the norms and sums of a few examples are compared with plain gradients, and where
-        they differ the whole model is differentiated one example after another. That is a check of
-        a few rows, not a proof: test a rule of your own on more.
+        Clipping bounds a contribution only if the rule is correct. Before training, the norms and
+        sums of a few examples are compared with plain gradients. If they differ, the whole model
+        is differentiated one example after another instead. This checks a few rows only: test
+        your own rule on more.
 
     Attributes:
-        taps_activation: whether the cotangent is wanted by the input of `layer.activation`
-            (which the layer calls exactly once, last), or else by the output of the layer.
-        covers_low_rank: whether the rule is exact for a layer after `layer.enable_lora`.
+        taps_activation: Whether the rule needs the cotangent of the input of `layer.activation`
+            (which the layer calls exactly once, last) instead of the layer's output.
+        covers_low_rank: Whether the rule is exact for a layer after `layer.enable_lora`.
     """
 
     taps_activation: ClassVar[bool] = False
     covers_low_rank: ClassVar[bool] = False
 
     def tapped_call(
-        self,
-        layer: keras.layers.Layer,
-        call: Callable[..., Any],
-        tap: Callable[[Tensor], Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Tensor]]:
-        """Runs the layer, with a tap on every tensor by which the rule wants cotangents.
+        """Run the layer, and tap every tensor whose cotangent the rule needs.
 
         Args:
-            layer: the layer.
-            call: the layer's own `call`, or what does the same in less time.
-            tap: function that registers a tensor for differentiation and returns it.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
+            layer: The layer.
+            call: The layer's own `call`, or a faster equivalent.
+            tap: Function that registers a tensor for differentiation and returns it.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
 
         Returns:
-            What `call` returns, and tensors to keep for `gradients`.
+            The outputs of `call`, and tensors to keep for `gradients`.
         """
         if self.taps_activation and layer.activation is not None:
             activation = layer.activation
@@ -105,27 +104,27 @@ class LayerRule(abc.ABC):
     def gradients(
         self, call: TappedCall, variables: list[keras.Variable]
     ) -> Sequence[PerExampleGradient | None]:
-        """The gradients of one call.
+        """Return the gradients of one call.
 
         Args:
-            call: the call, its cotangents filled in.
-            variables: the layer's own trainable variables.
+            call: The call, with its cotangents.
+            variables: The layer's own trainable variables.
 
         Returns:
-            One gradient for each of `variables`, None where this call did not use it.
+            One gradient for each of `variables`, None if this call did not use it.
         """
 
     def covers(self, layer: keras.layers.Layer) -> bool:
-        """Whether the rule is exact for this layer, options considered.
+        """Return whether the rule is exact for this layer and its options.
 
         Args:
-            layer: a built layer of the rule's class.
+            layer: A built layer of the rule's class.
         """
         return True
 
 
 def is_differentiable(value: Any) -> bool:
-    """Whether `value` is a tensor of floating-point numbers."""
+    """Return whether `value` is a tensor of floating-point numbers."""
     return bool(keras.ops.is_tensor(value)) and "float" in keras.backend.standardize_dtype(
         value.dtype
     )
@@ -139,18 +138,19 @@ _RULES: dict[type[keras.layers.Layer], LayerRule] = {}
 def register(
     layer_class: type[keras.layers.Layer],
 ) -> Callable[[type[RuleClass]], type[RuleClass]]:
-    """Class decorator: makes a `LayerRule` the rule of `layer_class`, in place of any other.
+    """Return a class decorator that makes a `LayerRule` the only rule of `layer_class`.
 
-    The rule serves layers of this class, and of subclasses that leave `call` as it is.
+    The rule applies to layers of this class, and of subclasses that do not override `call`.
 
     Args:
-        layer_class: a class of Keras layers; its `call` is what the rule differentiates.
+        layer_class: A class of Keras layers, whose `call` the rule differentiates.
 
     Returns:
-        A decorator for a class that is made without arguments.
+        A decorator for a rule class that is constructed without arguments.
 
     Raises:
-        TypeError: where one of the two is not a class of the right kind.
+        TypeError: If `layer_class` is not a layer class, or the decorated class is not a
+            `LayerRule`.
 
     Example:
 
@@ -168,7 +168,7 @@ def register(
     ...     def gradients(self, call, variables):
     ...         return [ka.gradients.Materialized(call.inputs * call.cotangents[0])]
 
-    From now on a plan names it, here for a model with a compiled loss:
+    Plans now use the rule, here for a model with a compiled loss:
 
     >>> model = keras.Sequential([keras.Input((3,)), Scale(name="scale")])
     >>> model.compile(loss="mse")
@@ -183,9 +183,10 @@ def register(
         )
 
     def decorate(rule_class: type[RuleClass]) -> type[RuleClass]:
+        """Register one instance of the rule class."""
         if not (isinstance(rule_class, type) and issubclass(rule_class, LayerRule)):
             raise TypeError(
-                "What is registered must be a subclass of `LayerRule`. "
+                "A registered rule must be a subclass of `LayerRule`. "
                 f"Received: {rule_class!r} for {layer_class.__name__}"
             )
         _RULES[layer_class] = rule_class()
@@ -195,11 +196,11 @@ def register(
 
 
 def rule_for(layer: keras.layers.Layer) -> LayerRule | None:
-    """The registered rule that is exact for `layer`, None where there is none.
+    """Return the registered rule that is exact for `layer`, None if there is none.
 
-    The rule of the nearest class counts. A subclass takes its parent's rule only while it leaves
-    `call` as it was; quantization changes what the weights mean, and so does LoRA where the rule
-    does not know of it: such layers take the general way.
+    The rule of the nearest class is used. A subclass inherits a rule only if it does not override
+    `call`. Quantization changes what the weights mean, and so does LoRA for rules that do not
+    support it, so such layers have no rule.
     """
     if getattr(layer, "quantization_mode", None):
         return None

@@ -1,0 +1,157 @@
+"""Keras's preprocessing layers: all examples at once, each with its own random numbers."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_adaclip import backend
+from keras_adaclip.gradients import Batch, call_model, finite_rows, unproven_plan
+from keras_adaclip.training.probe import probe
+
+RANGE = {"value_range": (0, 1)}
+# Every layer that draws, with options such that it always changes an image.
+RANDOM = {
+    "RandomFlip": lambda: layers.RandomFlip(),
+    "RandomRotation": lambda: layers.RandomRotation(0.2),
+    "RandomZoom": lambda: layers.RandomZoom(0.4),
+    "RandomTranslation": lambda: layers.RandomTranslation(0.3, 0.3),
+    "RandomCrop": lambda: layers.RandomCrop(4, 5),
+    "RandomShear": lambda: layers.RandomShear(0.5, 0.5),
+    "RandomPerspective": lambda: layers.RandomPerspective(1.0, scale=0.8),
+    "RandomBrightness": lambda: layers.RandomBrightness(0.4, **RANGE),
+    "RandomContrast": lambda: layers.RandomContrast(0.4, **RANGE),
+    "RandomHue": lambda: layers.RandomHue(0.4, **RANGE),
+    "RandomSaturation": lambda: layers.RandomSaturation((0.2, 0.8), **RANGE),
+    "RandomColorDegeneration": lambda: layers.RandomColorDegeneration((0.2, 0.9), **RANGE),
+    "RandomGrayscale": lambda: layers.RandomGrayscale(0.5),
+    "RandomGaussianBlur": lambda: layers.RandomGaussianBlur(1.0, 3, (0.3, 2.0), **RANGE),
+    "RandomInvert": lambda: layers.RandomInvert(0.5, **RANGE),
+    "RandomPosterization": lambda: layers.RandomPosterization([1, 8], **RANGE),
+    "RandomSharpness": lambda: layers.RandomSharpness((0.1, 0.9), **RANGE),
+    "RandomErasing": lambda: layers.RandomErasing((0.5, 0.5), **RANGE),
+    "Solarization": lambda: layers.Solarization(0.3, 0.3, **RANGE),
+    "Pipeline": lambda: layers.Pipeline(
+        [layers.RandomCrop(5, 6), layers.RandomGaussianBlur(1.0, 3, (0.3, 2.0), **RANGE)]
+    ),
+}
+FIXED = {
+    "AutoContrast": lambda: layers.AutoContrast(**RANGE),
+    "CenterCrop": lambda: layers.CenterCrop(4, 5),
+    "Normalization": lambda: layers.Normalization(mean=0.5, variance=0.1),
+    "Rescaling": lambda: layers.Rescaling(2.0),
+    "Resizing": lambda: layers.Resizing(5, 5),
+}
+SHAPE = (6, 7, 3)
+
+
+class Stack(keras.Model):
+    """Layers one after another."""
+
+    def __init__(self, *stack):
+        super().__init__()
+        self.stack = list(stack)
+
+    def call(self, x, training=None):  # Keras hands `training` on to the layers.
+        for layer in self.stack:
+            x = layer(x)
+        return x
+
+
+def outputs(model, x):
+    """The outputs of a model in training mode, compiled where steps are."""
+
+    def run(rows):
+        with keras.StatelessScope([(each, each.value) for each in model.variables]):
+            return call_model(model, ops.convert_to_tensor(rows), training=True)
+
+    (found,) = backend.evaluate_each(run, model.variables, [x])
+    return found
+
+
+@pytest.mark.parametrize("kind", [*RANDOM, *FIXED])
+def test_all_examples_at_once(kind):
+    """No example depends on another, two runs agree, and the plan goes layer by layer."""
+    layer = {**RANDOM, **FIXED}[kind]()
+    rows = Batch(np.random.default_rng(1).uniform(size=(3, *SHAPE)).astype("float32"))
+    model = Stack(layer, layers.Flatten(), layers.Dense(2))
+    model(rows.x)
+    finding = probe(model, rows)
+    assert finding.issues == []
+    assert finding.is_repeatable
+    plan, is_random = unproven_plan(model, finite_rows(rows))
+    assert plan.is_layerwise
+    assert is_random or kind in FIXED
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_crops_are_windows_of_the_images(data_format):
+    layer = layers.RandomCrop(2, 3, data_format=data_format)
+    shape = (4, 5, 2) if data_format == "channels_last" else (2, 4, 5)
+    x = np.arange(6 * 40, dtype="float32").reshape(6, *shape)
+    found = outputs(Stack(layer), x)
+    if data_format == "channels_first":
+        x, found = np.moveaxis(x, 1, -1), np.moveaxis(found, 1, -1)
+    assert len({crop.tobytes() for crop in found - x[:, :1, :1]}) > 1
+    for image, crop in zip(x, found, strict=True):
+        windows = [image[top : top + 2, left : left + 3] for top in range(3) for left in range(3)]
+        assert any(np.array_equal(window, crop) for window in windows)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a size that graphs lack")
+# `Normalization` keeps tensors of the graph that it was built in.
+@pytest.mark.parametrize("kind", [*RANDOM, *(kind for kind in FIXED if kind != "Normalization")])
+def test_no_example_goes_to_others_in_a_batch_of_unknown_size(kind):
+    import tensorflow as tf
+
+    model = Stack({**RANDOM, **FIXED}[kind]())
+    x = np.random.default_rng(1).uniform(size=(4, *SHAPE)).astype("float32")
+    x[1:] = 0.5
+
+    @tf.function(input_signature=[tf.TensorSpec((None, *SHAPE))])
+    def run(rows):
+        with keras.StatelessScope([(each, each.value) for each in model.variables]):
+            return call_model(model, rows, training=True)
+
+    model(x)
+    changed = x.copy()
+    changed[0] = 1.0 - changed[0]
+    np.testing.assert_allclose(run(x)[1:], run(changed)[1:], atol=1e-6)
+
+
+MIXING = {
+    "Equalization": lambda: layers.Equalization(**RANGE),
+    "RandAugment": lambda: layers.RandAugment(**RANGE),
+    "AugMix": lambda: layers.AugMix(**RANGE),
+    "RandomElasticTransform": lambda: layers.RandomElasticTransform(**RANGE),
+}
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_layers_that_mix_images_are_refused_in_training(kind):
+    model = Stack(layers.Rescaling(1.0), MIXING[kind]())
+    x = np.full((2, *SHAPE), 0.5, "float32")
+    with pytest.raises(ValueError, match=rf"\({kind}\) cannot be used in private training"):
+        call_model(model, x, training=True)
+    np.testing.assert_array_equal(ops.convert_to_numpy(call_model(model, x, training=False)), x)
+
+
+def test_a_layer_is_afterwards_what_it_was():
+    layer = layers.RandomCrop(4, 5)
+    before = dict(vars(layer))
+    outputs(Stack(layer), np.zeros((2, *SHAPE), "float32"))
+    assert not {"transform_images", "get_random_transformation"} & set(vars(layer))
+    assert set(before) <= set(vars(layer))
+
+
+class OwnCrop(layers.RandomCrop):
+    """A user's own layer, which may do what Keras's does not."""
+
+    def transform_images(self, images, transformation, training=True):
+        return images[:, :4, :5]
+
+
+def test_layers_of_users_stay_as_they_are():
+    x = np.random.default_rng(1).uniform(size=(3, *SHAPE)).astype("float32")
+    found = outputs(Stack(OwnCrop(4, 5)), x)
+    np.testing.assert_array_equal(found, x[:, :4, :5])
