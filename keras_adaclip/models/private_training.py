@@ -269,7 +269,7 @@ class PrivateTraining(TrainingBase):
         self._open_ledger(data)
         try:
             refuse_disagreement(self, data)
-        except ValueError:
+        except BaseException:
             self.optimizer.end_run()  # type: ignore[attr-defined]
             raise
         return sizes

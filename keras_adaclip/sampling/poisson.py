@@ -170,8 +170,9 @@ class PoissonDataset(keras.utils.PyDataset):
         key = (self._steps_before, next(self._draw_numbers))
         if self._share is not None:
             rows, self.largest_part = self._share.draw(seed, key, self.sampling_probability)
-            return rows
-        rows = poisson_draw(draw_generator(seed, *key), self._num_rows, self.sampling_probability)
+        else:
+            generator = draw_generator(seed, *key)
+            rows = poisson_draw(generator, self._num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:

@@ -171,6 +171,8 @@ class TrainingBase(SavedState):
                     last.before_execution.append(isolation.prove_again_within_epochs)
                 yield fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
         finally:
+            # Whatever failed before the steps began: no run stays open.
+            self.optimizer.end_run()  # type: ignore[attr-defined]
             self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
 

@@ -63,6 +63,12 @@ def prepared(
 def _flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Return the single callbacks; Keras makes a `CallbackList` of them again."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
+        if type(callbacks) is not keras.callbacks.CallbackList:
+            raise TypeError(
+                "Argument `callbacks` must be a list of callbacks or a `CallbackList`, of which no "
+                "method is overridden: `fit` makes a list of its own. "
+                f"Received: callbacks of type {type(callbacks).__name__}"
+            )
         return list(callbacks.callbacks)
     return list(keras.tree.flatten(callbacks or []))
 

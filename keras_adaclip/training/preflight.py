@@ -26,8 +26,16 @@ from keras_adaclip.training.probe import probe
 from keras_adaclip.training.traced_model import own_loss_name
 
 Tensor = Any
+_MIXING_NAMES = (
+    "MixUp",
+    "CutMix",
+    "Equalization",  # one histogram for the whole batch
+    "RandAugment",  # these two contain `Equalization`
+    "AugMix",
+    "RandomElasticTransform",  # on TensorFlow, the first image for all others
+)
 _MIXING_LAYERS = tuple(
-    getattr(keras.layers, name) for name in ("MixUp", "CutMix") if hasattr(keras.layers, name)
+    getattr(keras.layers, name) for name in _MIXING_NAMES if hasattr(keras.layers, name)
 )
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
@@ -107,7 +115,7 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
         own = keras_private.own_trainable_variables(layer)
         if isinstance(layer, _MIXING_LAYERS):
             told = (
-                f"{type(layer).__name__} blends the examples of a batch with each other.",
+                f"{type(layer).__name__} mixes the examples of a batch.",
                 "Remove it; augmentations of single examples are fine.",
             )
         elif any(getattr(variable, "overwrite_with_gradient", False) for variable in own):

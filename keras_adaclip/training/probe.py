@@ -133,19 +133,17 @@ class Probe:
             branches=traced.forward.effects.branches,
         )
 
-    def issues_now(self, number: int) -> list[PrivacyIssue]:
-        """Return the issues with the variables as they are, from one comparison.
+    def finding_now(self, number: int) -> Finding:
+        """Return what one comparison finds with the variables as they are.
 
         Args:
             number: Another number takes other rows, halves and random numbers.
         """
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
-        found: list[PrivacyIssue] = []
-        for _ in range(2):  # A difference is looked at again on other rows.
-            found = self._compared(values, number, generator, number % 3 == 1).issues
-            if not found:
-                break
+        found = self._compared(values, number, generator, number % 3 == 1)
+        if found.issues:  # A difference is looked at again on other rows.
+            found = self._compared(values, number, generator, number % 3 == 1)
         return found
 
     def moves_in_python(self) -> bool:

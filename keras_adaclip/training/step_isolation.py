@@ -15,7 +15,13 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.training.issues import Finding, issues_of_clients, refuse
+from keras_adaclip.training.issues import (
+    OUTSIDE,
+    Finding,
+    PrivacyIssue,
+    issues_of_clients,
+    refuse,
+)
 from keras_adaclip.training.probe import Probe
 
 # Batches between two comparisons, which take about as long as a few steps.
@@ -65,7 +71,8 @@ class StepIsolation:
         models = {id(self._model): self._model} if plan is None or plan.is_layerwise else {}
         if augmentation is not None:
             models[id(augmentation.layer)] = augmentation.as_model(rows)
-        for size in sizes:
+        # The largest batch first: smaller ones of about its size are taken for alike.
+        for size in sorted(sizes, reverse=True):
             for number, model in models.items():
                 key = self._known((number, max(size * copies, 2), counts_rows))
                 if key not in self._probes:
@@ -99,7 +106,7 @@ class StepIsolation:
         self._num_checks += 1
         turn, number = divmod(self._num_checks, len(self._used))
         self._refuse(
-            Finding(self._used[number].issues_now(turn)),
+            self._used[number].finding_now(turn),
             " It did not when training began. Steps until now are accounted for as they ran.",
         )
 
@@ -113,8 +120,9 @@ class StepIsolation:
         is_same = len(fixed) == len(self._fixed) and all(
             np.array_equal(*pair) for pair in zip(fixed, self._fixed, strict=True)
         )
+        is_due = self._num_batches % _BATCHES_BETWEEN == 0
         self._num_batches += 1
-        if is_same and self._num_batches % _BATCHES_BETWEEN:
+        if is_same and not is_due:
             return
         for _ in self._used:
             self.prove_again()
@@ -160,5 +168,8 @@ class StepIsolation:
     def _refuse(self, finding: Finding, told: str = "") -> None:
         """Raise if there are issues that the model is refused for."""
         is_federated = self._model.privacy_unit == "client"
-        issues = issues_of_clients(finding) if is_federated else finding.issues
+        issues = issues_of_clients(finding) if is_federated else list(finding.issues)
+        # Rows cannot be compared where two runs on the same rows differ.
+        if not is_federated and finding.unrepeatable_layer is not None:
+            issues.append(PrivacyIssue(finding.unrepeatable_layer, *OUTSIDE))
         refuse(self._model, [replace(issue, reason=issue.reason + told) for issue in issues])

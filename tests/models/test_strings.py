@@ -198,17 +198,17 @@ def test_elsewhere_strings_are_refused_by_name_with_what_to_do():
     before = helpers.weights_of(model)
     for x in (SINGLE, SINGLE.astype("S"), SINGLE.astype(object)):
         for sampling in ("poisson", "shuffle"):
-            with pytest.raises(TypeError, match="TensorFlow backend alone"):
+            with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
                 helpers.quiet_fit(model, x, Y, batch_size=6, sampling=sampling)
-        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+        with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
             ClientData.from_arrays(x, Y, np.arange(NUM))
-        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+        with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
             model.train_on_batch(x, Y)
-        with pytest.raises(TypeError, match="TensorFlow backend alone"):
+        with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
             model.predict(x)
     (issue,) = ka.check(model)
     assert "strings" in issue.reason
-    with pytest.raises(TypeError, match="TensorFlow backend alone"):
+    with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
         model.private_summary()
     helpers.assert_same_weights(model, before)
     # The advice can be followed.

@@ -48,6 +48,24 @@ def test_row_is_closed_where_a_callback_refuses_to_train():
     assert model.privacy_ledger.steps == 0
 
 
+def test_row_is_closed_where_fit_fails_before_its_first_callback():
+    class Broken(ka.callbacks.ClippingMonitor):
+        @property
+        def private_diagnostics(self):
+            raise RuntimeError("broken")
+
+        @private_diagnostics.setter
+        def private_diagnostics(self, value):
+            pass
+
+    model = compiled(dense_model())
+    with pytest.raises(RuntimeError, match="broken"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Broken()])
+    assert not model.optimizer.is_in_a_run
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert model.privacy_ledger.steps == 8
+
+
 def test_overridden_train_step_is_refused():
     class OwnStep(ka.PrivateModel):
         def __init__(self):
