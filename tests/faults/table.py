@@ -402,13 +402,6 @@ FAULTS = (
         "tests/gradients/test_cancellation.py",
     ),
     Fault(
-        "lookups of one row cancel in the sum over the batch",
-        "gradients/forms/lookup.py",
-        "backend.masked(finite, factors[:, None, None] * self.shares)",
-        "backend.masked(finite, factors[:, None, None] * self.cotangents)",
-        "tests/gradients/test_cancellation.py",
-    ),
-    Fault(
         "the norm of a row of the table that is looked up again and again",
         "gradients/forms/lookup.py",
         "squares = self._counts * ops.sum(ops.square(self.shares), axis=2)",

@@ -44,7 +44,7 @@ def masked():
         both = layers.Bidirectional(layers.LSTM(1, return_sequences=True), merge_mode="sum")
         stacked = layers.SimpleRNN(2, return_sequences=True)(steps)
         stacked = layers.GRU(2, go_backwards=True)(stacked)
-        return joined([both(steps), stacked, layers.SimpleRNN(2)(steps)])
+        return joined([both(steps), stacked, layers.SimpleRNN(2, zero_output_for_mask=True)(steps)])
 
     return functional((4,), call, "int32")
 
@@ -209,7 +209,9 @@ WITHOUT_RULE = {
     "activation with weights": lambda: layers.LSTM(2, activation=leaky()),
     "stateful": lambda: layers.GRU(2, stateful=True),
     "reset gate before the product": lambda: layers.GRU(2, reset_after=False),
-    "zeros for masked steps": lambda: layers.SimpleRNN(2, zero_output_for_mask=True),
+    "unrolled, zeros for masked steps": lambda: layers.SimpleRNN(
+        2, zero_output_for_mask=True, unroll=True
+    ),
     "RNN": lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)]),
     "cell of a subclass": with_own_cell,
     "loop of a subclass": lambda: OwnLoop(2),

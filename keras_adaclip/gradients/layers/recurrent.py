@@ -92,7 +92,7 @@ class RecurrentRule(LayerRule):
             return False
         if type(layer).inner_loop is not self.layer_class.inner_loop:
             return False
-        if layer.stateful or layer.zero_output_for_mask:
+        if layer.stateful or (layer.zero_output_for_mask and layer.unroll):  # Backends differ.
             return False
         # Implementation 1 draws one dropout mask for each gate.
         if cell.recurrent_dropout or (cell.dropout and getattr(cell, "implementation", 2) == 1):
@@ -302,6 +302,8 @@ def _before_each_step(initial: Tensor, hidden: Tensor, mask: Tensor | None) -> T
 
 def _outputs(layer: Any, hidden: Tensor, final: list[Tensor], mask: Tensor | None) -> Any:
     """Return the outputs of the layer."""
+    if mask is not None and layer.zero_output_for_mask:
+        hidden = ops.where(mask[:, :, None], hidden, ops.zeros_like(hidden))
     output = hidden
     if not layer.return_sequences:
         output = final[0] if mask is None else hidden[:, -1, :]
