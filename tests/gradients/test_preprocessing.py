@@ -69,7 +69,8 @@ def outputs(model, x):
     return found
 
 
-@pytest.mark.parametrize("kind", [*RANDOM, *FIXED])
+# A `Normalization` that a model of one's own builds at its first call is refused.
+@pytest.mark.parametrize("kind", [*RANDOM, *(kind for kind in FIXED if kind != "Normalization")])
 def test_all_examples_at_once(kind):
     """No example depends on another, two runs agree, and the plan goes layer by layer."""
     layer = {**RANDOM, **FIXED}[kind]()
