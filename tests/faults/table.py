@@ -607,8 +607,8 @@ FAULTS = (
     Fault(
         "a weight that is assigned between single batches not looked at",
         "training/step_isolation.py",
-        "if is_same and self._num_batches % _BATCHES_BETWEEN:",
-        "if self._num_batches % _BATCHES_BETWEEN:",
+        "if is_same and not is_due:",
+        "if not is_due:",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
