@@ -512,3 +512,31 @@ def test_a_counter_and_what_a_first_pass_makes_are_no_state():
     model = model_with(Counts())
     assert ka.check(model) == []
     fit(model)
+
+
+class Bank(keras.layers.Layer):
+    """Adds what the last large batch left behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = None
+
+    def call(self, x):
+        y = x if self.bank is None else x + self.bank
+        if x.shape[0] is not None and x.shape[0] > 20:
+            self.bank = ops.mean(x, axis=0, keepdims=True)
+        return y
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def test_state_that_large_batches_alone_leave_is_refused():
+    model = helpers.compiled(
+        ka.privatize(keras.Sequential([keras.Input((4,)), Bank(), keras.layers.Dense(1)])),
+        loss="mse",
+    )
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    with pytest.raises(ValueError, match="state outside of Keras's variables"):
+        model.fit(x, x[:, :1], batch_size=32, epochs=1, verbose=0)
+    assert model.privacy_ledger.steps == 0
