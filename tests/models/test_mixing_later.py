@@ -531,7 +531,6 @@ class Bank(keras.layers.Layer):
         return input_shape
 
 
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="compiled steps keep no state")
 def test_state_that_large_batches_alone_leave_is_refused():
     model = helpers.compiled(
         ka.privatize(keras.Sequential([keras.Input((4,)), Bank(), keras.layers.Dense(1)])),
