@@ -535,6 +535,7 @@ def test_state_that_large_batches_alone_leave_is_refused():
     model = helpers.compiled(
         ka.privatize(keras.Sequential([keras.Input((4,)), Bank(), keras.layers.Dense(1)])),
         loss="mse",
+        run_eagerly=True,  # A compiled step keeps no such state.
     )
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     with pytest.raises(ValueError, match="state outside of Keras's variables"):
