@@ -177,7 +177,8 @@ class FederatedTraining(TrainingBase):
                 breaks the guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        settings, seed = self.federated_settings, self.optimizer.seed  # type: ignore[attr-defined]
+        settings = self.federated_settings
+        seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
         assert settings is not None
         data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):

@@ -171,7 +171,7 @@ class PrivateTraining(TrainingBase):
                 (x, y, sample_weight), validation_data = arrays.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
-            seed = self.optimizer.seed  # type: ignore[attr-defined]
+            seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
             data = training_data.from_arrays(
                 x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )

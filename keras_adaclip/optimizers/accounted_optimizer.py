@@ -89,6 +89,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_for_private_model = False
         self._model: Callable[[], keras.Model | None] = lambda: None
         self._is_configured = False
+        self._is_seed_forgotten = False
         self._past_run = Run()
         self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
@@ -157,6 +158,11 @@ class AccountedOptimizer(WrappingOptimizer):
             self._process = os.getpid()
             self._ledger.renew_identity()
             self._renew_key()
+
+    @property
+    def sampling_seed(self) -> int | None:
+        """The seed from which `fit` draws units; None after loading, as for the noise."""
+        return None if self._is_seed_forgotten else self.seed
 
     def remember_seeds(self, *seeds: int | None) -> None:
         """Add to `used_seeds`; None stands for randomness of the operating system."""
@@ -328,6 +334,7 @@ class AccountedOptimizer(WrappingOptimizer):
     def _renew_key(self) -> None:
         """Draw a new key from the operating system, with a seed too."""
         # Another process may have continued from the same state, with the same seed.
+        self._is_seed_forgotten = True
         self._forget_seed()
         self._key.assign(noise.fresh_key())
 

@@ -71,6 +71,13 @@ FAULTS = (
         f"{_SOUND}/test_rules_ledger.py {_SOUND}/test_rules_noise_keys.py",
     ),
     Fault(
+        "a loaded run with a seed draws the rows of the run that it left",
+        "models/private_training.py",
+        "seed = self.optimizer.sampling_seed",
+        "seed = self.optimizer.seed",
+        f"{_SOUND}/test_rules_noise_keys.py",
+    ),
+    Fault(
         "the noise key is saved with the model",
         "optimizers/wrapping_optimizer.py",
         "hidden = {id(variable) for variable in self.secret_variables}",

@@ -182,6 +182,27 @@ def test_every_fit_draws_other_rows(seed, monkeypatch):
     assert len(set(drawn)) == len(drawn)
 
 
+def test_two_runs_that_go_on_from_one_file_draw_different_rows(monkeypatch, tmp_path):
+    """Their ledgers add up as independent draws, with one seed too."""
+    drawn, draw = [], ka.sampling.PoissonDataset.draw
+
+    def recording(dataset):
+        drawn.append(tuple(draw(dataset)))
+        return np.asarray(drawn[-1], np.int64)
+
+    model = line_model(dp_sgd(seed=3))
+    x, y = line_data([1.0] * 200)
+    model.fit(x, y, batch_size=50, epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    known = {"minus_output": model.loss}
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=known)
+    monkeypatch.setattr(ka.sampling.PoissonDataset, "draw", recording)
+    for each in (model, loaded):
+        each.fit(x, y, batch_size=50, epochs=1, verbose=0)
+    assert len(drawn) >= 8
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_the_key_is_not_saved():
     """Who holds a checkpoint must not be able to subtract the noise that made it."""
     model = pure_noise_model(dp_sgd())
