@@ -90,6 +90,13 @@ class Finding:
         """Whether two runs on the same rows agreed."""
         return self.unrepeatable_layer is None
 
+    @property
+    def issues_if_layerwise(self) -> list[PrivacyIssue]:
+        """The issues of a model that takes all examples at once, whose runs must agree."""
+        if self.unrepeatable_layer is None:
+            return self.issues
+        return [*self.issues, PrivacyIssue(self.unrepeatable_layer, *OUTSIDE)]
+
 
 @dataclass(frozen=True)
 class OwnLoss:
@@ -135,14 +142,11 @@ def issues_of_clients(finding: Finding) -> list[PrivacyIssue]:
     other, but so would the rows that pad its batches. Only layers that repeat their outputs pass
     nothing on from one client to the next.
     """
-    issues = [
+    return [
         replace(issue, reason=PADDING_COUNTS) if issue.reason in (MIXES, COUNTS) else issue
-        for issue in finding.issues
+        for issue in finding.issues_if_layerwise
         if issue.reason not in (ASSIGNED[0], ASSIGNED_OUTSIDE[0])
     ]
-    if finding.unrepeatable_layer is not None:
-        issues.append(PrivacyIssue(finding.unrepeatable_layer, *OUTSIDE))
-    return issues
 
 
 def batch_normalization_issue(model: keras.Model, layer: keras.layers.Layer) -> PrivacyIssue:

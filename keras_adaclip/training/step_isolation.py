@@ -15,13 +15,7 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.training.issues import (
-    OUTSIDE,
-    Finding,
-    PrivacyIssue,
-    issues_of_clients,
-    refuse,
-)
+from keras_adaclip.training.issues import Finding, issues_of_clients, refuse
 from keras_adaclip.training.probe import Probe
 
 # Batches between two comparisons, which take about as long as a few steps.
@@ -168,8 +162,5 @@ class StepIsolation:
     def _refuse(self, finding: Finding, told: str = "") -> None:
         """Raise if there are issues that the model is refused for."""
         is_federated = self._model.privacy_unit == "client"
-        issues = issues_of_clients(finding) if is_federated else list(finding.issues)
-        # Rows cannot be compared where two runs on the same rows differ.
-        if not is_federated and finding.unrepeatable_layer is not None:
-            issues.append(PrivacyIssue(finding.unrepeatable_layer, *OUTSIDE))
+        issues = issues_of_clients(finding) if is_federated else finding.issues_if_layerwise
         refuse(self._model, [replace(issue, reason=issue.reason + told) for issue in issues])

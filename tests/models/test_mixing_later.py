@@ -537,6 +537,8 @@ def test_state_that_large_batches_alone_leave_is_refused():
         loss="mse",
         run_eagerly=True,  # A compiled step keeps no such state.
     )
+    if keras.backend.backend() == "torch":  # It examines models as it runs them, eagerly.
+        assert [issue.layer for issue in ka.check(model)] == [model.layers[0].name]
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     with pytest.raises(ValueError, match="state outside of Keras's variables"):
         model.fit(x, x[:, :1], batch_size=32, epochs=1, verbose=0)
