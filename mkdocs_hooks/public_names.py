@@ -37,8 +37,6 @@ SHARED_NAMES = {
             "NUM_INTEGERS",
             "check_accountant",
             "check_delta",
-            "check_integer",
-            "check_real",
             "check_report_path",
             "check_target_epsilon",
             "rows_relation",
@@ -47,7 +45,7 @@ SHARED_NAMES = {
             "warn_of_large_delta",
         }
     ),
-    "keras_adaclip.audit": frozenset({"by_rising_score", "check_confidence"}),
+    "keras_adaclip.audit": frozenset({"by_rising_score"}),
     "keras_adaclip.callbacks": frozenset({"EpochCheck", "PassCounter"}),
     "keras_adaclip.clipping": frozenset({"CurrentClipping"}),
     "keras_adaclip.gradients": frozenset(

@@ -15,9 +15,6 @@
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
 
-from typing import Any
-
-from keras_adaclip import _checks
 from keras_adaclip.accounting.bounds import RunBounds
 from keras_adaclip.accounting.calibrate import (
     calibrate_noise_multiplier,
@@ -48,8 +45,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "check_accountant",
     "check_delta",
-    "check_integer",
-    "check_real",
     "check_report_path",
     "check_target_epsilon",
     "compute_epsilon",
@@ -79,13 +74,3 @@ __all__ = [
     "Sampling",
     "Unit",
 ]
-
-
-def check_integer(value: object, name: str, **limits: Any) -> int:
-    """Return an integer; `_checks.check_integer` with its first two arguments swapped."""
-    return _checks.check_integer(name, value, **limits)
-
-
-def check_real(value: object, name: str) -> float:
-    """Return a finite number; `_checks.check_real` with its arguments swapped."""
-    return _checks.check_real(name, value)

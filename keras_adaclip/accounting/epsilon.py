@@ -49,17 +49,40 @@ def default_delta(num_examples: int) -> float:
 
 
 def check_delta(value: object) -> float:
-    """Return a delta strictly between 0 and 1."""
+    """Return a delta strictly between 0 and 1.
+
+    Args:
+        value: The value of the argument.
+
+    Raises:
+        TypeError: If the value has the wrong type.
+        ValueError: If it is out of range.
+    """
     return _checks.check_between_0_and_1("delta", value)
 
 
 def check_target_epsilon(value: object) -> float:
-    """Return a positive, finite target."""
+    """Return a positive, finite target.
+
+    Args:
+        value: The value of the argument.
+
+    Raises:
+        TypeError: If the value has the wrong type.
+        ValueError: If it is out of range.
+    """
     return _checks.check_positive("target_epsilon", value)
 
 
 def check_accountant(value: object) -> str:
-    """Return the name of an accountant."""
+    """Return the name of an accountant.
+
+    Args:
+        value: The value of the argument.
+
+    Raises:
+        ValueError: If there is no such accountant.
+    """
     return _checks.check_choice("accountant", value, ACCOUNTANTS)
 
 

@@ -1,7 +1,7 @@
 """Empirical audits: what an attacker finds out, beside what epsilon allows."""
 
 from keras_adaclip.audit.canaries import CANARY_KINDS, Canaries
-from keras_adaclip.audit.lower_bound import audit_p_value, check_confidence, epsilon_lower_bound
+from keras_adaclip.audit.lower_bound import audit_p_value, epsilon_lower_bound
 from keras_adaclip.audit.membership import (
     MembershipInference,
     OperatingPoint,
@@ -21,5 +21,4 @@ __all__ = [
     "membership_inference",
     "one_run",
     "by_rising_score",
-    "check_confidence",
 ]

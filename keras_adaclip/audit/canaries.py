@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import check_integer
+from keras_adaclip._checks import check_integer
 from keras_adaclip.gradients import example_losses
 from keras_adaclip.sampling import PoissonDataset, as_array, common_length
 
@@ -110,7 +110,7 @@ class Canaries:
         if y is None and kind == "mislabeled":
             raise ValueError("Canaries of the kind 'mislabeled' need targets. Received: y=None")
         num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
-        num_canaries = check_integer(num_canaries, "num_canaries", minimum=2, maximum=num_examples)
+        num_canaries = check_integer("num_canaries", num_canaries, minimum=2, maximum=num_examples)
         generator = np.random.default_rng(seed)
         rows = np.sort(generator.choice(num_examples, num_canaries, replace=False))
         if kind != "unchanged":

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from scipy import optimize, stats
 
-from keras_adaclip.accounting import check_integer, check_real
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_real
 
 # Above what any number of canaries can show.
 _LARGEST_EPSILON = 60.0
@@ -48,10 +48,10 @@ def audit_p_value(
     >>> round(audit_p_value(1000, 100, 90, epsilon=1.0), 6)
     2.7e-05
     """
-    num_canaries = check_integer(num_canaries, "num_canaries", minimum=1)
-    num_guesses = check_integer(num_guesses, "num_guesses", minimum=1, maximum=num_canaries)
-    num_correct = check_integer(num_correct, "num_correct", maximum=num_guesses)
-    epsilon, delta = check_real(epsilon, "epsilon"), check_real(delta, "delta")
+    num_canaries = check_integer("num_canaries", num_canaries, minimum=1)
+    num_guesses = check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)
+    num_correct = check_integer("num_correct", num_correct, maximum=num_guesses)
+    epsilon, delta = check_real("epsilon", epsilon), check_real("delta", delta)
     if epsilon < 0:
         raise ValueError(f"Argument `epsilon` must not be negative. Received: epsilon={epsilon}")
     if not 0 <= delta <= 1:
@@ -92,7 +92,7 @@ def epsilon_lower_bound(
     >>> round(epsilon_lower_bound(1000, 200, 195, delta=1e-5), 2)
     2.9
     """
-    confidence = check_confidence(confidence)
+    confidence = check_between_0_and_1("confidence", confidence)
     level = 1.0 - confidence
 
     def excess(epsilon: float) -> float:
@@ -105,21 +105,3 @@ def epsilon_lower_bound(
     # A little below the root: where the p-value still is too small.
     root = float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-9))
     return max(0.0, root - 1e-8)
-
-
-def check_confidence(confidence: object) -> float:
-    """Returns a confidence level between 0 and 1.
-
-    Args:
-        confidence: the level, a number.
-
-    Raises:
-        TypeError: where it is no number.
-        ValueError: where it is out of range.
-    """
-    number = check_real(confidence, "confidence")
-    if not 0 < number < 1:
-        raise ValueError(
-            f"Argument `confidence` must lie between 0 and 1. Received: confidence={number}"
-        )
-    return number

@@ -22,8 +22,7 @@ import keras
 import numpy as np
 from scipy import optimize, stats
 
-from keras_adaclip.accounting import check_integer, check_real
-from keras_adaclip.audit.lower_bound import check_confidence
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_real
 from keras_adaclip.gradients import example_losses
 
 Interval = tuple[float, float]
@@ -136,8 +135,8 @@ def membership_inference(
             "scikit-learn is needed for `keras_adaclip.audit.membership_inference`: "
             "pip install keras-adaclip[audit]"
         ) from error
-    confidence = check_confidence(confidence)
-    rates = [check_real(rate, "false_positive_rates") for rate in false_positive_rates]
+    confidence = check_between_0_and_1("confidence", confidence)
+    rates = [check_real("false_positive_rates", rate) for rate in false_positive_rates]
     if not all(0 <= rate <= 1 for rate in rates):
         raise ValueError(
             "Argument `false_positive_rates` must hold numbers between 0 and 1. "
@@ -182,8 +181,8 @@ def share_interval(count: int, total: int, confidence: float) -> Interval:
     >>> tuple(round(end, 4) for end in share_interval(0, 100, 0.95))
     (0.0, 0.0362)
     """
-    total = check_integer(total, "total", minimum=1)
-    count = check_integer(count, "count", maximum=total)
+    total = check_integer("total", total, minimum=1)
+    count = check_integer("count", count, maximum=total)
     tail = (1.0 - confidence) / 2.0
     low = float(stats.beta.ppf(tail, count, total - count + 1)) if count > 0 else 0.0
     high = float(stats.beta.ppf(1.0 - tail, count + 1, total - count)) if count < total else 1.0

@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import check_delta, check_integer, default_delta
+from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip.accounting import default_delta
 from keras_adaclip.audit.canaries import Canaries
-from keras_adaclip.audit.lower_bound import check_confidence
 from keras_adaclip.audit.one_run_audit import OneRunAudit
 
 
@@ -79,10 +79,10 @@ def one_run(
     Reference:
         Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", algorithm 1.
     """
-    confidence = check_confidence(confidence)
-    delta = None if delta is None else check_delta(delta)
+    confidence = check_between_0_and_1("confidence", confidence)
+    delta = None if delta is None else check_between_0_and_1("delta", delta)
     if num_guesses is not None:
-        check_integer(num_guesses, "num_guesses", minimum=1, maximum=num_canaries)
+        check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)
     canaries = Canaries.draw(x, y, num_canaries=num_canaries, kind=kind, seed=seed)
     if delta is None:
         delta = min(default_delta(canaries.num_examples), 0.01 / len(canaries))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.accounting import check_integer
-from keras_adaclip.audit.lower_bound import check_confidence, epsilon_lower_bound
+from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip.audit.lower_bound import epsilon_lower_bound
 
 _FEWEST_GUESSES = 16
 _ORDER_OF_TIES = 2_023
@@ -102,12 +102,12 @@ class OneRunAudit:
                 "`scores` and `is_member` must be one number and one truth value a canary. "
                 f"Received: shapes {scores.shape} and {is_member.shape}, dtype {is_member.dtype}"
             )
-        num_canaries = check_integer(len(scores), "num_canaries", minimum=2)
-        confidence = check_confidence(confidence)
+        num_canaries = check_integer("num_canaries", len(scores), minimum=2)
+        confidence = check_between_0_and_1("confidence", confidence)
         if num_guesses is None:
             tries = _numbers_of_guesses(num_canaries)
         else:
-            tries = [check_integer(num_guesses, "num_guesses", minimum=1, maximum=num_canaries)]
+            tries = [check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)]
         of_each = 1.0 - (1.0 - confidence) / len(tries)
         ascending = by_rising_score(scores, is_member)
         found = []

@@ -74,11 +74,19 @@ class Batch:
         return self._map(take, mask, self.num_copies)
 
     def copied(self, num_copies: int) -> "Batch":
-        """Return a batch with `num_copies` of each unit's row."""
+        """Return a batch with several copies of each unit's row.
+
+        Args:
+            num_copies: Number of copies.
+        """
         return self._map(lambda v: ops.repeat(v, num_copies, axis=0), self.mask, num_copies)
 
     def padded_to_multiple(self, size: int) -> "Batch":
-        """Return the batch padded with masked rows of zeros to a multiple of `size` rows."""
+        """Return the batch padded with masked rows of zeros.
+
+        Args:
+            size: The number of rows becomes a multiple of this.
+        """
         missing = -self.num_rows % size
         if isinstance(missing, int) and missing == 0:
             return self._map(lambda value: value, self.present)

@@ -46,7 +46,11 @@ class BatchGradients:
         return BatchGradients(self.variables, list(parts), self.num_rows)
 
     def squared_norms(self, groups: ParameterGroups) -> Tensor:
-        """Return squared norms of each group's part, float32 `(batch_size, num_groups)`."""
+        """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
+
+        Args:
+            groups: The groups of the trainable variables.
+        """
         norms: list[list[Tensor]] = [[] for _ in groups.names]
         for part, number in zip(self.parts, groups.assignment, strict=True):
             if part is not None:

@@ -122,7 +122,11 @@ def add_to_output_loss_trackers(
 
 
 def regularization_loss(model: keras.Model) -> Tensor | None:
-    """Return the summed weight regularization of a built model, None if there is none."""
+    """Return the summed weight regularization, None if there is none.
+
+    Args:
+        model: A built model.
+    """
     terms = [
         ops.cast(variable.regularizer(variable), "float32")
         for variable in model.trainable_variables
