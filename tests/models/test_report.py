@@ -101,7 +101,7 @@ def test_the_folder_of_the_report_is_made_and_delta_is_asked_for(tmp_path):
     assert path.exists()
     unprepared = ka.callbacks.PrivacyCallback(report_path=path)
     unprepared.set_model(model)
-    with pytest.raises(ValueError, match="Give `delta`"):
+    with pytest.raises(ValueError, match="Argument `delta` must lie"):
         unprepared.on_train_end()
 
 
