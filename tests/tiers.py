@@ -62,9 +62,8 @@ def rest() -> list[str]:
     )
     left = {path for path in (*files, *modules) if not _within(path, others)}
     # Whole folders where nothing of them is in another tier, so that their conftest.py is heeded.
-    for folder in {str(Path(path).parent) for path in left if path.startswith("tests/")} - {
-        "tests"
-    }:
+    folders = {str(Path(path).parent) for path in left if path.startswith("tests/")}
+    for folder in folders - {"tests"}:
         inside = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("test_*.py")}
         if inside <= left:
             left = left - inside | {folder}
