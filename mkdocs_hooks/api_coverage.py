@@ -71,7 +71,8 @@ def _required_members(target: Any, anchors: tuple[str, ...]) -> list[tuple[str, 
         is_shown = member.is_function or "property" in getattr(member, "labels", ())
         if not name.startswith("_") and name not in KERAS_PROTOCOL and is_shown:
             # A base that is public itself shows its members for all of its children.
-            ways = (*anchors, owner.path, *_public_paths(owner.path))
+            owners = [owner.path, *(base.path for base in target.mro() if name in base.members)]
+            ways = (*anchors, *owners, *(way for path in owners for way in _public_paths(path)))
             found.append(tuple(f"{way}.{name}" for way in ways))
     return found
 

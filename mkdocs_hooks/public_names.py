@@ -21,6 +21,8 @@ KERAS_PROTOCOL = frozenset(
     {
         "build_from_config",
         "compile_from_config",
+        "from_config",
+        "get_config",
         "load_own_variables",
         "save_own_variables",
         "train_step",
@@ -82,6 +84,7 @@ SHARED_NAMES = {
             "MAX_ROWS",
             "NO_LEGACY_FILE",
             "Run",
+            "RunSettings",
             "check_microbatch_size",
             "check_noise_multiplier_or_schedule",
             "check_plain_optimizer",
