@@ -35,8 +35,8 @@ def running_backend() -> str:
 def pytest_ignore_collect(collection_path, config):
     """Leaves the other backends' files out of the doctests: they would import their backends."""
     others = set(BACKENDS) - {running_backend()}
-    if collection_path.parent.parts[-2:] == ("keras_adaclip", "backend"):
-        return collection_path.stem.partition("_")[0] in others or None
+    if collection_path.parts[-3:-1] == ("keras_adaclip", "backend"):
+        return collection_path.name in others or None
     if collection_path.parent.name == "tensorflow_privacy":
         return collection_path.stem.partition("_")[0] in others or None
     return None
