@@ -1,13 +1,13 @@
 """Private classification of the rows of a table: incomes of the census, Adult at epsilon 1.
 
 Each row is a person: age, work, family, and whether they earn more than 50,000 dollars. A small
-network learns to tell that, by DP-Adam: each step draws rows at random, clips the gradient of each
-one to a norm, adds noise to their sum, and gives the mean to Adam.
+network learns to predict that with DP-Adam: each step draws rows at random, clips the gradient of
+each row to a norm, adds noise to their sum, and passes the mean to Adam.
 
     python examples/adult.py
 
-**Expected**: this script was not run on the real Adult here, only with `--smoke`, on rows made up
-on the spot. About 76% of the people earn less, so that is what guessing gives.
+**Expected**: this script was run with `--smoke` only, on made-up rows. About 76% of the people earn
+less, so guessing gives 76%.
 
 **Data**: downloaded from the UCI repository; without a network, see `docs/examples.md`.
 """
@@ -60,7 +60,7 @@ One embedding serves all columns, so the ids of a column begin where those of th
 
 
 def build_model(units: int = 32) -> keras.Model:
-    """An embedding, a hidden layer, and one output a class."""
+    """An embedding, a hidden layer, and one output for each class."""
     sizes = [len(values) for values in ADULT_CATEGORIES.values()]
     first_ids = np.cumsum([0, *sizes[:-1]], dtype="int32")
     inputs = {

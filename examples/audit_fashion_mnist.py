@@ -1,16 +1,16 @@
 """An audit of private training: is epsilon as small as the accountant says?
 
-Trains the network of `fashion_mnist.py` on a few thousand images that are all canaries: noise of
-images, with labels drawn at random, of each of which a coin decides whether training has it. How
-many coins the final losses give away bounds epsilon from below (Steinke et al. 2023), beside the
-accountant's bound from above.
+Trains the network of `fashion_mnist.py` on a few thousand canaries: random images with random
+labels. A coin decides for each whether it is in the training data. The number of coins that the
+final losses reveal bounds epsilon from below (Steinke et al. 2023); the accountant bounds it from
+above.
 
     python examples/audit_fashion_mnist.py --runs 3
     python examples/audit_fashion_mnist.py --without-noise
 
-The second leaves the noise out on purpose, and says how far what is remembered then lies above the
-epsilon that the noise would have had. A run takes half a minute on two cores; the
-last one's figure goes to `audit.png`.
+The second command trains without noise, to show that the lower bound then exceeds the epsilon that
+the noise would have given. A run takes half a minute on two cores; the figure of the last run is
+written to `audit.png`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fashion_mnist import build_model
 def audited(
     data: LabelledData, noise_multiplier: float, options: argparse.Namespace
 ) -> ka.audit.OneRunAudit:
-    """One training run on canaries alone, and what it gives away."""
+    """Train on canaries alone and audit the run."""
 
     def compiled_model() -> keras.Model:
         model = build_model()
@@ -74,7 +74,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Calibrates, audits as often as asked, and reports."""
+    """Calibrate the noise, audit the runs, and report."""
     options = parse_options()
     data = load_fashion_mnist()
     print(f"Data: {data.source}; backend: {keras.backend.backend()}")

@@ -1,20 +1,20 @@
-"""The best private recipe known here for Fashion-MNIST: fixed features, equalized privately.
+"""The best private recipe of this package for Fashion-MNIST: fixed features, equalized privately.
 
 Three parts, and one budget for all of them:
 
 1. Scattering features of each image (`scattering.py`): a fixed function, which costs nothing.
-2. The second moments of these features in a subspace of smooth patterns, by a few private steps:
-   the directions that stand out of the noise are shared by most images, and would take up most of
-   a clipped gradient. They are scaled down to the level of the noise.
+2. The second moments of these features in a subspace of smooth patterns, by a few private steps.
+   Most images share the directions that exceed the noise, so these would dominate every clipped
+   gradient. They are scaled down to the level of the noise.
 3. A softmax layer on the features, by DP-SGD with large Poisson-sampled batches and a clipping norm
-   so small that nearly every gradient is brought to it.
+   that is below nearly every gradient norm.
 
-The idea that handcrafted features serve private learning better than learned ones is Tramer & Boneh
-2021, "Differentially private learning needs better features (or much more data)".
+Handcrafted features serve private learning better than learned ones: Tramer & Boneh 2021,
+"Differentially private learning needs better features (or much more data)".
 
     python examples/best_fashion_mnist.py
 
-prints test accuracy and privacy statement: epsilon 2.7 at delta 1e-5, parts 2 and 3 together.
+prints test accuracy and privacy statement: epsilon 2.7 at delta 1e-5 for parts 2 and 3 together.
 Five runs (`benchmarks/utility/best_recipe.csv`) gave 90.2% on average, from 90.1% to 90.25%. The
 settings were chosen on 10,000 held-out training images (`--holdout`), which this epsilon, like
 that of most papers, does not cover.
@@ -36,7 +36,7 @@ _PARTS = ("train", "test")
 
 
 def load_features(options: argparse.Namespace) -> tuple[np.ndarray, ...]:
-    """Features and labels to train with, then features and labels to report on."""
+    """Return features and labels for training, then features and labels for the report."""
     data = load_fashion_mnist()
     print(f"Data: {data.source}")
     train, test = slice(None), slice(None)
@@ -54,9 +54,9 @@ def load_features(options: argparse.Namespace) -> tuple[np.ndarray, ...]:
 def estimate_moments(
     rows: np.ndarray, noise_multiplier: float, options: argparse.Namespace
 ) -> tuple[np.ndarray, keras.Model]:
-    """The noised mean of `row row^T`, as the kernel of a layer that was trained to hold it.
+    """Estimate the mean of `row row^T` privately, as the kernel of a layer.
 
-    With the loss `-row^T W row`, the gradient by `W` is `-row row^T` wherever `W` is, so plain SGD
+    With the loss `-row^T W row`, the gradient by `W` is `-row row^T` for every `W`, so plain SGD
     at learning rate `1 / steps` ends at the average of the steps' estimates.
 
     Args:
@@ -65,7 +65,7 @@ def estimate_moments(
         options: the command line.
 
     Returns:
-        The symmetric estimate, and the model that knows what it cost.
+        The symmetric estimate, and the model whose ledger has its cost.
     """
     dimensions = rows.shape[1]
     model = ka.PrivateSequential(
@@ -94,7 +94,7 @@ def estimate_moments(
 
 
 def strong_directions(moments: np.ndarray, noise_level: float) -> tuple[np.ndarray, np.ndarray]:
-    """The eigenvectors that stand out of the noise, and the factor that brings each down to it.
+    """Return the eigenvectors above the noise level, and the factors that scale them down to it.
 
     The eigenvalues of a symmetric matrix of noise alone end near `2 * noise_level * sqrt(size)`.
 
@@ -112,7 +112,7 @@ def strong_directions(moments: np.ndarray, noise_level: float) -> tuple[np.ndarr
 
 
 def equalized(rows: np.ndarray, directions: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Rows with the directions scaled by their factors, then of unit length again."""
+    """Scale the directions of each row by their factors, and the row to unit length."""
     rows = rows - ((rows @ directions.T) * (1 - factors)) @ directions
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -124,7 +124,7 @@ def train(
     spent_by: keras.Model,
     options: argparse.Namespace,
 ) -> keras.Model:
-    """A softmax layer, trained privately; what `spent_by` has spent is carried on its ledger."""
+    """Train a softmax layer privately, on a ledger that includes that of `spent_by`."""
     model = ka.PrivateSequential(
         [keras.Input(x.shape[1:]), keras.layers.Dense(10, kernel_initializer="zeros")],
         name="softmax_on_scattering",
@@ -181,7 +181,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Loads, computes the features, equalizes, trains and reports."""
+    """Load, compute the features, equalize, train and report."""
     options = parse_options()
     if options.seed is not None:
         keras.utils.set_random_seed(options.seed)

@@ -5,10 +5,9 @@ images at random, clips the gradient of each one to a norm, and adds noise to th
 
     python examples/cifar10.py
 
-**Expected**: this script was not run on the real CIFAR-10 here, only with `--smoke`, a narrow
-network on images made up on the spot. Lin et al. report, in table 2 at epsilon 7.53, test
-accuracies of 62.9% with a fixed norm, 63.4% with quantile clipping, 68.2% with a power decay and
-68.1% with transferred norms; 76.8% without privacy.
+**Expected**: this script was run with `--smoke` only, a narrow network on made-up images. Lin et
+al. report, in table 2 at epsilon 7.53, test accuracies of 62.9% with a fixed norm, 63.4% with
+quantile clipping, 68.2% with a power decay and 68.1% with transferred norms; 76.8% without privacy.
 
 **Data**: Keras downloads it; without a network, see `docs/examples.md`.
 """

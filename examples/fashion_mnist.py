@@ -1,8 +1,8 @@
 """Private image classification on Fashion-MNIST with a clipping norm that adapts itself.
 
-A classifier of clothes that gives away little about any one of the 60,000 images that it was
-trained on: epsilon 3 at delta 1e-5. The method is DP-SGD (Abadi et al. 2016): each step draws
-images at random, clips the gradient of each one to a norm, and adds noise to their sum.
+A classifier of clothes that reveals little about any one of its 60,000 training images: epsilon 3
+at delta 1e-5. The method is DP-SGD (Abadi et al. 2016): each step draws images at random, clips the
+gradient of each image to a norm, and adds noise to their sum.
 
     python examples/fashion_mnist.py
 

@@ -5,11 +5,11 @@ draws images at random, clips the gradient of each one to a norm, and adds noise
 
     python examples/imagenette.py
 
-**Expected**: this script was not run on the real Imagenette here, only with `--smoke`, narrow
-networks on images made up on the spot. Lin et al. report, in table 2 at epsilon 11, test accuracies
-of AlexNet of 39.3% with a fixed norm, 45.7% with quantile clipping, 55.6% with a power decay and
-55.8% with transferred norms; 70.7% without privacy. Their ResNet-18 has, in table 3, 34.9%, 37.6%,
-46.0% and 46.2%. Take a GPU: AlexNet has 36 million weights here, and an epoch 148 steps of 64.
+**Expected**: this script was run with `--smoke` only, narrow networks on made-up images. Lin et al.
+report, in table 2 at epsilon 11, test accuracies of AlexNet of 39.3% with a fixed norm, 45.7% with
+quantile clipping, 55.6% with a power decay and 55.8% with transferred norms; 70.7% without privacy.
+Their ResNet-18 has, in table 3, 34.9%, 37.6%, 46.0% and 46.2%. Use a GPU: AlexNet has 36 million
+weights, and an epoch 148 steps of 64.
 
 **Data**: downloaded into Keras's folder; without a network, see `docs/examples.md`.
 """
@@ -139,7 +139,7 @@ def resnet18(x: Any, width: float) -> Any:
 
 
 def build_model(network: str, width: float = 1.0) -> keras.Model:
-    """One of the two, for bytes from 0 to 255."""
+    """Build one of the two networks, for bytes from 0 to 255."""
     inputs = keras.Input((IMAGE_SIZE, IMAGE_SIZE, 3))
     x = layers.Rescaling(1 / 255)(inputs)
     x = {"alexnet": alexnet, "resnet18": resnet18}[network](x, width)

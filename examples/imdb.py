@@ -1,13 +1,13 @@
 """Private classification of texts by a small transformer: film reviews, IMDB at epsilon 3.
 
-A review tells of its writer. The model learns to tell friendly reviews from unfriendly ones, by
-DP-Adam: each step draws reviews at random, clips the gradient of each one to a norm, adds noise to
-their sum, and gives the mean to Adam.
+A review reveals something about its writer. The model learns to classify friendly and unfriendly
+reviews with DP-Adam: each step draws reviews at random, clips the gradient of each review to a
+norm, adds noise to their sum, and passes the mean to Adam.
 
     python examples/imdb.py
 
-**Expected**: this script was not run on the real IMDB here, only with `--smoke`, a narrow network
-on texts made up on the spot. Half of the reviews are friendly, so guessing gives 50%.
+**Expected**: this script was run with `--smoke` only, a narrow network on made-up texts. Half of
+the reviews are friendly, so guessing gives 50%.
 
 **Data**: Keras downloads it; without a network, see `docs/examples.md`.
 """

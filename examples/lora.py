@@ -1,15 +1,14 @@
 """Private fine-tuning with LoRA: a public transformer learns from private reviews at epsilon 3.
 
-The backbone has learned language from public texts. Its weights are frozen. LoRA adds the product
-of two narrow matrices to some of them; DP-Adam trains these matrices and the last layer. Few
-weights get noise, so the noise does little harm, and frozen layers cost neither norms nor memory
-for gradients.
+The backbone was trained on public texts, and its weights are frozen. LoRA adds the product of two
+narrow matrices to some of them; DP-Adam trains these matrices and the last layer. Few weights get
+noise, so the noise does little harm, and frozen layers cost neither norms nor memory for gradients.
 
     python examples/lora.py --smoke
     python examples/lora.py --backbone distil_bert_base_en_uncased        # with keras-hub installed
 
-**Expected**: this script was not run on the real IMDB here, nor with a backbone of keras-hub, only
-with `--smoke`: a tiny transformer, trained before on made-up public texts.
+**Expected**: this script was run with `--smoke` only: a tiny transformer, trained on made-up public
+texts before.
 
 **Data**: as for `imdb.py`; see `docs/examples.md`.
 """
@@ -87,7 +86,7 @@ Every weight is frozen, then `enable_lora` adds weights to the projections of qu
 
 
 def add_lora(backbone: keras.Model, rank: int) -> int:
-    """Freezes all weights, adds LoRA to the attention; returns to how many layers."""
+    """Freeze all weights, add LoRA to the attention, and return the number of its layers."""
     for variable in backbone.variables:
         variable.trainable = False
     adapted = 0

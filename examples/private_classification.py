@@ -1,6 +1,6 @@
-"""What the examples of private classification share: command line, optimizer, training and report.
+"""Command line, optimizer, training and report of the examples of private classification.
 
-A script has the data, the network and the choices of one task. `main` does the rest.
+A script has the data, the network and the settings of one task. `main` does the rest.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def main(
     Args:
         description: docstring of the script.
         task: the task.
-        load: function of `smoke`, whether a little data is enough, that returns the data.
+        load: function that returns the data; its argument `smoke` asks for small data.
         build_model: function of the options (`parse_options`) that returns a private model.
         arguments: arguments to parse; None takes the command line.
     """
@@ -175,7 +175,7 @@ def main(
 
 
 def _loaded(load: Callable[[bool], LabelledData], options: argparse.Namespace) -> LabelledData:
-    """The data, with a line about them; ends the program with a message if there are none."""
+    """Load the data and print a line about them, or end the program with a message."""
     try:
         data = load(options.smoke)
     except FileNotFoundError as error:
@@ -185,7 +185,7 @@ def _loaded(load: Callable[[bool], LabelledData], options: argparse.Namespace) -
 
 
 def private_optimizer(options: argparse.Namespace, num_examples: int) -> ka.optimizers.DPOptimizer:
-    """The optimizer, with the noise at which the whole run costs epsilon.
+    """Return the optimizer, with the noise for which the whole run costs epsilon.
 
     Args:
         options: options of `parse_options`; a batch size of more than a quarter of the examples is
@@ -219,7 +219,7 @@ def private_optimizer(options: argparse.Namespace, num_examples: int) -> ka.opti
 def parse_options(
     description: str, task: Task, arguments: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """The options of the command line, and the task's defaults for the others.
+    """Parse the command line; the task has the defaults.
 
     Sets Keras's seed if the command line has one.
 

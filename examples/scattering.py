@@ -1,11 +1,11 @@
-"""The scattering transform of small images: fixed features, computed without looking at any data.
+"""The scattering transform of small images: fixed features that depend on no other data.
 
     S0 = x * phi,   S1 = |x * psi_a| * phi,   S2 = ||x * psi_a| * psi_b| * phi
 
 with Morlet wavelets psi at two scales and eight orientations, and a Gaussian phi four pixels apart
 (Bruna & Mallat 2013). The features of an image depend on that image alone, so a model that is
-trained on them with DP-SGD keeps its guarantee for the images. They are, to 0.3%, those of
-Kymatio's `Scattering2D(J=2, L=8)`, in NumPy alone: Kymatio 0.3 does not import with SciPy 1.17.
+trained on them with DP-SGD keeps its guarantee for the images. They agree to 0.3% with Kymatio's
+`Scattering2D(J=2, L=8)`, but need NumPy only: Kymatio 0.3 does not import with SciPy 1.17.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -49,9 +49,9 @@ def normalized(maps: np.ndarray, offset: float = 1e-3) -> np.ndarray:
     """Logarithms of each image's maps, their mean subtracted, then scaled to unit length.
 
     Args:
-        maps: float array of shape `(num_images, channels, height, width)`, not negative but for
+        maps: float array of shape `(num_images, channels, height, width)`, not negative except for
             rounding.
-        offset: what is added under the logarithm.
+        offset: number added inside the logarithm.
 
     Returns:
         float32 array of shape `(num_images, channels * height * width)`.
@@ -62,11 +62,11 @@ def normalized(maps: np.ndarray, offset: float = 1e-3) -> np.ndarray:
 
 
 def features(images: np.ndarray, cache: Path | None = None) -> np.ndarray:
-    """Normalized scattering features, from a file where they were computed before.
+    """Compute normalized scattering features, or read them from a file.
 
     Args:
         images: float array of shape `(num_images, size, size, 1)`.
-        cache: the `.npy` file to read or write; None computes them anew.
+        cache: the `.npy` file to read or write; None always computes them.
 
     Returns:
         float32 array of shape `(num_images, 81 * (size // 4) ** 2)`.

@@ -1,8 +1,8 @@
 """The data sets of the examples.
 
-Each loader takes the files that are in Keras's cache (`~/.keras/datasets`) and otherwise downloads
-them there, once. If a server does not answer, the error names the file and the place to put it.
-Only `load_fashion_mnist` takes other data instead, and says so in `source`.
+Each loader reads the files in Keras's cache (`~/.keras/datasets`), and downloads them there once if
+they are missing. If a server does not answer, the error names the file and where to put it. Only
+`load_fashion_mnist` returns other data instead, and says so in `source`.
 """
 
 from .adult import ADULT_CATEGORIES, ADULT_NUMBERS, load_adult

@@ -1,9 +1,8 @@
 """Adult: 48,842 rows of the census of 1994 (Becker and Kohavi 1996).
 
-Nothing here is computed from the rows. The categories are those of the published description
-(`adult.names`), and the constants that scale the numbers follow from what a column can hold. What
-is computed from the data before `fit` is not covered by epsilon: means, deviations and vocabularies
-of private rows would be given away with the model.
+Nothing here is computed from the rows, because epsilon does not cover what is computed from the
+data before `fit`. The categories are those of the published description (`adult.names`), and the
+constants that scale the numbers follow from the possible values of a column.
 """
 
 import csv

@@ -52,8 +52,8 @@ def cached_or_downloaded(
 def require_answer(address: str, seconds: float = WAIT_SECONDS) -> None:
     """Raises an error if a server does not answer in time.
 
-    A limit of the socket alone would not do: it holds for each address of the server, and not for
-    the look-up of its name.
+    A timeout of the socket is not enough: it applies to each address of the server separately, and
+    not to the look-up of its name.
 
     Args:
         address: an address of the server.

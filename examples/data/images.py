@@ -47,9 +47,9 @@ def load_cifar10() -> LabelledData:
 def load_fashion_mnist(debian_folder: Path = _DEBIAN_FOLDER) -> LabelledData:
     """Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 grey images of 28x28 pixels, 10 classes.
 
-    Taken from Keras's cache, into which it is downloaded if it is missing, or else from Debian's
-    package `dataset-fashion-mnist`. If neither is available, scikit-learn's 1,797 digits are
-    returned, so that the demo always has real images; `source` says so.
+    It is read from Keras's cache, after a download if it is missing, or else from Debian's package
+    `dataset-fashion-mnist`. If neither is available, scikit-learn's 1,797 digits are returned, so
+    that the demo always has real images; `source` says so.
 
     Args:
         debian_folder: folder of Debian's package.
@@ -132,9 +132,8 @@ def _image_data(
 def load_imagenette(image_size: int = 160) -> LabelledData:
     """Imagenette (Howard 2019): 9,469 + 3,925 photographs of ten classes of ImageNet.
 
-    TensorFlow Datasets reads it, and prepares it if it has not done so before. The square in the
-    middle of each image is resized. The images are bytes from 0 to 255, which take a quarter of
-    the memory of float32.
+    TensorFlow Datasets prepares and reads it. The square in the middle of each image is resized.
+    The images are bytes from 0 to 255, which take a quarter of the memory of float32.
 
     Args:
         image_size: height and width, in pixels.

@@ -10,9 +10,9 @@ from .labelled_data import LabelledData
 def load_imdb(num_tokens: int = 10_000, length: int = 256) -> LabelledData:
     """IMDB: 25,000 + 25,000 reviews as token ids, class 1 if friendly.
 
-    Id 0 fills a sequence up at its end, 1 begins a review, 2 stands for rarer words, and ids from 3
-    are words. Keras numbers the words by how often they occur in the reviews. A vocabulary made of
-    private texts is not covered by a model's epsilon; this one was published long before.
+    Id 0 is padding, 1 begins a review, 2 is a rarer word, and ids from 3 are words. Keras numbers
+    the words by their frequency in the reviews. Epsilon does not cover a vocabulary of private
+    texts; this one was published with the data set.
 
     Args:
         num_tokens: number of ids.

@@ -1,7 +1,7 @@
 """Made-up data in the shapes of the real sets, to try a program without any download.
 
-The classes can be told apart, so that training has something to learn. What a model reaches on them
-says nothing about the real data.
+The classes differ, so that training has something to learn. Accuracy on them says nothing about the
+real data.
 """
 
 import numpy as np

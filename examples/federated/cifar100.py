@@ -39,7 +39,7 @@ FILES = {"fed_cifar100_train.h5": CIFAR100, "fed_cifar100_test.h5": CIFAR100}
 
 
 def distorted(image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A random crop of each image, at random mirrored, standardized."""
+    """Crop and mirror each image at random, and standardize it."""
     corners = np.random.randint(0, image.shape[1] - SIZE + 1, (len(image), 2))
     crops = [
         picture[top : top + SIZE, left : left + SIZE]
@@ -58,7 +58,7 @@ def cropped(image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def standardized(images: np.ndarray) -> np.ndarray:
-    """Each image with mean 0 and standard deviation 1, as float32; an even one stays finite."""
+    """Scale each image to mean 0 and standard deviation 1; a constant image stays finite."""
     images = images.astype(np.float32)
     axes = (1, 2, 3)
     least = np.float32(images[0].size ** -0.5)

@@ -1,4 +1,4 @@
-"""What the six tasks of Andrew et al. 2021 share: the command line, the training, its report.
+"""The command line, training and report of the six tasks of Andrew et al. 2021.
 
 Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping",
 NeurIPS 2021. Models and local training are those of Reddi et al. 2020, "Adaptive federated
@@ -32,8 +32,8 @@ _LARGE_POPULATION = 1_000_000
 class Task:
     """A task and the choices of the paper.
 
-    The learning rates of table 1 were found without clipping. With it the paper tries the
-    server's times 1, 10^(1/4), ..., 10 and does not say which was best: `--server-learning-rate`.
+    The learning rates of table 1 were found without clipping. With clipping, the paper multiplies
+    that of the server by 1, 10^(1/4), ..., 10, without stating the best: `--server-learning-rate`.
 
     Args:
         rounds: table 1, T.
@@ -41,11 +41,11 @@ class Task:
         client_learning_rate: table 1.
         server_learning_rate: table 1; with momentum as Keras has it, which is what ran.
         client_batch_size: of Reddi et al., as the next two.
-        client_examples_limit: at most so many examples of a client in a round, or None.
-        num_test_examples: evaluation takes so many, or None for all.
-        large_cohort: table 1, m: cohorts that bring epsilon down where there are a million clients.
-        large_noise_multiplier: table 1, z, which with `large_cohort` is as much noise in the mean.
-        metric: which metric is shown.
+        client_examples_limit: largest number of examples of a client in a round, or None.
+        num_test_examples: number of examples for evaluation, or None for all.
+        large_cohort: table 1, m: cohorts that reduce epsilon with a million clients.
+        large_noise_multiplier: table 1, z: with `large_cohort`, the same noise in the mean.
+        metric: the metric to show.
         cohort_size: section 3.
     """
 
@@ -63,7 +63,7 @@ class Task:
 
 
 def parse_options(description: str, task: Task) -> argparse.Namespace:
-    """The command line; what it leaves open is the paper's choice.
+    """Parse the command line; the defaults are the paper's choices.
 
     Args:
         description: docstring of the script.
@@ -102,11 +102,11 @@ def data_files(
     archives: Mapping[str, Archive],
     make_up: Callable[[Path], None],
 ) -> list[Path]:
-    """The files of a task; ends the program with a message where they cannot be had.
+    """Find the files of a task, or end the program with a message.
 
     Args:
         options: of `parse_options`.
-        archives: for the name of each file the archive that it comes from.
+        archives: the archive of each file, by the name of the file.
         make_up: writes files of the same names and layout into a folder, for `--smoke`.
     """
     if options.smoke:
@@ -193,7 +193,7 @@ def train(
 
 
 class RoundReport(keras.callbacks.Callback):
-    """Prints a line an epoch: the rounds so far, the held-out metric, clipping norm and epsilon.
+    """Prints a line for each epoch: rounds so far, held-out metric, clipping norm and epsilon.
 
     Args:
         metric: name of the metric.
@@ -222,10 +222,10 @@ def is_as_in_the_paper(task: Task, options: argparse.Namespace) -> bool:
 
 
 def large_cohorts(task: Task) -> str:
-    """What as many rounds with as much noise in the mean cost with a million clients.
+    """Report the epsilon of the same training with a million clients and large cohorts.
 
-    Cohorts of 100 tell how much noise a task bears, and their epsilon protects nobody. Section 3
-    of the paper makes cohort and noise multiplier larger by one factor, until epsilon is 5.
+    Cohorts of 100 show how much noise a task tolerates, and their epsilon protects nobody. Section
+    3 of the paper increases cohort and noise multiplier by one factor, until epsilon is 5.
     """
     delta = _LARGE_POPULATION**-1.1
     epsilon = ka.accounting.compute_epsilon(

@@ -36,7 +36,7 @@ FILES = {"fed_emnist_train.h5": EMNIST, "fed_emnist_test.h5": EMNIST}
 
 
 def as_own_target(pixels: np.ndarray, _: None) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels of shape `(num_examples, 784)`, ink 1, as inputs and as targets."""
+    """Return pixels of shape `(num_examples, 784)`, ink 1, as inputs and as targets."""
     ink = 1.0 - pixels.reshape(-1, 784)
     return ink, ink
 

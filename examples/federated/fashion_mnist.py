@@ -1,15 +1,15 @@
-"""Which norm to clip clients to: the question of Andrew et al. 2021 on real images.
+"""Which norm to clip clients to: the experiment of Andrew et al. 2021 on real images.
 
-    python examples/federated/fashion_mnist.py              # what is missing, then the report
+    python examples/federated/fashion_mnist.py              # missing runs, then the report
     python examples/federated/fashion_mnist.py --seeds 1    # one seed
     python examples/federated/fashion_mnist.py --report-only
     python examples/federated/fashion_mnist.py --smoke    # into examples/output
 
-The 60,000 training images of Fashion-MNIST are divided among 3,000 clients, each with labels of its
-own (Dirichlet, 0.3). With four amounts of noise, five quantiles of the clients' norms, estimated in
-private, are compared with five fixed norms, as in the paper's figures 5 and 6. Rows go to
-`runs.csv`, one a run: interrupt it at any time, and start it again to go on. About ten seconds a
-run with JAX on one core.
+The 60,000 training images of Fashion-MNIST are divided among 3,000 clients with different label
+distributions (Dirichlet, 0.3). With four amounts of noise, five private quantiles of the clients'
+norms are compared with five fixed norms, as in the paper's figures 5 and 6. `runs.csv` gets one row
+for each run: an interrupted script continues when it is started again. A run takes about ten
+seconds with JAX on one core.
 """
 
 import argparse
@@ -49,13 +49,13 @@ ROUNDS_PER_EPOCH = 10
 
 @dataclass(frozen=True)
 class Run:
-    """What decides what a run gives.
+    """The settings of a run.
 
     Args:
         kind: `"quantile"` or `"fixed"`.
         value: the quantile, or the norm.
-        noise_multiplier: of the whole release of a round.
-        seed: of the initial weights, the cohorts and the noise; nobody's privacy hangs on these.
+        noise_multiplier: total noise multiplier of a round.
+        seed: seed of the initial weights, the cohorts and the noise; the data are public.
         rounds: number of rounds.
     """
 
@@ -78,7 +78,7 @@ class Run:
 
 
 def all_runs(seeds: range, rounds: int = ROUNDS) -> list[Run]:
-    """Every run, the first seed of all before the second."""
+    """Return every run, all of the first seed before those of the second."""
     choices = [("quantile", value) for value in QUANTILES] + [("fixed", v) for v in FIXED_NORMS]
     return [
         Run(kind, value, noise_multiplier, seed, rounds)
@@ -165,7 +165,7 @@ def _rounded(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Makes what is missing, then the report."""
+    """Train the missing runs, then write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--output", type=Path, help=f"folder ({_OUTPUT}; with --smoke {_SMOKE_OUTPUT})"
@@ -192,7 +192,7 @@ def main() -> None:
 
 
 def make_missing(runs: list[Run], path: Path, data: tuple[Any, Any], cohort_size: int) -> None:
-    """Trains what the file lacks, and adds a row for each."""
+    """Train the runs that the file lacks, and add a row for each."""
     known = set()
     if path.exists():
         with path.open(newline="") as file:

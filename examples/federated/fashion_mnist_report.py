@@ -22,10 +22,10 @@ def write_report(path: Path, folder: Path) -> list[Path]:
 
     Args:
         path: the file of runs.
-        folder: where they go.
+        folder: folder of the files.
 
     Returns:
-        What was written.
+        The paths of the files.
     """
     with path.open(newline="") as file:
         rows: Rows = list(csv.DictReader(file))
@@ -39,7 +39,7 @@ def write_report(path: Path, folder: Path) -> list[Path]:
 
 
 def tables(rows: Rows) -> str:
-    """Accuracy for each choice and amount of noise, and how well the quantiles were followed."""
+    """Return tables of accuracy by choice and noise, and of how well quantiles were followed."""
     noises = _values(rows, "noise_multiplier")
     lines = [
         "# Quantiles against fixed norms, 3,000 clients of Fashion-MNIST",

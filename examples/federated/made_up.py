@@ -1,4 +1,4 @@
-"""Small files of the published layouts, for `--smoke`: what is in them was made up on the spot."""
+"""Small files with made-up data in the published layouts, for `--smoke`."""
 
 import json
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ def cifar100(folder: Path, num_clients: int = 12) -> None:
 
 
 def shakespeare(folder: Path, num_clients: int = 12) -> None:
-    """`shakespeare_train.h5` and `shakespeare_test.h5`: what a character of a play says.
+    """`shakespeare_train.h5` and `shakespeare_test.h5`: the lines of characters of plays.
 
     Args:
         folder: where they are put.

@@ -1,4 +1,4 @@
-"""Tags for what is written on Stack Overflow (SO-LR of Andrew et al. 2021), private by user.
+"""Tags of posts on Stack Overflow (SO-LR of Andrew et al. 2021), private by user.
 
     python examples/federated/stackoverflow_tags.py
 
@@ -80,7 +80,7 @@ def load(options: argparse.Namespace) -> tuple[tuple[Any, Any], Vocabulary, Voca
 
 @keras.saving.register_keras_serializable(package="examples")
 class DenseOnBagOfWords(keras.layers.Layer):
-    """What `Dense(units, "sigmoid")` makes of the mean of one-hot words, without making them.
+    """`Dense(units, "sigmoid")` on the mean of one-hot words, without materializing them.
 
     Words that the vocabulary lacks count in the mean, and have no weights.
 

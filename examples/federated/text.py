@@ -1,4 +1,4 @@
-"""From the texts of clients to numbers: words and characters as ids, tags as multi-hot vectors.
+"""Texts of clients as numbers: words and characters as ids, tags as multi-hot vectors.
 
     0          padding, which neither loss nor metric counts
     1 .. V     the words or characters of the vocabulary
@@ -46,7 +46,7 @@ class Vocabulary:
 
     @property
     def unknown(self) -> int:
-        """The id of what the vocabulary lacks."""
+        """The id of words outside the vocabulary."""
         return len(self.entries) + 1
 
     @property
@@ -61,7 +61,7 @@ class Vocabulary:
 
     @property
     def num_ids(self) -> int:
-        """How many ids there are, padding included."""
+        """The number of ids, padding included."""
         return len(self.entries) + 4
 
     def ids(self, parts: Iterable[Hashable]) -> list[int]:
@@ -108,7 +108,7 @@ def next_word_examples(
 def next_character_examples(
     snippets: Sequence[bytes], vocabulary: Vocabulary, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Snippets, cut into pieces, for predicting each character from those before it.
+    """Cut snippets into pieces, for predicting each character from those before it.
 
     Args:
         snippets: texts.
@@ -147,7 +147,7 @@ def word_ids(texts: Sequence[bytes], vocabulary: Vocabulary, length: int) -> np.
 
 
 def multi_hot_tags(tags: Sequence[bytes], vocabulary: Vocabulary) -> np.ndarray:
-    """One where an example has a tag; tags that the vocabulary lacks are left out.
+    """Return 1 for each tag of an example; tags outside the vocabulary are left out.
 
     Args:
         tags: the tags of each example, parted by `|`.
@@ -164,7 +164,7 @@ def multi_hot_tags(tags: Sequence[bytes], vocabulary: Vocabulary) -> np.ndarray:
 
 @keras.saving.register_keras_serializable(package="examples")
 class TokenAccuracy(keras.metrics.Mean):
-    """The share of tokens that are predicted, some targets left out.
+    """The share of correctly predicted tokens, without those of some targets.
 
     Args:
         ignored: ids of targets that do not count.

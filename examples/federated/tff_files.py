@@ -1,8 +1,8 @@
 """The federated data sets that TensorFlow Federated publishes: found, downloaded, written.
 
-A data set is a few files, such as `fed_emnist_train.h5`, that come out of an archive. They are
-looked for in a folder and in what `keras.utils.get_file` unpacked there; an archive is downloaded
-where they are missing. An HDF5 file holds `examples/<client id>/<feature>`, one row an example.
+A data set is a few files, such as `fed_emnist_train.h5`, from an archive. They are searched in a
+folder and in what `keras.utils.get_file` unpacked there; if they are missing, the archive is
+downloaded. An HDF5 file has `examples/<client id>/<feature>`, with one row for each example.
 """
 
 import os
@@ -24,11 +24,11 @@ _PUBLISHED_AT = "https://storage.googleapis.com/tff-datasets-public"
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive as TensorFlow Federated publishes it.
+    """An archive that TensorFlow Federated publishes.
 
     Args:
         name: name of the archive.
-        sha256: what the archive must hash to.
+        sha256: hash of the archive.
         published_at: address of the folder that holds it.
     """
 
@@ -69,7 +69,7 @@ def find_files(archives: Mapping[str, Archive], folder: Path | None = None) -> l
     """The files of a data set.
 
     Args:
-        archives: for the name of each file the archive that it comes from.
+        archives: the archive of each file, by the name of the file.
         folder: where the files are, or are to be; None takes Keras's own.
 
     Returns:

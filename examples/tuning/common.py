@@ -1,4 +1,4 @@
-"""What the two searches share: the command line, the search itself and its price."""
+"""The command line, the search and its price, for both searches."""
 
 import argparse
 import sys
@@ -57,7 +57,7 @@ def search(
     strategy: str,
     ranges: dict[str, tuple[float, float]],
 ) -> None:
-    """Searches what `ranges` leave open of one clipping strategy, and reports.
+    """Search over the `ranges` of one clipping strategy, and report.
 
     Args:
         options: the command line.
@@ -112,7 +112,7 @@ def search(
 def _report(
     tuner: Any, hypermodel: ClippingHyperModel, data: LabelledData, options: argparse.Namespace
 ) -> None:
-    """The trials, the best one on the test data, and what all of it costs."""
+    """Report the trials, the best one on the test data, and the cost of the search."""
     tuner.results_summary(num_trials=5)
     (best,) = tuner.get_best_hyperparameters(1)
     values = ", ".join(f"{name} {value:.3g}" for name, value in _numbers(best))
@@ -127,7 +127,7 @@ def _report(
 
 
 def price(plans: Sequence[ka.accounting.Ledger], delta: float) -> str:
-    """What a search costs if the data it trains on are private.
+    """Return the cost of a search if its training data are private.
 
     Args:
         plans: what each trial spends, the same for all.

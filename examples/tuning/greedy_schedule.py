@@ -1,8 +1,8 @@
 """The best clipping norm of each epoch on public images, transferred to private ones.
 
 Lin et al. 2022, algorithm 1: in every epoch, norms of an increasing sequence are tried from the
-same weights, until the accuracy falls well below the best. The schedule that is found on public
-data costs the private data nothing.
+same weights, until the accuracy falls well below the best. A schedule found on public data costs no
+privacy.
 
     python examples/tuning/greedy_schedule.py                      # on Fashion-MNIST itself
     python examples/tuning/greedy_schedule.py --public digits.npz  # trains Fashion-MNIST too
@@ -11,7 +11,7 @@ data costs the private data nothing.
 `(number,)`. Its last fifth scores the trials. Prints the thresholds of the epochs and the power law
 that is closest; then the test accuracy on Fashion-MNIST at epsilon 2.7 with the schedule found,
 with the decay `first norm / sqrt(epoch)`, and with the first norm throughout. Writes the schedule,
-what was tried, and a plot. Interrupt the search at any time, and start it again to go on.
+all trials, and a plot. An interrupted search continues when the script is started again.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def compiled(options: argparse.Namespace, noise_multiplier: float, clipping: Any
 def found_schedule(
     options: argparse.Namespace, public: LabelledData, noise_multiplier: float, num_steps: int
 ) -> ka.schedules.PiecewiseConstant:
-    """Searches, or reads what an earlier search has found.
+    """Search, or read the result of an earlier search.
 
     Args:
         options: the command line.
@@ -148,7 +148,7 @@ def report(name: str, found: Sequence[float]) -> dict[str, Any]:
 
 
 def load_public(path: Path | None, private: LabelledData) -> LabelledData:
-    """The public images; the private ones, where there are none, as if they were public."""
+    """Load the public images, or without any, the private ones as if they were public."""
     if path is None:
         return private
     with np.load(path) as arrays:
@@ -159,7 +159,7 @@ def load_public(path: Path | None, private: LabelledData) -> LabelledData:
 
 
 def main() -> None:
-    """Searches, and trains with what was found."""
+    """Search, and train with the schedule found."""
     options = parse_options()
     private = load_fashion_mnist()
     if options.smoke:

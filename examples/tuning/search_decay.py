@@ -8,8 +8,8 @@ and delta 1e-5. Its clipping norm falls like a power of the epoch, as that paper
     python examples/tuning/search_decay.py --tuner bayesian --trials 30
 
 A sixth of the training images is held out to compare trials by. Prints the trials, the best one's
-test accuracy, and what the search would cost if the data were private. Interrupt it at any time,
-and start it again to go on.
+test accuracy, and the cost of the search if the data were private. An interrupted search continues
+when the script is started again.
 """
 
 import common

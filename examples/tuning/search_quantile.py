@@ -7,8 +7,8 @@ norm following a private estimate of a quantile (Andrew et al. 2021), at epsilon
     python examples/tuning/search_quantile.py --tuner bayesian --trials 30
 
 A sixth of the training images is held out to compare trials by. Prints the trials, the best one's
-test accuracy, and what the search would cost if the data were private. Interrupt it at any time,
-and start it again to go on.
+test accuracy, and the cost of the search if the data were private. An interrupted search continues
+when the script is started again.
 """
 
 import common

@@ -1,38 +1,39 @@
-"""What a page takes to be there already, small: its names, and Keras's data sets made up."""
+"""The names that pages assume, with small models, and made-up data in place of Keras's."""
 
+import h5py
 import keras
 import numpy as np
 
 import keras_adaclip as ka
-from keras_adaclip.models.private_training import PrivateTraining
 
 NUM_CLASSES = 10
 
 
 def images(num_examples, seed=0):
-    """Made-up images of the shape of Fashion-MNIST's, and labels."""
+    """Random images of the shape of Fashion-MNIST's, and labels."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 256, (num_examples, 28, 28), dtype=np.uint8)
     return x, rng.integers(0, NUM_CLASSES, num_examples).astype(np.uint8)
 
 
 def make_small(monkeypatch, num_examples=2_048):
-    """Data sets of `keras.datasets` get few rows, and `fit` of a private model one epoch."""
+    """Give Fashion-MNIST few rows, and `fit` of a private model one epoch."""
 
     def load_data():
         return images(num_examples), images(256, seed=1)
 
-    fit = PrivateTraining.fit
+    owner = next(each for each in ka.PrivateModel.__mro__ if "fit" in vars(each))
+    fit = owner.fit
 
     def fit_one_epoch(model, *args, epochs=1, **kwargs):
         return fit(model, *args, epochs=1, **kwargs | {"verbose": 0})
 
     monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", load_data)
-    monkeypatch.setattr(PrivateTraining, "fit", fit_one_epoch)
+    monkeypatch.setattr(owner, "fit", fit_one_epoch)
 
 
-def a_model_and_data(num_examples=8_192, activation="softmax"):
-    """`keras_model`, `x`, `y`, `x_val` and `y_val`, with batches of 1,024 in mind."""
+def model_and_data(num_examples=8_192, activation="softmax"):
+    """`keras_model`, `x`, `y`, `x_val` and `y_val`, for batches of 1,024."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_examples, 4)).astype("float32")
     y = rng.integers(0, 3, num_examples)
@@ -41,14 +42,14 @@ def a_model_and_data(num_examples=8_192, activation="softmax"):
     return names | {"x_val": x[:64], "y_val": y[:64]}
 
 
-def a_model_of_logits_and_data():
-    """The same, the model without softmax."""
-    return a_model_and_data(activation=None)
+def model_of_logits_and_data():
+    """The same with a model without softmax."""
+    return model_and_data(activation=None)
 
 
-def a_trained_model():
+def trained_model():
     """`model`, saved as `model.keras` in the working directory."""
-    data = a_model_and_data(256)
+    data = model_and_data(256)
     model = ka.privatize(data["keras_model"])
     optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.1)
     model.compile(optimizer, loss="sparse_categorical_crossentropy")
@@ -58,7 +59,7 @@ def a_trained_model():
 
 
 def images_to_audit():
-    """`x` and `y`, those of training and of test, and a `model` to go on with."""
+    """Data for an audit, training and test data, and a compiled `model`."""
     (x, y), (x_test, y_test) = (images(1_024), images(256, seed=1))
     x, x_test = x[..., None] / 255.0, x_test[..., None] / 255.0
     model = ka.PrivateSequential(
@@ -70,8 +71,8 @@ def images_to_audit():
     return names | {"x_train": x[:256], "y_train": y[:256], "x_test": x_test, "y_test": y_test}
 
 
-def the_network_of_the_benchmark():
-    """`model`, as `benchmarks/speed/suite.py` has it for `cnn-256`."""
+def benchmark_network():
+    """`model`: the network `cnn-256` of `benchmarks/speed/suite.py`."""
     layers = keras.layers
     model = ka.PrivateSequential(
         [
@@ -89,3 +90,11 @@ def the_network_of_the_benchmark():
     optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return {"ka": ka, "model": model}
+
+
+def file_of_clients():
+    """No names, but `fed_emnist_train.h5` in the working directory."""
+    with h5py.File("fed_emnist_train.h5", "w") as file:
+        file["examples/f0000_14/pixels"] = np.ones((2, 28, 28), np.float32)
+        file["examples/f0000_14/label"] = np.array([3, 7])
+    return {}

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom on a little data, and show what their text speaks of."""
+"""The notebooks run on small data, and their stored output is that of a run at full size."""
 
 import gzip
 import os
@@ -11,7 +11,7 @@ from tests.docs import smoke
 from tests.docs.pages import DOCS
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-# Figures, and words that the printed output has.
+# The number of figures, and words of the printed output.
 SHOWN = {
     "fashion_mnist": (4, ("noise multiplier", "test accuracy", "Privacy report", "True")),
     "federated": (3, ("60 clients", "test accuracy", "A unit is one client", "600 clients")),
@@ -30,7 +30,7 @@ def code_cells(notebook):
 
 
 def printed(cells):
-    """What the cells have printed on one of the two streams, or on both."""
+    """The text that the cells have printed, by stream."""
     outputs = [output for cell in cells for output in cell.outputs if "text" in output]
     return {
         name: "".join(output.text for output in outputs if output.name == name)
@@ -44,7 +44,7 @@ def figures(cells):
 
 
 def write_fashion_mnist(folder):
-    """Made-up images in the files that `keras.datasets.fashion_mnist` reads."""
+    """Write random images into the files that `keras.datasets.fashion_mnist` reads."""
     folder.mkdir(parents=True)
     for name, size, seed in (("train", 600, 0), ("t10k", 100, 1)):
         x, y = smoke.images(size, seed)
@@ -55,22 +55,22 @@ def write_fashion_mnist(folder):
 
 
 @pytest.fixture
-def _surroundings(tmp_path, monkeypatch):
-    """Small sizes, and no folder of the user's that is read or written."""
+def _environment(tmp_path, monkeypatch):
+    """Set small sizes and folders of its own."""
     monkeypatch.setenv("KERAS_ADACLIP_SMOKE", "1")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     write_fashion_mnist(tmp_path / "keras" / "datasets" / "fashion-mnist")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The kernel is another process: it finds the package where this one does.
+    # The kernel is another process and must import the same package.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent), *sys.path]))
-    # What matplotlib draws with is for the notebook to say.
+    # The notebook chooses matplotlib's backend.
     monkeypatch.delenv("MPLBACKEND", raising=False)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
-@pytest.mark.usefixtures("_surroundings")
+@pytest.mark.usefixtures("_environment")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(path, tmp_path):
     nbclient = pytest.importorskip("nbclient")
@@ -92,7 +92,7 @@ def test_the_notebook_runs(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_stored_is_nothing_or_one_run_at_full_size(path):
+def test_stored_output_is_empty_or_of_one_run_at_full_size(path):
     cells = code_cells(read(path))
     if not any(cell.outputs or cell.execution_count for cell in cells):
         return
@@ -100,6 +100,6 @@ def test_what_is_stored_is_nothing_or_one_run_at_full_size(path):
     assert len(figures(cells)) == SHOWN[path.stem][0]
     output = printed(cells)
     assert "60,000" in output["stdout"]
-    # TensorFlow says there what it found on the machine; Python, what it warns of.
+    # TensorFlow describes the machine there, and Python prints warnings.
     assert "Warning" not in output["stderr"]
     assert path.stat().st_size < 500_000
