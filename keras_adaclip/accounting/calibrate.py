@@ -8,22 +8,23 @@ noise that is too small and one that is large enough. A noise schedule s is
 scaled by the least factor f with epsilon(f s) <= target_epsilon, to within 0.5% of the target.
 """
 
+import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import INT32_MAX, check_integer
+from keras_adaclip._checks import (
+    INT32_MAX,
+    check_between_0_and_1,
+    check_integer,
+    check_positive,
+)
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
-from keras_adaclip.accounting.epsilon import (
-    COARSENESS,
-    check_accountant,
-    check_delta,
-    check_target_epsilon,
-    warn_of_large_delta,
-)
+from keras_adaclip.accounting.epsilon import COARSENESS, check_accountant, warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule, PlannedRun
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -88,8 +89,8 @@ def calibrate_noise_multiplier(
     >>> print(f"{noise_multiplier:.2f}")
     1.37
     """
-    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
-    accountant = check_accountant(accountant)
+    target = check_positive("target_epsilon", target_epsilon)
+    delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
     check_integer("steps", run.num_steps, minimum=1)
     warn_of_large_delta(delta, num_examples)
@@ -130,7 +131,7 @@ def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: fl
         TypeError: If the target is not a number.
         ValueError: If the target is out of range, or no noise reaches it.
     """
-    target = check_target_epsilon(target_epsilon)
+    target = check_positive("target_epsilon", target_epsilon)
     noise_multiplier = _least_noise(epsilon, target, 1.0)
     _check_reached(target, epsilon(noise_multiplier), noise_multiplier <= 1.001 * _LEAST_NOISE)
     return noise_multiplier
@@ -289,11 +290,12 @@ def max_steps_within(
     >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
     1936
     """
-    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
-    accountant = check_accountant(accountant)
+    target = check_positive("target_epsilon", target_epsilon)
+    delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
     countable = INT32_MAX - next_row.steps
     rows = (*rows_so_far, next_row)
-    relation = events.neighboring_relation(rows, running=next_row)
+    running = dataclasses.replace(next_row, steps=1, releases=1)
+    relation = events.neighboring_relation((*rows, running))
     event = events.row_event(next_row, relation)
     counts = dict(events.counted_events(rows, relation))
     so_far = counts.pop(event, 0)
@@ -313,18 +315,16 @@ def max_steps_within(
     return min(countable, next_row.free_steps + allowed * next_row.steps_per_release)
 
 
-def largest_within(is_within: Callable[[int], bool], most: int, guess: int | None = None) -> int:
-    """Return the greatest number up to `most` that is within a budget, by bisection; 0 if none is.
+def largest_within(is_within: Callable[[int], bool], most: int, guess: int = 1) -> int:
+    """Return the greatest number up to `most` that is within a budget; 0 if none is.
 
     Args:
         is_within: Whether a number is within the budget; no longer true once it was false.
         most: The greatest number to consider.
-        guess: A number that is probably within the budget, near the result. None means unknown.
+        guess: A number that is probably within the budget, near the result.
     """
-    low, high = 0, most + 1
-    probe = (most + 1) // 2 if guess is None else min(max(guess, 1), most)
-    while high - low > 1:
-        low, high = (probe, high) if is_within(probe) else (low, probe)
-        is_upper_end_known = guess is None or high <= most
-        probe = (low + high) // 2 if is_upper_end_known else min(most, low + low // 4 + 1)
-    return low
+    low, high = 0, max(1, guess)
+    while high <= most and is_within(high):
+        low, high = high, high + high // 4 + 1
+    numbers = range(min(high, most + 1))
+    return bisect_left(numbers, True, lo=low + 1, key=lambda number: not is_within(number)) - 1

@@ -35,17 +35,16 @@ import dataclasses
 import math
 import random
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
-from keras_adaclip.accounting.epsilon import check_delta, warn_of_large_delta
-from keras_adaclip.accounting.events import CountedEvents, PlannedRun
+from keras_adaclip.accounting.epsilon import warn_of_large_delta
+from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
 from keras_adaclip.accounting.row import DISTRIBUTIONS, ORDERS, LedgerRow, selection_in_words
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic law.
@@ -104,20 +103,13 @@ class RandomSelection:
             The number of runs, at least 1; at least 0 for the Poisson law.
         """
         source = secrets.SystemRandom() if source is None else source
+        generator = np.random.default_rng(source.getrandbits(128))
         if self.distribution == "poisson":
-            # Arrivals within a time of `mean_trials`, at a rate of one.
-            count, time = 0, source.expovariate(1.0)
-            while time <= self.mean_trials:
-                count, time = count + 1, time + source.expovariate(1.0)
-            return count
+            return int(generator.poisson(self.mean_trials))
         stop = stop_probability(self.mean_trials, self.distribution)
         if self.distribution == "logarithmic":
-            # The logarithmic law is geometric with the parameter g^U, U uniform (Kemp 1981).
-            stop = stop ** source.random()
-        if stop >= 1.0:
-            return 1
-        # 1 - random() is above 0 and can be 1.
-        return 1 + math.floor(math.log(1.0 - source.random()) / math.log1p(-stop))
+            return int(generator.logseries(1.0 - stop))
+        return int(generator.geometric(stop))
 
     def epsilon(self, rows: Iterable[LedgerRow], delta: float) -> float:
         """Epsilon of the selection, if each run has the given ledger.
@@ -130,27 +122,12 @@ class RandomSelection:
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        return self.epsilon_of_runs([tuple(rows)], delta)
+        return self._epsilon(counted_events(rows), delta)
 
-    def epsilon_of_runs(self, runs: Iterable[Iterable[LedgerRow]], delta: float) -> float:
-        """Epsilon of the selection, if each run is drawn from a fixed law over several ledgers.
-
-        Args:
-            runs: Ledgers, or rows of each, that a run may have. The largest divergence among them
-                counts at each order.
-            delta: Delta, between 0 and 1.
-
-        Returns:
-            Epsilon, an upper bound by Rényi divergences.
-        """
-        ledgers = [tuple(rows) for rows in runs]
-        relation = events.neighboring_relation(row for rows in ledgers for row in rows)
-        counted = [events.counted_events(rows, relation) for rows in ledgers]
-        return self._epsilon(counted, delta)
-
-    def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
-        divergences = self.divergences(largest_divergences(runs))
-        return epsilon_of_divergences(divergences, check_delta(delta))
+    def _epsilon(self, run: CountedEvents, delta: float) -> float:
+        """Epsilon of the selection, if each run has these events."""
+        divergences = self.divergences(composed_divergences(run))
+        return epsilon_of_divergences(divergences, _checks.check_between_0_and_1("delta", delta))
 
     def divergences(self, divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Rényi divergences of the selection.
@@ -210,11 +187,6 @@ def stop_probability(mean_trials: float, distribution: str) -> float:
     return low * (1.0 - _SLACK)
 
 
-def largest_divergences(runs: Sequence[CountedEvents]) -> npt.NDArray[np.float64]:
-    """The largest Rényi divergence among some runs at each order; zeros if there are no runs."""
-    return np.max([composed_divergences(run) for run in runs] or [composed_divergences(())], axis=0)
-
-
 def selection_epsilon(
     noise_multiplier: float,
     num_examples: int,
@@ -259,5 +231,5 @@ def selection_epsilon(
     """
     selection = RandomSelection(mean_trials, distribution)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
-    warn_of_large_delta(check_delta(delta), num_examples)
-    return selection._epsilon([run.events(noise_multiplier)], delta)
+    warn_of_large_delta(_checks.check_between_0_and_1("delta", delta), num_examples)
+    return selection._epsilon(run.events(noise_multiplier), delta)

@@ -432,15 +432,8 @@ FAULTS = (
     Fault(
         "selected runs cost what one of them costs",
         "accounting/bounds.py",
-        "            divergences = selection.divergences(divergences)\n",
-        "",
-        "tests/tuners/test_released_cost.py",
-    ),
-    Fault(
-        "a known number of runs costs what one of them costs",
-        "accounting/bounds.py",
-        "KNOWN, float(num_runs), num_runs * divergences",
-        "KNOWN, float(num_runs), divergences",
+        "divergences = selection.divergences(self._divergences())\n        cost",
+        "divergences = self._divergences()\n        cost",
         "tests/tuners/test_released_cost.py",
     ),
     Fault(
