@@ -78,7 +78,7 @@ def composed_epsilon(
         return math.inf
     if accountant == "rdp" or not knows_pld(events):
         return epsilon_of_divergences(composed_divergences(events), delta)
-    return _pld_epsilon(with_one_gaussian(events), delta, coarseness)
+    return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
 
 def knows_pld(events: CountedEvents) -> bool:
@@ -147,9 +147,10 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
 
 @contextlib.contextmanager
 def _without_warnings_of_orders() -> Iterator[None]:
-    """Silences `dp_accounting` about excluded orders, which only make epsilon larger."""
+    """Silence `dp_accounting` about excluded orders, which only make epsilon larger."""
 
     def is_about_something_else(record: logging.LogRecord) -> bool:
+        """Return whether the record is not about an excluded order."""
         return "Excluding this order" not in record.getMessage()
 
     logger = logging.getLogger("absl")
@@ -160,7 +161,7 @@ def _without_warnings_of_orders() -> Iterator[None]:
         logger.removeFilter(is_about_something_else)
 
 
-def with_one_gaussian(events: CountedEvents) -> CountedEvents:
+def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
     """Return the events with all Gaussians composed into one, the last event.
 
     Its `1 / z**2` is the sum of theirs.
@@ -174,6 +175,7 @@ def with_one_gaussian(events: CountedEvents) -> CountedEvents:
 
 
 def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
+    """Return epsilon by PLD, or by RDP if no grid is possible."""
     interval = coarseness * _discretization_interval(events)
     epsilon = math.inf
     if interval <= _COARSEST_INTERVAL:

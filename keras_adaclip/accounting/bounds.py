@@ -3,8 +3,8 @@
     e(a) = max_h e_h(a)
 
 with e_h(a) the Rényi divergence at order a of a run with the hyperparameters h. A run that draws h
-from a fixed law, and releases h with its result, has a divergence of at most e(a): the moment
-exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with h.
+from a fixed distribution, and releases h with its result, has a divergence of at most e(a): the
+moment exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with h.
 """
 
 import dataclasses

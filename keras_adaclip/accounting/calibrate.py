@@ -34,7 +34,7 @@ _TOLERANCE = 1e-3
 # RDP jumps by some percent for fixed-size batches, and from about 0.003 to 0 where its orders end.
 _LARGEST_JUMP = 0.1
 # Epsilon of a schedule takes seconds. The search uses a coarse grid, whose result is about 0.03%
-# higher, and a single evaluation on the fine grid mostly confirms it.
+# higher; one evaluation on the fine grid usually confirms it.
 _SCHEDULE_TOLERANCE = 4e-3
 
 
@@ -96,6 +96,7 @@ def calibrate_noise_multiplier(
     warn_of_large_delta(delta, num_examples)
 
     def epsilon(noise: float | NoiseSchedule, coarseness: int = 1) -> float:
+        """Return epsilon of the run with this noise."""
         return composed_epsilon(run.events(noise), delta, accountant, coarseness)
 
     guess = _rough_guess(lambda noise: rough_epsilon(run.events(noise), delta), target)
@@ -106,14 +107,8 @@ def calibrate_noise_multiplier(
                 f"one of Keras's with `keras_adaclip.schedules.get`. Received: {noise_schedule!r}"
             )
         return _least_schedule(noise_schedule, epsilon, target, guess, run)
-    noise_multiplier = _least_noise(epsilon, target, guess)
-    _check_reached(
-        target,
-        epsilon(noise_multiplier),
-        noise_multiplier <= 1.001 * _LEAST_NOISE,
-        f", delta={delta}, accountant={accountant!r}",
-    )
-    return noise_multiplier
+    received = f", delta={delta}, accountant={accountant!r}"
+    return _least_noise(epsilon, target, guess, received=received)
 
 
 def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: float) -> float:
@@ -131,28 +126,7 @@ def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: fl
         TypeError: If the target is not a number.
         ValueError: If the target is out of range, or no noise reaches it.
     """
-    target = check_positive("target_epsilon", target_epsilon)
-    noise_multiplier = _least_noise(epsilon, target, 1.0)
-    _check_reached(target, epsilon(noise_multiplier), noise_multiplier <= 1.001 * _LEAST_NOISE)
-    return noise_multiplier
-
-
-def _check_reached(
-    target: float, reached: float, is_least_noise: bool = False, received: str = ""
-) -> None:
-    """Raise if the epsilon of the calibrated noise is above the target, or far below it."""
-    if (1 - _LARGEST_JUMP) * target <= reached <= target:
-        return
-    if reached > target:
-        remedy = "Use a larger `delta`, or fewer steps."
-    elif is_least_noise:
-        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
-    else:
-        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
-    raise ValueError(
-        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
-        f"{remedy} Received: target_epsilon={target}{received}"
-    )
+    return _least_noise(epsilon, check_positive("target_epsilon", target_epsilon), guess=1.0)
 
 
 def _least_schedule(
@@ -178,16 +152,21 @@ def _least_schedule(
             f"Received: a schedule that falls to {noises.min()}"
         )
     # The cost of a step is about 1 / z**2, so a constant of this noise costs as much.
-    guess = constant / float(np.average(noises**-2.0, weights=steps) ** -0.5)
-    ends = (_LEAST_NOISE / noises.max(), _MOST_NOISE / noises.max())
+    most = noises.max()
+    guess = constant * most / float(np.average(noises**-2.0, weights=steps) ** -0.5)
+    received = f", noise_schedule={schedule!r}"
 
-    def scaled_epsilon(factor: float, coarseness: int = 1) -> float:
-        return epsilon(schedule.scaled(factor), coarseness)
+    def scaled_epsilon(noise: float, coarseness: int = 1) -> float:
+        """Return epsilon of the schedule scaled to a largest value of `noise`."""
+        return epsilon(schedule.scaled(noise / most), coarseness)
 
-    guess = _least_noise(lambda f: scaled_epsilon(f, COARSENESS), target, guess, ends=ends)
-    factor = _least_noise(scaled_epsilon, target, guess, ends=ends, tolerance=_SCHEDULE_TOLERANCE)
-    _check_reached(target, scaled_epsilon(factor), received=f", noise_schedule={schedule!r}")
-    return schedule.scaled(factor)
+    def coarse_epsilon(noise: float) -> float:
+        """Return the same on a coarse grid."""
+        return scaled_epsilon(noise, COARSENESS)
+
+    guess = _least_noise(coarse_epsilon, target, guess, received=received)
+    noise = _least_noise(scaled_epsilon, target, guess, _SCHEDULE_TOLERANCE, received)
+    return schedule.scaled(noise / most)
 
 
 def _rough_guess(epsilon: Callable[[float], float], target: float) -> float:
@@ -203,23 +182,22 @@ def _least_noise(
     epsilon: Callable[[float], float],
     target: float,
     guess: float,
-    *,
-    ends: tuple[float, float] = (_LEAST_NOISE, _MOST_NOISE),
     tolerance: float = _TOLERANCE,
+    received: str = "",
 ) -> float:
-    """The least float32 with `epsilon(noise) <= target`, to within the tolerance in epsilon.
+    """Return the least float32 with `epsilon(noise) <= target`, within the tolerance in epsilon.
 
     Args:
         epsilon: Non-increasing function of a noise multiplier; costly.
         target: The bound.
         guess: The first noise multiplier to try.
-        ends: The range that is searched.
         tolerance: How far below the target epsilon may be, as a share of it.
+        received: Further arguments for the message of the error.
 
-    Returns:
-        A noise multiplier; an end of the range if the target lies beyond it.
+    Raises:
+        ValueError: If no noise multiplier has an epsilon near the target.
     """
-    low, high = ends
+    low, high = _LEAST_NOISE, _MOST_NOISE
     aim = target * (1 - tolerance / 2)
     known: list[tuple[float, float]] = []
     noise = float(np.float32(guess))
@@ -231,14 +209,27 @@ def _least_noise(
         if 0 < value < math.inf:
             known.append((math.log(noise), math.log(value / aim)))
         following = _extrapolated(known)
-        is_bracketed = low > ends[0] and high < ends[1]
+        is_bracketed = low > _LEAST_NOISE and high < _MOST_NOISE
         # Every sixth attempt halves the bracket, because epsilon may jump.
         if not low < following < high or (attempt % 6 == 5 and is_bracketed):
             following = math.sqrt(low * high)
         noise = float(np.float32(following))
         if not low < noise < high:
             break
-    return float(np.float32(high))
+    noise = float(np.float32(high))
+    reached = epsilon(noise)
+    if (1 - _LARGEST_JUMP) * target <= reached <= target:
+        return noise
+    if reached > target:
+        remedy = "Use a larger `delta`, or fewer steps."
+    elif noise <= 1.001 * _LEAST_NOISE:
+        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
+    else:
+        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
+    raise ValueError(
+        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
+        f"{remedy} Received: target_epsilon={target}{received}"
+    )
 
 
 def _extrapolated(known: list[tuple[float, float]]) -> float:
@@ -301,10 +292,12 @@ def max_steps_within(
     so_far = counts.pop(event, 0)
 
     def after(releases: int) -> CountedEvents:
+        """Return all events after some more releases."""
         count = so_far + releases
         return (*counts.items(), (event, count)) if count else tuple(counts.items())
 
     def is_within(releases: int) -> bool:
+        """Return whether epsilon is within the target after some more releases."""
         return composed_epsilon(after(releases), delta, accountant) <= target
 
     if not is_within(0):

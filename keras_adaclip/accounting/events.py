@@ -114,6 +114,7 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
 
 
 def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
+    """Return the different events with their counts, the most recent one last."""
     counts: dict[DpEvent, int] = {}
     for event, count in events:
         # An event that comes again moves to the end. The events before the running one then stay

@@ -14,17 +14,12 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from dp_accounting import DpEvent, PoissonSampledDpEvent
+from dp_accounting import PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import optimize, special, stats
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting.accountants import (
-    composed_epsilon,
-    knows_pld,
-    self_composed,
-    with_one_gaussian,
-)
+from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -89,7 +84,13 @@ def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
         delta: Delta.
         group_size: The most examples that a person owns.
     """
-    mechanisms = [(*_noise_and_probability(event), n) for event, n in with_one_gaussian(events)]
+    mechanisms = []
+    for event, count in events:
+        if isinstance(event, PoissonSampledDpEvent):
+            noise, sampling_probability = event.event.noise_multiplier, event.sampling_probability
+            mechanisms.append((noise, sampling_probability, count))
+        else:  # A Gaussian composed with itself is a Gaussian with less noise.
+            mechanisms.append((event.noise_multiplier / math.sqrt(count), 1.0, 1))
     # About the loss of one release at ten standard deviations.
     shifts = [group_size / noise for noise, _, _ in mechanisms]
     largest_loss = max(shift**2 / 2 + 10 * shift for shift in shifts)
@@ -133,13 +134,6 @@ def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> 
         is_enough = epsilon_and_delta(middle)[1] <= math.log(delta)
         low, high = (middle, high) if is_enough else (low, middle)
     return epsilon_and_delta(low)[0]
-
-
-def _noise_and_probability(event: DpEvent) -> tuple[float, float]:
-    """Return the noise multiplier and the sampling probability of the event of a ledger row."""
-    if isinstance(event, PoissonSampledDpEvent):
-        return event.event.noise_multiplier, event.sampling_probability
-    return event.noise_multiplier, 1.0
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -15,7 +15,6 @@ which epsilon is stated (see `events.neighboring_relation`), but epsilon stays a
 
 import collections
 import dataclasses
-import functools
 import io
 import itertools
 import math
@@ -307,19 +306,17 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         The dominating row. Its next step opens a release.
 
     Raises:
-        ValueError: If the rows are about different units, or the counts no longer fit int32.
+        ValueError: If the rows are about different units or about selected runs, or the counts no
+            longer fit int32.
     """
     if first.mechanism == second.mechanism:
         return _add_rows(first, second).begin_segment()
-    if first.unit is not second.unit:
-        raise ValueError("Rows about examples and rows about clients cannot be merged.")
+    if first.unit is not second.unit or first.selection or second.selection:
+        raise ValueError(
+            "Rows about examples and about clients cannot be merged, nor selections of runs."
+        )
     steps = first.steps + second.steps
     noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
-    if first.selection is not None and second.selection is not None:
-        selection = first.selection.plus(second.selection, (first.releases, second.releases))
-        return dataclasses.replace(
-            first, steps=steps, releases=1, noise_multiplier=noise_multiplier, selection=selection
-        )
     denser = max(first, second, key=_exact_probability)
     sampling, steps_per_release = Sampling.STREAM, 1
     if first.sampling is second.sampling:
@@ -355,15 +352,14 @@ def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
         return tuple(rows)
     selected = [row for row in rows if row.selection is not None]
     if selected:
-        merged = functools.reduce(merge_upward, selected)
-        others = [row for row in rows if row.selection is None]
-        room = max_rows - merged.num_table_rows
-        if room < 2:
+        taken = sum(row.num_table_rows for row in selected)
+        if max_rows - taken < 2:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: selected runs take "
-                f"{merged.num_table_rows}, and two others must remain."
+                f"{taken}, and two others must remain."
             )
-        return (merged, *_compact(others, room))
+        others = [row for row in rows if row.selection is None]
+        return (*selected, *_compact(others, max_rows - taken))
     closed = sorted(rows[:-1], key=_nearness)
     costs = [_merging_cost(*pair) for pair in itertools.pairwise(closed)]
     while len(closed) + 1 > max_rows:
@@ -442,6 +438,7 @@ def read_ledger(path: str | Path) -> Ledger:
 
 
 def _values(file: h5py.File, key: str) -> Any:
+    """Return a table of the ledger in a file of weights."""
     group = file
     for name in (_OWN_VARIABLES, key):
         # Soft links, external links and external storage could lead to any file of the machine.

@@ -27,10 +27,8 @@ ORDERS: tuple[float, ...] = (
     *range(11, 64),
     *(128, 256, 512, 1024),
 )
+# Files hold the number of the distribution.
 DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
-SEVERAL = "several"
-# As files hold them.
-_CODES = {"geometric": 0, "logarithmic": 1, "poisson": 2, SEVERAL: 4}
 
 NUM_INTEGERS = 7
 # A `SelectionCost` is stored as float64, in the bits of two integers each.
@@ -108,8 +106,7 @@ class SelectionCost:
     distribution. Its Rényi divergences add up with those of later steps.
 
     Args:
-        distribution: The distribution of the number of runs; `"several"` for several selections
-            together.
+        distribution: The distribution of the number of runs.
         mean_trials: The mean of the number of runs.
         samplings: The sampling schemes of the runs.
         divergences: One for each of `ORDERS`, under the relation that the samplings ask for.
@@ -132,20 +129,15 @@ class SelectionCost:
                 f"{len(self.samplings)} schemes"
             )
 
-    def plus(self, other: Self, releases: tuple[int, int]) -> Self:
-        """The cost of two selections together.
-
-        Args:
-            other: The other selection.
-            releases: How many times this selection was made, and the other one.
-        """
-        divergences = np.array(releases, np.float64) @ [self.divergences, other.divergences]
-        return type(self)(SEVERAL, 0.0, self.samplings | other.samplings, tuple(divergences))
-
     def to_integers(self) -> npt.NDArray[np.int32]:
         """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
         samplings = sum(1 << sampling for sampling in self.samplings)
-        values = (_CODES[self.distribution], self.mean_trials, samplings, *self.divergences)
+        values = (
+            DISTRIBUTIONS.index(self.distribution),
+            self.mean_trials,
+            samplings,
+            *self.divergences,
+        )
         return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
 
     @classmethod
@@ -161,16 +153,15 @@ class SelectionCost:
         if len(integers) != NUM_COST_ROWS:
             raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
         bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
-        code, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
-        distributions = {code: name for name, code in _CODES.items()}
-        if code not in distributions or samplings not in range(1 << (max(Sampling) + 1)):
+        number, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
+        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(
+            1 << (max(Sampling) + 1)
+        ):
             raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
         kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
-        return cls(distributions[code], mean_trials, kinds, tuple(divergences))
+        return cls(DISTRIBUTIONS[int(number)], mean_trials, kinds, tuple(divergences))
 
     def __str__(self) -> str:
-        if self.distribution == SEVERAL:
-            return "several selections, each of the best of several runs"
         return selection_in_words(self.distribution, self.mean_trials)
 
 

@@ -1,4 +1,4 @@
-"""Canaries: examples of which a coin decides whether training has them."""
+"""Canaries: examples that training sees or does not see by the toss of a coin."""
 
 from collections.abc import Callable
 from typing import Any

@@ -137,7 +137,7 @@ def chi_squared(draws, law):
 
 
 @pytest.mark.parametrize("distribution", LAWS)
-@pytest.mark.parametrize("mean", [1.5, 10, 50])
+@pytest.mark.parametrize("mean", [1.5, 50])
 def test_numbers_of_runs_follow_the_law(distribution, mean):
     selection, source = RandomSelection(mean, distribution), random.Random(20240229)
     draws = [selection.draw(source) for _ in range(NUM_DRAWS)]
