@@ -283,29 +283,23 @@ def max_steps_within(
     """
     target = check_positive("target_epsilon", target_epsilon)
     delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
-    countable = INT32_MAX - next_row.steps
     rows = (*rows_so_far, next_row)
     running = dataclasses.replace(next_row, steps=1, releases=1)
     relation = events.neighboring_relation((*rows, running))
-    event = events.row_event(next_row, relation)
-    counts = dict(events.counted_events(rows, relation))
-    so_far = counts.pop(event, 0)
 
-    def after(releases: int) -> CountedEvents:
-        """Return all events after some more releases."""
-        count = so_far + releases
-        return (*counts.items(), (event, count)) if count else tuple(counts.items())
+    def after(steps: int) -> CountedEvents:
+        """Return all events after some more steps."""
+        return events.counted_events((*rows[:-1], next_row.advance(steps)), relation)
 
-    def is_within(releases: int) -> bool:
-        """Return whether epsilon is within the target after some more releases."""
-        return composed_epsilon(after(releases), delta, accountant) <= target
+    def is_within(steps: int) -> bool:
+        """Return whether epsilon is within the target after some more steps."""
+        return composed_epsilon(after(steps), delta, accountant) <= target
 
     if not is_within(0):
         return 0
-    most = math.ceil(max(0, countable - next_row.free_steps) / next_row.steps_per_release)
-    guess = largest_within(lambda releases: rough_epsilon(after(releases), delta) <= target, most)
-    allowed = largest_within(is_within, most, guess)
-    return min(countable, next_row.free_steps + allowed * next_row.steps_per_release)
+    most = INT32_MAX - next_row.steps
+    guess = largest_within(lambda steps: rough_epsilon(after(steps), delta) <= target, most)
+    return largest_within(is_within, most, guess)
 
 
 def largest_within(is_within: Callable[[int], bool], most: int, guess: int = 1) -> int:

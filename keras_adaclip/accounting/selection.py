@@ -1,8 +1,8 @@
 """Epsilon of releasing the best of a random number of runs (Papernot and Steinke 2022).
 
 If K runs are trained on the same data for a fixed K, and the best is kept, the Rényi divergence is
-K times that of one run. If K is drawn from a distribution with a long enough tail, and only the best
-run is released, the cost is about that of two or three runs, whatever was chosen:
+K times that of one run. If K is drawn from a distribution with a long enough tail, and only the
+best run is released, the cost is about that of two or three runs, whatever was chosen:
 
     geometric      P[K = k] = (1 - g)^(k - 1) g, mean 1 / g
     logarithmic    P[K = k] proportional to (1 - g)^k / k, mean (1 / g - 1) / log(1 / g)
@@ -24,8 +24,8 @@ Guarantees:
     Epsilon holds for the weights of the best run, while its number stays unknown, under the
     neighbouring relation of one run. The number of runs must be drawn at random and stay secret.
     Runs must be independent of each other, and the distribution of their hyperparameters must not
-    depend on earlier runs. The mechanism of each run must be the given one, or one that costs less at
-    every order. Scores must come from data that need no protection.
+    depend on earlier runs. The mechanism of each run must be the given one, or one that costs less
+    at every order. Scores must come from data that need no protection.
 
 Reference:
     Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
