@@ -358,4 +358,6 @@ def _version(name: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Return `value` as JSON can hold it."""
+    if isinstance(value, tuple):
+        return list(value)
     return "inf" if value == math.inf else value

@@ -161,15 +161,14 @@ def test_no_step_if_the_budget_is_spent_or_too_small_for_one(past, running, targ
 
 def test_an_open_release_is_free_to_its_end():
     midway = row(Sampling.SHUFFLE, batch=4, examples=40, noise=1.0, steps=3)
-    spent = ledger_epsilon([midway], DELTA)
-    assert max_steps_within([], midway, DELTA, spent * 1.001) == 7
-    assert max_steps_within([], midway.begin_segment(), DELTA, spent * 1.001) == 0
+    target = ledger_epsilon([midway], DELTA) * 1.001
+    assert max_steps_within([], midway, DELTA, target) == 7
+    assert max_steps_within([], midway.begin_segment(), DELTA, target) == 0
 
 
 def test_past_steps_of_the_same_mechanism_count():
-    alone = max_steps_within([], row(), DELTA, 1.0)
-    assert max_steps_within([row(steps=100)], row(), DELTA, 1.0) == alone - 100
-    assert max_steps_within([], row(steps=100), DELTA, 1.0) == alone - 100
+    alone = max_steps_within([], row(), DELTA, 1.0, "rdp")
+    assert max_steps_within([row(steps=100)], row(), DELTA, 1.0, "rdp") == alone - 100
 
 
 def test_a_budget_that_outlasts_the_counter():
