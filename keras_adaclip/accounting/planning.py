@@ -178,14 +178,15 @@ def plan(
     def events(epochs: Any) -> CountedEvents:
         """Return the events of some epochs."""
         run = PlannedRun.of(num_examples, batch_size, epochs, None, sampling)
-        return run.events(noise_multiplier)
+        return run.events(noise)
 
     def epsilon(epochs: Any) -> float:
         """Return epsilon after some epochs."""
         return composed_epsilon(events(epochs), delta, accountant)
 
-    if noise_multiplier is None:  # Calibration warns by itself.
-        noise_multiplier = calibrate_noise_multiplier(
+    noise: Any = noise_multiplier
+    if noise is None:  # Calibration warns by itself.
+        noise = calibrate_noise_multiplier(
             target,
             delta,
             num_examples,
@@ -195,7 +196,7 @@ def plan(
             accountant=accountant,
         )
     else:
-        noise_multiplier = _checks.check_noise_multiplier(noise_multiplier)
+        noise = _checks.check_noise_multiplier(noise)
         events(1)  # Checks the sizes.
         warn_of_large_delta(delta, num_examples)
     if epochs is None:
@@ -206,7 +207,7 @@ def plan(
             raise ValueError(
                 "No `epochs` reaches the target epsilon: one epoch has epsilon "
                 f"{epsilon(1):.4g}. Use more noise, or a larger target. Received: "
-                f"target_epsilon={target}, noise_multiplier={noise_multiplier}, delta={delta}"
+                f"target_epsilon={target}, noise_multiplier={noise}, delta={delta}"
             )
     epochs = _checks.check_integer("epochs", epochs, minimum=1)
     return PrivacyPlan(
@@ -215,7 +216,7 @@ def plan(
         num_examples=num_examples,
         batch_size=batch_size,
         epochs=epochs,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=noise,
         sampling=sampling,
         accountant=accountant,
         solved_for=missing[0],

@@ -13,7 +13,6 @@ Reference:
     statistic", part 2, method 5 (the interval of the area).
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,12 +137,13 @@ def membership_inference(
     found, others = (_scores(model, part, score) for part in (members, non_members))
     thresholds = np.append(np.unique([*found, *others]), np.inf)
     num_below = np.searchsorted(np.sort(others), thresholds)
-    false_positive_rates = (len(others) - num_below) / len(others)
+    shares_of_others = (len(others) - num_below) / len(others)
     points = []
     for rate in rates:
-        threshold = float(thresholds[np.argmax(false_positive_rates <= rate)])
-        shares = (_share_above(threshold, part, confidence) for part in (others, found))
-        points.append(OperatingPoint(rate, threshold, *itertools.chain(*shares)))
+        threshold = float(thresholds[np.argmax(shares_of_others <= rate)])
+        false_positives = _share_above(threshold, others, confidence)
+        true_positives = _share_above(threshold, found, confidence)
+        points.append(OperatingPoint(rate, threshold, *false_positives, *true_positives))
     # The statistic of Mann and Whitney.
     ranks_of_members = stats.rankdata([*found, *others])[: len(found)]
     auc = float(np.mean(ranks_of_members) - (len(found) + 1) / 2) / len(others)
