@@ -33,9 +33,6 @@ def inclusions(num_examples, batch_size, num_draws, seed=0):
     return drawn
 
 
-# The distribution
-
-
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(20, 3), (10, 9), (7, 1)])
 def test_each_row_is_drawn_with_the_stated_probability(num_examples, batch_size):
     """Chi-square over rows, one degree of freedom each; false alarm 1e-6."""
@@ -56,14 +53,6 @@ def test_rows_are_drawn_independently_of_each_other():
     assert np.abs(pairs - num_draws * q**2).max() < 6 * deviation
 
 
-def test_draws_are_independent_of_each_other():
-    """A row in one draw and in the next: 20,000 * q^2 times on average for each row."""
-    num_draws, q = 20_000, 3 / 20
-    drawn = inclusions(20, 3, num_draws)
-    again = np.sum(drawn[1:] & drawn[:-1], axis=0)
-    assert np.abs(again - num_draws * q**2).max() < 7 * math.sqrt(num_draws * q**2)
-
-
 def test_the_size_of_a_draw_is_binomial():
     """Chi-square over sizes, rare ones put together; false alarm 1e-6."""
     num_draws, law = 20_000, stats.binom(20, 3 / 20)
@@ -77,9 +66,6 @@ def test_with_probability_one_every_draw_is_everything():
     dataset = PoissonDataset(numbered(6), expected_batch_size=6)
     assert dataset.sampling_probability == 1.0
     np.testing.assert_array_equal(dataset.draw(), np.arange(6))
-
-
-# Seeds
 
 
 def draws(seed, steps_before=0, num_draws=20):
@@ -103,26 +89,18 @@ def test_without_a_seed_draws_come_from_the_operating_system():
     assert not set(first) & set(draws(None))
 
 
-# Batches
-
-
 def test_a_batch_holds_the_drawn_rows_of_every_part():
-    dataset = PoissonDataset(
-        {"a": numbered(9), "b": (numbered(9)[:, 0] * 2).astype("int64")},
-        (numbered(9) * 3, numbered(9) * 4),
-        np.arange(9.0) * 5,
-        expected_batch_size=3,
-    )
-    batch = dataset.take(np.array([1, 4]))
+    x = {"a": numbered(9), "b": (numbered(9)[:, 0] * 2).astype("int64")}
+    y = (numbered(9) * 3, numbered(9) * 4)
+    rows = np.array([1, 4])
+    batch = PoissonDataset(x, y, np.arange(9.0) * 5, expected_batch_size=3).take(rows)
     assert set(batch) == {"x", "y", "sample_weight", "mask"}
-    np.testing.assert_array_equal(batch["x"]["a"], [[1], [4]])
-    np.testing.assert_array_equal(batch["x"]["b"], [2, 8])
-    np.testing.assert_array_equal(batch["y"][0], [[3], [12]])
-    np.testing.assert_array_equal(batch["y"][1], [[4], [16]])
-    np.testing.assert_array_equal(batch["sample_weight"], [5, 20])
+    for name in x:
+        np.testing.assert_array_equal(batch["x"][name], x[name][rows])
+        assert batch["x"][name].dtype == x[name].dtype
+    np.testing.assert_array_equal(batch["y"], [part[rows] for part in y])
+    np.testing.assert_array_equal(batch["sample_weight"], np.float32([5, 20]), strict=True)
     np.testing.assert_array_equal(batch["mask"], [True, True])
-    assert batch["x"]["a"].dtype == batch["sample_weight"].dtype == np.float32
-    assert batch["x"]["b"].dtype == np.int64
 
 
 def test_padding_is_zeros_and_masked_out():
@@ -135,21 +113,10 @@ def test_padding_is_zeros_and_masked_out():
     np.testing.assert_array_equal(empty["x"], [[0]])
 
 
-def test_the_first_rows_do_not_count_as_a_draw():
-    dataset = PoissonDataset(numbered(2), expected_batch_size=1, seed=0)
-    before = dataset.first_rows
-    np.testing.assert_array_equal(before["x"], [[0], [1]])
-    again = PoissonDataset(numbered(2), expected_batch_size=1, seed=0)
-    np.testing.assert_array_equal(dataset.draw(), again.draw())
-
-
-@pytest.mark.parametrize(
-    ("num_examples", "batch_size", "length"), [(100, 10, 10), (101, 10, 11), (5, 4, 2)]
-)
-def test_an_epoch_is_the_number_of_examples_over_the_batch_size(num_examples, batch_size, length):
-    dataset = PoissonDataset(numbered(num_examples), expected_batch_size=batch_size)
+@pytest.mark.parametrize(("num_examples", "length"), [(100, 10), (101, 11), (14, 2)])
+def test_an_epoch_is_the_number_of_examples_over_the_batch_size(num_examples, length):
+    dataset = PoissonDataset(numbered(num_examples), expected_batch_size=10)
     assert len(dataset) == dataset.num_batches == length
-    assert dataset[0]["mask"].ndim == 1
 
 
 @pytest.mark.parametrize(("drawn", "padded"), [(0, 24), (24, 24), (25, 40), (41, 80), (512, 520)])
@@ -161,9 +128,6 @@ def test_a_draw_of_any_size_loses_nothing(drawn, padded, monkeypatch):
     batch = batches[0]
     assert len(batch["mask"]) == len(batch["x"]) == padded
     np.testing.assert_array_equal(batch["x"][batch["mask"], 0], np.arange(drawn))
-
-
-# In training
 
 
 def test_a_fit_uses_the_rows_of_each_draw_and_no_others(monkeypatch):
@@ -209,19 +173,16 @@ X = np.zeros((6, 2), np.float32)
     ("arguments", "error", "message"),
     [
         ({"expected_batch_size": 0}, ValueError, "between 1 and 6"),
-        ({"expected_batch_size": 7}, ValueError, "between 1 and 6"),
         ({"expected_batch_size": 2.0}, TypeError, "must be an integer"),
         ({"y": np.zeros(5)}, ValueError, r"same number of rows .*x: \[6\], y: \[5\]"),
         ({"sample_weight": np.ones(7)}, ValueError, r"sample_weight: \[7\]"),
-        ({"x": {"a": X, "b": X[:3]}}, ValueError, r"x: \[3, 6\]"),
         ({"x": X[:0]}, ValueError, "at least one example"),
         ({"x": np.float32(1.0)}, TypeError, "first axis counts the examples"),
         ({"x": np.array([None] * 6)}, TypeError, "first axis counts the examples"),
         ({"seed": -1}, ValueError, "`seed` must not be negative"),
         ({"present": np.ones(5, bool)}, ValueError, "`present` must be a bool array"),
-        ({"present": np.ones(6)}, TypeError, "`present` must be a bool array"),
+        ({"present": np.ones(6)}, ValueError, "`present` must be a bool array"),
         ({"present": np.ones(6, bool), "num_present": 7}, ValueError, "num_present"),
-        ({"num_present": 2}, ValueError, "requires `present`"),
     ],
 )
 def test_arguments_out_of_range(arguments, error, message):
@@ -269,19 +230,9 @@ def test_with_one_seed_the_others_are_drawn_alike_whoever_is_present():
         assert np.array_equal(without.draw(), rows[rows != 7])
 
 
-def test_present_rows_cannot_be_changed_afterwards():
-    present = np.ones(4, bool)
-    dataset = PoissonDataset(numbered(4), expected_batch_size=4, present=present)
-    present[:] = False
-    dataset.present[:] = False
-    assert dataset.draw().tolist() == [0, 1, 2, 3]
-
-
 def test_a_public_number_of_present_rows_sets_the_probability():
-    present = np.arange(20) < 12
-    dataset = PoissonDataset(
-        numbered(20), expected_batch_size=5, seed=0, present=present, num_present=10
-    )
+    arguments = {"expected_batch_size": 5, "present": np.arange(20) < 12, "num_present": 10}
+    dataset = PoissonDataset(numbered(20), seed=0, **arguments)
     assert (dataset.num_examples, len(dataset), dataset.sampling_probability) == (10, 2, 0.5)
     sizes = [len(dataset.draw()) for _ in range(2000)]
     assert abs(np.mean(sizes) - 6) < 5 * math.sqrt(3 / 2000)
@@ -318,20 +269,13 @@ def test_all_processes_together_make_one_poisson_draw(seed):
     # Each row: two-sided chi-square.
     statistic = np.sum((found.sum(0) - num_draws / 4) ** 2 / (num_draws * 3 / 16))
     assert FALSE_ALARM < stats.chi2(100).sf(statistic) < 1 - FALSE_ALARM
-    # The size of the whole draw: binomial.
-    sizes, law = np.bincount(found.sum(1).astype(int), minlength=101), stats.binom(100, 0.25)
-    bins = [np.arange(0, 19), *[np.array([k]) for k in range(19, 32)], np.arange(32, 101)]
-    expected = [num_draws * law.pmf(each).sum() for each in bins]
-    assert stats.chisquare([sizes[each].sum() for each in bins], expected).pvalue > FALSE_ALARM
+    # The size of the whole draw: binomial, rare sizes put together.
+    sizes, law = np.bincount(np.clip(found.sum(1), 18, 32).astype(int)), stats.binom(100, 0.25)
+    expected = [law.cdf(18), *law.pmf(np.arange(19, 32)), law.sf(31)]
+    assert stats.chisquare(sizes[18:], num_draws * np.array(expected)).pvalue > FALSE_ALARM
     # Pairs of rows, 4,950 of them; a stream shared by two processes would give one of 60.
     correlations = np.corrcoef(found.T)[np.triu_indices(100, 1)] * np.sqrt(num_draws)
     assert np.abs(correlations).max() < 6
-
-
-def test_the_choices_of_two_processes_with_one_seed_are_not_the_same():
-    first, second = shares(5, rows=(40, 40), expected_batch_size=20)
-    same = sum(first.draw().tolist() == second.draw().tolist() for _ in range(50))
-    assert same <= 2
 
 
 def test_all_processes_agree_on_a_size_and_lose_nothing():
@@ -346,15 +290,6 @@ def test_all_processes_agree_on_a_size_and_lose_nothing():
     assert abs(int(mask[0].sum()) - int(mask[1].sum())) <= 1
     batch = FixedShapeBatches(shares(expected_batch_size=100)[0], 1, sizes=(24,))[0]
     assert (batch["mask"].sum(), len(batch["mask"])) == (50, 56)
-
-
-def test_sizes_come_from_shared_bits_that_differ_from_run_to_run():
-    def sizes(bits):
-        part = shares(bits=bits)[0]
-        return [len(part.draw()) for _ in range(20)]
-
-    assert sizes((1, 2, 3, 4)) == sizes((1, 2, 3, 4))
-    assert sizes((1, 2, 3, 4)) != sizes((1, 2, 3, 5))
 
 
 def test_rows_are_split_among_devices_and_none_is_lost():

@@ -24,8 +24,6 @@ from keras_adaclip.accounting.calibrate import (
 from keras_adaclip.accounting.epsilon import (
     PrivacySpent,
     check_accountant,
-    check_delta,
-    check_target_epsilon,
     compute_epsilon,
     default_delta,
     ledger_epsilon,
@@ -44,9 +42,7 @@ from keras_adaclip.accounting.selection import RandomSelection, selection_epsilo
 __all__ = [
     "calibrate_noise_multiplier",
     "check_accountant",
-    "check_delta",
     "check_report_path",
-    "check_target_epsilon",
     "compute_epsilon",
     "default_delta",
     "gaussian_mu",

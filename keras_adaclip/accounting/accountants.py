@@ -147,9 +147,10 @@ def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.fl
 
 @contextlib.contextmanager
 def _without_warnings_of_orders() -> Iterator[None]:
-    """Silences `dp_accounting` about excluded orders, which only make epsilon larger."""
+    """Silence `dp_accounting` about excluded orders, which only make epsilon larger."""
 
     def is_about_something_else(record: logging.LogRecord) -> bool:
+        """Return whether the record is not about an excluded order."""
         return "Excluding this order" not in record.getMessage()
 
     logger = logging.getLogger("absl")
@@ -161,22 +162,20 @@ def _without_warnings_of_orders() -> Iterator[None]:
 
 
 def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
-    """The events with all Gaussians composed into one, whose `1 / z**2` is the sum of theirs."""
+    """Return the events with all Gaussians composed into one, the last event.
+
+    Its `1 / z**2` is the sum of theirs.
+    """
     gaussians = [(event, count) for event, count in events if isinstance(event, GaussianDpEvent)]
-    if len(gaussians) < 2:
+    if not gaussians:
         return events
     precision = sum(count / event.noise_multiplier**2 for event, count in gaussians)
-    # At the place of the latest Gaussian, so that the events before a running row stay the same.
-    latest = gaussians[-1][0]
-    composed = (GaussianDpEvent(1 / math.sqrt(precision)), 1)
-    return tuple(
-        composed if event == latest else (event, count)
-        for event, count in events
-        if event == latest or not isinstance(event, GaussianDpEvent)
-    )
+    others = [each for each in events if not isinstance(each[0], GaussianDpEvent)]
+    return (*others, (GaussianDpEvent(1 / math.sqrt(precision)), 1))
 
 
 def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
+    """Return epsilon by PLD, or by RDP if no grid is possible."""
     interval = coarseness * _discretization_interval(events)
     epsilon = math.inf
     if interval <= _COARSEST_INTERVAL:
@@ -216,39 +215,30 @@ _kept_plds: dict[tuple[CountedEvents, float], PrivacyLossDistribution] = {}
 
 
 def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribution:
-    """The distribution of all events. That of all events but the last is kept too."""
+    """Return the distribution of all events. The latest compositions are kept."""
+    composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
     # A loop, because a ledger has more rows than Python allows nested calls.
     start = next((n for n in range(len(events), 0, -1) if (events[:n], interval) in _kept_plds), 0)
-    if start > 0:
-        composed = _kept_plds[events[:start], interval]
-    else:
-        composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    for index, (event, count) in enumerate(events[start:], start=start):
-        composed = composed.compose(_repeated_pld(event, count, interval))
-        if index >= len(events) - 2:
-            _kept_plds[events[: index + 1], interval] = composed
-    while len(_kept_plds) > _MOST_KEPT:
-        del _kept_plds[next(iter(_kept_plds))]
+    for number in range(start, len(events) + 1):
+        if number > start:
+            event, count = events[number - 1]
+            composed = composed.compose(self_composed(_release_pld(event, interval), count))
+        composed = _kept_plds.pop((events[:number], interval), composed)
+        _kept_plds[events[:number], interval] = composed
+        if len(_kept_plds) > _MOST_KEPT:
+            del _kept_plds[next(iter(_kept_plds))]
     return composed
 
 
-def _repeated_pld(event: DpEvent, count: int, interval: float) -> PrivacyLossDistribution:
-    """The distribution of `count` releases of one kind."""
-    if isinstance(event, GaussianDpEvent):
-        # A Gaussian composed with itself is a Gaussian with less noise.
-        return _release_pld(GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), interval)
-    return self_composed(_release_pld(event, interval), count)
-
-
 def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
-    """The distribution of `count` releases, composed in portions if there are very many.
+    """Return the distribution of `count` releases, composed in portions if there are very many.
 
     `dp_accounting` computes the number of buckets to the power of `count` as an exact integer,
     which takes forever for several millions.
     """
     portions, rest = divmod(count, _MOST_COMPOSED_AT_ONCE)
     if portions == 0:
-        return pld.self_compose(count)
+        return pld if count == 1 else pld.self_compose(count)
     composed = pld.self_compose(_MOST_COMPOSED_AT_ONCE).self_compose(portions)
     return composed.compose(pld.self_compose(rest)) if rest else composed
 

@@ -3,8 +3,8 @@
     e(a) = max_h e_h(a)
 
 with e_h(a) the Rényi divergence at order a of a run with the hyperparameters h. A run that draws h
-from a fixed law, and releases h with its result, has a divergence of at most e(a): the moment
-exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with h.
+from a fixed distribution, and releases h with its result, has a divergence of at most e(a): the
+moment exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with h.
 """
 
 import dataclasses
@@ -14,13 +14,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip._checks import check_integer
+from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
-from keras_adaclip.accounting.epsilon import check_delta
 from keras_adaclip.accounting.ledger import Ledger
-from keras_adaclip.accounting.row import KNOWN, LedgerRow, SelectionCost
-from keras_adaclip.accounting.selection import RandomSelection, growing, largest_divergences
+from keras_adaclip.accounting.row import LedgerRow, SelectionCost
+from keras_adaclip.accounting.selection import RandomSelection, growing
 
 # Sums of the same numbers in another order differ by this share.
 _ROUNDING = 1e-9
@@ -31,10 +30,9 @@ class RunBounds:
     """Planned ledgers. Each run of a search spends at most the largest of them at every order.
 
     Args:
-        plans: a ledger for each kind of run, with all steps that the run would take.
+        plans: A `Ledger` for each kind of run, with all steps that the run would take.
 
     Raises:
-        TypeError: If one of the plans is not a `Ledger`.
         ValueError: If there is no plan, or some are about examples and others about clients.
 
     Example:
@@ -44,27 +42,17 @@ class RunBounds:
     >>> bounds = RunBounds((Ledger((row.advance(3515),)),))
     >>> bounds.covers(Ledger((row.advance(3515),))), bounds.covers(Ledger((row.advance(3516),)))
     (True, False)
-    >>> print(f"{bounds.epsilon(delta=1e-5):.2f}, {bounds.epsilon(delta=1e-5, num_runs=10):.2f}")
-    1.56, 5.10
+    >>> print(f"{bounds.epsilon(delta=1e-5):.2f}")
+    1.56
     """
 
     plans: tuple[Ledger, ...]
 
     def __post_init__(self) -> None:
-        for plan in self.plans:
-            if not isinstance(plan, Ledger):
-                raise TypeError(
-                    f"Argument `plans` must hold `Ledger`s. Received: a {type(plan).__name__}"
-                )
-        plans = tuple(dict.fromkeys(self.plans))
-        if not plans:
+        if not self.plans:
             raise ValueError("Argument `plans` must hold a `Ledger` at least. Received: plans=()")
-        if len({plan.unit for plan in plans if plan.unit is not None}) > 1:
-            raise ValueError(
-                "Argument `plans` must be about single examples or about whole clients, not both: "
-                "together they have no epsilon for either."
-            )
-        object.__setattr__(self, "plans", plans)
+        object.__setattr__(self, "plans", tuple(dict.fromkeys(self.plans)))
+        Ledger(self._rows())  # Refuses examples beside clients.
 
     @property
     def neighboring_relation(self) -> str:
@@ -75,7 +63,7 @@ class RunBounds:
         """Whether a run with this ledger has kept the bound.
 
         Args:
-            ledger: what the run has spent.
+            ledger: What the run has spent.
         """
         if ledger.steps == 0:
             return True
@@ -90,36 +78,35 @@ class RunBounds:
         spent = growing(composed_divergences(events.counted_events(ledger, relation)))
         return bool(np.all(spent <= growing(self._divergences()) * (1 + _ROUNDING)))
 
-    def epsilon(self, delta: float, num_runs: int = 1) -> float:
-        """Epsilon of a known number of runs, all of which may be seen.
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of one run.
 
         Args:
             delta: Delta, between 0 and 1.
-            num_runs: The number of runs.
 
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        num_runs = check_integer("num_runs", num_runs)
-        if num_runs == 0:
-            return 0.0
-        return epsilon_of_divergences(num_runs * self._divergences(), check_delta(delta))
+        return epsilon_of_divergences(self._divergences(), check_between_0_and_1("delta", delta))
 
     def selection_epsilon(self, selection: RandomSelection, delta: float) -> float:
         """Epsilon of the best of a random number of runs.
 
         Args:
-            selection: the law of the number of runs.
-            delta: delta of the selection.
-        """
-        return selection.epsilon_of_runs(self.plans, delta)
+            selection: The distribution of the number of runs.
+            delta: Delta of the selection.
 
-    def selected(self, selection: RandomSelection | None, num_runs: int = 0) -> Ledger:
+        Returns:
+            Epsilon, an upper bound by Rényi divergences.
+        """
+        divergences = selection.divergences(self._divergences())
+        return epsilon_of_divergences(divergences, check_between_0_and_1("delta", delta))
+
+    def selected(self, selection: RandomSelection) -> Ledger:
         """The ledger of a model that was released as the best of several runs.
 
         Args:
-            selection: the law of the number of runs; None if the number is known.
-            num_runs: the number of runs, if it is known.
+            selection: The distribution of the number of runs.
 
         Returns:
             One row with the cost of the selection and the steps of the longest run; no row if no
@@ -128,15 +115,10 @@ class RunBounds:
         rows = tuple(row for row in self._rows() if row.steps > 0)
         if not rows:
             return Ledger()
-        divergences = self._divergences()
-        if selection is None:
-            law, mean_trials, divergences = KNOWN, float(num_runs), num_runs * divergences
-        else:
-            law, mean_trials = selection.distribution, selection.mean_trials
-            divergences = selection.divergences(divergences)
+        divergences = selection.divergences(self._divergences())
         cost = SelectionCost(
-            law,
-            mean_trials,
+            selection.distribution,
+            selection.mean_trials,
             frozenset(sampling for row in rows for sampling in row.samplings),
             tuple(divergences.tolist()),
         )
@@ -150,14 +132,6 @@ class RunBounds:
             selection=cost,
         )
         return Ledger((released,))
-
-    def costliest(self, delta: float) -> Ledger:
-        """The plan with the largest epsilon by itself.
-
-        Args:
-            delta: delta of each plan.
-        """
-        return max(self.plans, key=lambda plan: RunBounds((plan,)).epsilon(delta))
 
     def to_list(self) -> list[dict[str, list[Any]]]:
         """The plans as plain values for a JSON file, which `from_list` reads."""
@@ -175,15 +149,18 @@ class RunBounds:
         """The inverse of `to_list`.
 
         Args:
-            plans: the plain values.
+            plans: The plain values.
         """
         return cls(
             tuple(Ledger.from_arrays(plan["integers"], plan["noise_multipliers"]) for plan in plans)
         )
 
     def _rows(self) -> tuple[LedgerRow, ...]:
+        """Return the rows of all plans."""
         return tuple(row for plan in self.plans for row in plan)
 
     def _divergences(self) -> npt.NDArray[np.float64]:
+        """Return the largest divergence among the plans at each order."""
         relation = self.neighboring_relation
-        return largest_divergences([events.counted_events(plan, relation) for plan in self.plans])
+        counted = [events.counted_events(plan, relation) for plan in self.plans]
+        return np.max([composed_divergences(each) for each in counted], axis=0)

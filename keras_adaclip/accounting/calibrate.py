@@ -8,22 +8,23 @@ noise that is too small and one that is large enough. A noise schedule s is
 scaled by the least factor f with epsilon(f s) <= target_epsilon, to within 0.5% of the target.
 """
 
+import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import INT32_MAX, check_integer
+from keras_adaclip._checks import (
+    INT32_MAX,
+    check_between_0_and_1,
+    check_integer,
+    check_positive,
+)
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
-from keras_adaclip.accounting.epsilon import (
-    COARSENESS,
-    check_accountant,
-    check_delta,
-    check_target_epsilon,
-    warn_of_large_delta,
-)
+from keras_adaclip.accounting.epsilon import COARSENESS, check_accountant, warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule, PlannedRun
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -33,7 +34,7 @@ _TOLERANCE = 1e-3
 # RDP jumps by some percent for fixed-size batches, and from about 0.003 to 0 where its orders end.
 _LARGEST_JUMP = 0.1
 # Epsilon of a schedule takes seconds. The search uses a coarse grid, whose result is about 0.03%
-# higher, and a single evaluation on the fine grid mostly confirms it.
+# higher; one evaluation on the fine grid usually confirms it.
 _SCHEDULE_TOLERANCE = 4e-3
 
 
@@ -88,13 +89,14 @@ def calibrate_noise_multiplier(
     >>> print(f"{noise_multiplier:.2f}")
     1.37
     """
-    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
-    accountant = check_accountant(accountant)
+    target = check_positive("target_epsilon", target_epsilon)
+    delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
     check_integer("steps", run.num_steps, minimum=1)
     warn_of_large_delta(delta, num_examples)
 
     def epsilon(noise: float | NoiseSchedule, coarseness: int = 1) -> float:
+        """Return epsilon of the run with this noise."""
         return composed_epsilon(run.events(noise), delta, accountant, coarseness)
 
     guess = _rough_guess(lambda noise: rough_epsilon(run.events(noise), delta), target)
@@ -105,14 +107,8 @@ def calibrate_noise_multiplier(
                 f"one of Keras's with `keras_adaclip.schedules.get`. Received: {noise_schedule!r}"
             )
         return _least_schedule(noise_schedule, epsilon, target, guess, run)
-    noise_multiplier = _least_noise(epsilon, target, guess)
-    _check_reached(
-        target,
-        epsilon(noise_multiplier),
-        noise_multiplier <= 1.001 * _LEAST_NOISE,
-        f", delta={delta}, accountant={accountant!r}",
-    )
-    return noise_multiplier
+    received = f", delta={delta}, accountant={accountant!r}"
+    return _least_noise(epsilon, target, guess, received=received)
 
 
 def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: float) -> float:
@@ -130,28 +126,7 @@ def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: fl
         TypeError: If the target is not a number.
         ValueError: If the target is out of range, or no noise reaches it.
     """
-    target = check_target_epsilon(target_epsilon)
-    noise_multiplier = _least_noise(epsilon, target, 1.0)
-    _check_reached(target, epsilon(noise_multiplier), noise_multiplier <= 1.001 * _LEAST_NOISE)
-    return noise_multiplier
-
-
-def _check_reached(
-    target: float, reached: float, is_least_noise: bool = False, received: str = ""
-) -> None:
-    """Raise if the epsilon of the calibrated noise is above the target, or far below it."""
-    if (1 - _LARGEST_JUMP) * target <= reached <= target:
-        return
-    if reached > target:
-        remedy = "Use a larger `delta`, or fewer steps."
-    elif is_least_noise:
-        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
-    else:
-        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
-    raise ValueError(
-        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
-        f"{remedy} Received: target_epsilon={target}{received}"
-    )
+    return _least_noise(epsilon, check_positive("target_epsilon", target_epsilon), guess=1.0)
 
 
 def _least_schedule(
@@ -177,16 +152,21 @@ def _least_schedule(
             f"Received: a schedule that falls to {noises.min()}"
         )
     # The cost of a step is about 1 / z**2, so a constant of this noise costs as much.
-    guess = constant / float(np.average(noises**-2.0, weights=steps) ** -0.5)
-    ends = (_LEAST_NOISE / noises.max(), _MOST_NOISE / noises.max())
+    most = noises.max()
+    guess = constant * most / float(np.average(noises**-2.0, weights=steps) ** -0.5)
+    received = f", noise_schedule={schedule!r}"
 
-    def scaled_epsilon(factor: float, coarseness: int = 1) -> float:
-        return epsilon(schedule.scaled(factor), coarseness)
+    def scaled_epsilon(noise: float, coarseness: int = 1) -> float:
+        """Return epsilon of the schedule scaled to a largest value of `noise`."""
+        return epsilon(schedule.scaled(noise / most), coarseness)
 
-    guess = _least_noise(lambda f: scaled_epsilon(f, COARSENESS), target, guess, ends=ends)
-    factor = _least_noise(scaled_epsilon, target, guess, ends=ends, tolerance=_SCHEDULE_TOLERANCE)
-    _check_reached(target, scaled_epsilon(factor), received=f", noise_schedule={schedule!r}")
-    return schedule.scaled(factor)
+    def coarse_epsilon(noise: float) -> float:
+        """Return the same on a coarse grid."""
+        return scaled_epsilon(noise, COARSENESS)
+
+    guess = _least_noise(coarse_epsilon, target, guess, received=received)
+    noise = _least_noise(scaled_epsilon, target, guess, _SCHEDULE_TOLERANCE, received)
+    return schedule.scaled(noise / most)
 
 
 def _rough_guess(epsilon: Callable[[float], float], target: float) -> float:
@@ -202,23 +182,22 @@ def _least_noise(
     epsilon: Callable[[float], float],
     target: float,
     guess: float,
-    *,
-    ends: tuple[float, float] = (_LEAST_NOISE, _MOST_NOISE),
     tolerance: float = _TOLERANCE,
+    received: str = "",
 ) -> float:
-    """The least float32 with `epsilon(noise) <= target`, to within the tolerance in epsilon.
+    """Return the least float32 with `epsilon(noise) <= target`, within the tolerance in epsilon.
 
     Args:
         epsilon: Non-increasing function of a noise multiplier; costly.
         target: The bound.
         guess: The first noise multiplier to try.
-        ends: The range that is searched.
         tolerance: How far below the target epsilon may be, as a share of it.
+        received: Further arguments for the message of the error.
 
-    Returns:
-        A noise multiplier; an end of the range if the target lies beyond it.
+    Raises:
+        ValueError: If no noise multiplier has an epsilon near the target.
     """
-    low, high = ends
+    low, high = _LEAST_NOISE, _MOST_NOISE
     aim = target * (1 - tolerance / 2)
     known: list[tuple[float, float]] = []
     noise = float(np.float32(guess))
@@ -230,14 +209,27 @@ def _least_noise(
         if 0 < value < math.inf:
             known.append((math.log(noise), math.log(value / aim)))
         following = _extrapolated(known)
-        is_bracketed = low > ends[0] and high < ends[1]
+        is_bracketed = low > _LEAST_NOISE and high < _MOST_NOISE
         # Every sixth attempt halves the bracket, because epsilon may jump.
         if not low < following < high or (attempt % 6 == 5 and is_bracketed):
             following = math.sqrt(low * high)
         noise = float(np.float32(following))
         if not low < noise < high:
             break
-    return float(np.float32(high))
+    noise = float(np.float32(high))
+    reached = epsilon(noise)
+    if (1 - _LARGEST_JUMP) * target <= reached <= target:
+        return noise
+    if reached > target:
+        remedy = "Use a larger `delta`, or fewer steps."
+    elif noise <= 1.001 * _LEAST_NOISE:
+        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
+    else:
+        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
+    raise ValueError(
+        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
+        f"{remedy} Received: target_epsilon={target}{received}"
+    )
 
 
 def _extrapolated(known: list[tuple[float, float]]) -> float:
@@ -289,42 +281,37 @@ def max_steps_within(
     >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
     1936
     """
-    target, delta = check_target_epsilon(target_epsilon), check_delta(delta)
-    accountant = check_accountant(accountant)
-    countable = INT32_MAX - next_row.steps
+    target = check_positive("target_epsilon", target_epsilon)
+    delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
     rows = (*rows_so_far, next_row)
-    relation = events.neighboring_relation(rows, running=next_row)
-    event = events.row_event(next_row, relation)
-    counts = dict(events.counted_events(rows, relation))
-    so_far = counts.pop(event, 0)
+    running = dataclasses.replace(next_row, steps=1, releases=1)
+    relation = events.neighboring_relation((*rows, running))
 
-    def after(releases: int) -> CountedEvents:
-        count = so_far + releases
-        return (*counts.items(), (event, count)) if count else tuple(counts.items())
+    def after(steps: int) -> CountedEvents:
+        """Return all events after some more steps."""
+        return events.counted_events((*rows[:-1], next_row.advance(steps)), relation)
 
-    def is_within(releases: int) -> bool:
-        return composed_epsilon(after(releases), delta, accountant) <= target
+    def is_within(steps: int) -> bool:
+        """Return whether epsilon is within the target after some more steps."""
+        return composed_epsilon(after(steps), delta, accountant) <= target
 
     if not is_within(0):
         return 0
-    most = math.ceil(max(0, countable - next_row.free_steps) / next_row.steps_per_release)
-    guess = largest_within(lambda releases: rough_epsilon(after(releases), delta) <= target, most)
-    allowed = largest_within(is_within, most, guess)
-    return min(countable, next_row.free_steps + allowed * next_row.steps_per_release)
+    most = INT32_MAX - next_row.steps
+    guess = largest_within(lambda steps: rough_epsilon(after(steps), delta) <= target, most)
+    return largest_within(is_within, most, guess)
 
 
-def largest_within(is_within: Callable[[int], bool], most: int, guess: int | None = None) -> int:
-    """Return the greatest number up to `most` that is within a budget, by bisection; 0 if none is.
+def largest_within(is_within: Callable[[int], bool], most: int, guess: int = 1) -> int:
+    """Return the greatest number up to `most` that is within a budget; 0 if none is.
 
     Args:
         is_within: Whether a number is within the budget; no longer true once it was false.
         most: The greatest number to consider.
-        guess: A number that is probably within the budget, near the result. None means unknown.
+        guess: A number that is probably within the budget, near the result.
     """
-    low, high = 0, most + 1
-    probe = (most + 1) // 2 if guess is None else min(max(guess, 1), most)
-    while high - low > 1:
-        low, high = (probe, high) if is_within(probe) else (low, probe)
-        is_upper_end_known = guess is None or high <= most
-        probe = (low + high) // 2 if is_upper_end_known else min(most, low + low // 4 + 1)
-    return low
+    low, high = 0, max(1, guess)
+    while high <= most and is_within(high):
+        low, high = high, high + high // 4 + 1
+    numbers = range(min(high, most + 1))
+    return bisect_left(numbers, True, lo=low + 1, key=lambda number: not is_within(number)) - 1

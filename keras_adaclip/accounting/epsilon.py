@@ -48,32 +48,6 @@ def default_delta(num_examples: int) -> float:
     return number
 
 
-def check_delta(value: object) -> float:
-    """Return a delta strictly between 0 and 1.
-
-    Args:
-        value: The value of the argument.
-
-    Raises:
-        TypeError: If the value has the wrong type.
-        ValueError: If it is out of range.
-    """
-    return _checks.check_between_0_and_1("delta", value)
-
-
-def check_target_epsilon(value: object) -> float:
-    """Return a positive, finite target.
-
-    Args:
-        value: The value of the argument.
-
-    Raises:
-        TypeError: If the value has the wrong type.
-        ValueError: If it is out of range.
-    """
-    return _checks.check_positive("target_epsilon", value)
-
-
 def check_accountant(value: object) -> str:
     """Return the name of an accountant.
 
@@ -158,7 +132,7 @@ def compute_epsilon(
     """
     accountant = check_accountant(accountant)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
-    delta = check_delta(delta)
+    delta = _checks.check_between_0_and_1("delta", delta)
     warn_of_large_delta(delta, num_examples)
     return composed_epsilon(run.events(noise_multiplier), delta, accountant)
 
@@ -189,8 +163,8 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
     >>> print(f"{ledger_epsilon([row.advance(3515)], delta=1e-5):.3f}")
     1.351
     """
-    delta, accountant = check_delta(delta), check_accountant(accountant)
-    return composed_epsilon(events.counted_events(rows), delta, accountant)
+    delta = _checks.check_between_0_and_1("delta", delta)
+    return composed_epsilon(events.counted_events(rows), delta, check_accountant(accountant))
 
 
 def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str, relation: str) -> float:

@@ -64,7 +64,7 @@ class SelectedRunsEvent(DpEvent):
     """The best of several runs, of which only Rényi divergences are known.
 
     Args:
-        divergences: one for each of `row.ORDERS`.
+        divergences: One for each of `row.ORDERS`.
     """
 
     divergences: tuple[float, ...]
@@ -114,6 +114,7 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
 
 
 def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
+    """Return the different events with their counts, the most recent one last."""
     counts: dict[DpEvent, int] = {}
     for event, count in events:
         # An event that comes again moves to the end. The events before the running one then stay
@@ -122,20 +123,17 @@ def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
     return tuple(counts.items())
 
 
-def neighboring_relation(rows: Iterable[LedgerRow], running: LedgerRow | None = None) -> str:
+def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
     """The relation under which the epsilon of some rows is stated.
 
     Args:
-        rows: Ledger rows.
-        running: A row that is about to run, whether or not it has run before.
+        rows: Ledger rows. Rows without steps add nothing.
 
     Returns:
         `"add_or_remove_one"` if all steps were Poisson-sampled, `"replace_one"` if all batches
         were of a fixed size, else `"zero_out"`.
     """
     ran = {sampling for row in rows if row.steps > 0 for sampling in row.samplings}
-    if running is not None:
-        ran |= running.samplings
     if ran == {Sampling.FIXED}:
         return REPLACE_ONE
     return ADD_OR_REMOVE_ONE if ran <= {Sampling.POISSON} else ZERO_OUT

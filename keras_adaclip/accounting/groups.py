@@ -14,14 +14,12 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from dp_accounting import DpEvent, PoissonSampledDpEvent
+from dp_accounting import PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, special, stats
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
-from keras_adaclip.accounting.epsilon import check_delta
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -65,7 +63,7 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     0.341
     0.726
     """
-    delta = check_delta(delta)
+    delta = _checks.check_between_0_and_1("delta", delta)
     group_size = _checks.check_integer("group_size", group_size, minimum=1, maximum=_LARGEST_GROUP)
     events = counted_events(rows)
     alone = composed_epsilon(events, delta, "pld")
@@ -79,28 +77,50 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
 
 
 def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
-    """By the distribution of the number of drawn examples; infinite if a loss is too large.
+    """Return a bound by the number of drawn examples; infinite if a loss is too large.
 
     Args:
         events: Pairs of an event and its count.
         delta: Delta.
         group_size: The most examples that a person owns.
     """
-    largest_loss = max(_largest_loss(event, count, group_size) for event, count in events)
+    mechanisms = []
+    for event, count in events:
+        if isinstance(event, PoissonSampledDpEvent):
+            noise, sampling_probability = event.event.noise_multiplier, event.sampling_probability
+            mechanisms.append((noise, sampling_probability, count))
+        else:  # A Gaussian composed with itself is a Gaussian with less noise.
+            mechanisms.append((event.noise_multiplier / math.sqrt(count), 1.0, 1))
+    # About the loss of one release at ten standard deviations.
+    shifts = [group_size / noise for noise, _, _ in mechanisms]
+    largest_loss = max(shift**2 / 2 + 10 * shift for shift in shifts)
     if largest_loss > _LARGEST_LOSS:
         return math.inf
     needed = max(largest_loss / _MOST_BUCKETS, _INTERVAL)
     interval = math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
     composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    for event, count in events:
-        composed = composed.compose(_repeated_pld(event, count, group_size, interval))
+    drawn = np.arange(group_size + 1)
+    for noise, sampling_probability, count in mechanisms:
+        if sampling_probability == 1.0:
+            released = privacy_loss_distribution.from_gaussian_mechanism(
+                noise / group_size, value_discretization_interval=interval
+            )
+        else:
+            released = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+                noise,
+                drawn,
+                stats.binom.pmf(drawn, group_size, sampling_probability),
+                value_discretization_interval=interval,
+            )
+        composed = composed.compose(self_composed(released, count))
     return float(composed.get_epsilon_for_delta(delta))
 
 
 def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
-    """By the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
+    """Return a bound by the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
 
     def epsilon_and_delta(log_delta: float) -> tuple[float, float]:
+        """Return epsilon and log delta of the group, for log delta of one example."""
         alone = composed_epsilon(events, math.exp(log_delta), "pld")
         # The sum of e^(i epsilon) for i from 0 to k - 1.
         log_sum = float(np.logaddexp.reduce(alone * np.arange(group_size)))
@@ -114,41 +134,6 @@ def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> 
         is_enough = epsilon_and_delta(middle)[1] <= math.log(delta)
         low, high = (middle, high) if is_enough else (low, middle)
     return epsilon_and_delta(low)[0]
-
-
-def _noise_and_probability(event: DpEvent) -> tuple[float, float]:
-    """Return the noise multiplier and the sampling probability of the event of a ledger row."""
-    if isinstance(event, PoissonSampledDpEvent):
-        return event.event.noise_multiplier, event.sampling_probability
-    return event.noise_multiplier, 1.0
-
-
-def _largest_loss(event: DpEvent, count: int, group_size: int) -> float:
-    """About the loss of one release, or of all full releases, at ten standard deviations."""
-    noise, sampling_probability = _noise_and_probability(event)
-    if sampling_probability == 1.0:
-        noise /= math.sqrt(count)
-    return group_size**2 / (2 * noise**2) + 10 * group_size / noise
-
-
-def _repeated_pld(
-    event: DpEvent, count: int, group_size: int, interval: float
-) -> PrivacyLossDistribution:
-    """The privacy loss of `count` releases for all examples of a person together."""
-    noise, sampling_probability = _noise_and_probability(event)
-    if sampling_probability == 1.0:
-        # A Gaussian composed with itself is a Gaussian with less noise.
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            noise / (group_size * math.sqrt(count)), value_discretization_interval=interval
-        )
-    drawn = np.arange(group_size + 1)
-    released = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        noise,
-        drawn,
-        stats.binom.pmf(drawn, group_size, sampling_probability),
-        value_discretization_interval=interval,
-    )
-    return self_composed(released, count)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -176,12 +161,13 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     >>> print(f"{gaussian_mu(3.0, 1e-5):.3f}")
     0.719
     """
-    delta = check_delta(delta)
+    delta = _checks.check_between_0_and_1("delta", delta)
     if epsilon == math.inf:
         return math.inf
     epsilon = _checks.check_nonnegative("epsilon", epsilon)
 
     def excess(log_mu: float) -> float:
+        """Return by how much the log delta of a Gaussian exceeds that of the argument."""
         return _log_delta(epsilon, math.exp(log_mu)) - math.log(delta)
 
     if excess(_LEAST_LOG_MU) >= 0.0:
@@ -192,6 +178,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
+    """Return log delta(epsilon) of the Gaussian mechanism with shift mu."""
     upper = special.log_ndtr(mu / 2 - epsilon / mu)
     lower = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
     if not lower < upper:

@@ -13,9 +13,11 @@ full releases, which dominate every other kind. This may change the neighbouring
 which epsilon is stated (see `events.neighboring_relation`), but epsilon stays an upper bound.
 """
 
+import collections
 import dataclasses
-import functools
 import io
+import itertools
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,6 +51,7 @@ LEDGER_KEYS = (
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
 _MOST_NUMBERS = 1 << 20
+_LEAST_RANKED_NOISE = 0.04
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,6 @@ class Ledger:
         rows: The rows.
 
     Raises:
-        TypeError: If one of them is not a `LedgerRow`.
         ValueError: If some steps are about examples and others about clients.
 
     Guarantees:
@@ -85,11 +87,6 @@ class Ledger:
 
     def __post_init__(self) -> None:
         rows = tuple(self.rows)
-        for row in rows:
-            if not isinstance(row, LedgerRow):
-                raise TypeError(
-                    f"Argument `rows` must hold `LedgerRow`s. Received: a {type(row).__name__}"
-                )
         if len({row.unit for row in rows if row.steps > 0}) > 1:
             raise ValueError(
                 "A ledger cannot hold steps about single examples and steps about whole clients: "
@@ -190,12 +187,8 @@ class Ledger:
         Args:
             other: the ledger that may hold more.
         """
-        theirs = _totals(other.rows)
-        return all(
-            steps <= theirs.get(mechanism, (0, 0))[0]
-            and releases <= theirs.get(mechanism, (0, 0))[1]
-            for mechanism, (steps, releases) in _totals(self.rows).items()
-        )
+        ours, theirs = _totals(self.rows), _totals(other.rows)
+        return all(np.all(total <= theirs[mechanism]) for mechanism, total in ours.items())
 
     def union_upward(self, other: "Ledger", *, same_run: bool = False) -> Self:
         """The ledger of this process joined with one that was loaded from a checkpoint.
@@ -286,13 +279,12 @@ class Ledger:
         return cls(tuple(rows))
 
 
-def _totals(rows: Iterable[LedgerRow]) -> dict[Mechanism, tuple[int, int]]:
-    """Steps and releases of each mechanism that ran."""
-    totals: dict[Mechanism, tuple[int, int]] = {}
+def _totals(rows: Iterable[LedgerRow]) -> dict[Mechanism, npt.NDArray[np.int64]]:
+    """Return steps and releases of each mechanism; zeros for all others."""
+    totals: dict[Mechanism, npt.NDArray[np.int64]]
+    totals = collections.defaultdict(lambda: np.zeros(2, np.int64))
     for row in rows:
-        if row.steps > 0:
-            steps, releases = totals.get(row.mechanism, (0, 0))
-            totals[row.mechanism] = (steps + row.steps, releases + row.releases)
+        totals[row.mechanism] += (row.steps, row.releases)
     return totals
 
 
@@ -314,19 +306,17 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         The dominating row. Its next step opens a release.
 
     Raises:
-        ValueError: If the rows are about different units, or the counts no longer fit int32.
+        ValueError: If the rows are about different units or about selected runs, or the counts no
+            longer fit int32.
     """
     if first.mechanism == second.mechanism:
         return _add_rows(first, second).begin_segment()
-    if first.unit is not second.unit:
-        raise ValueError("Rows about examples and rows about clients cannot be merged.")
+    if first.unit is not second.unit or first.selection or second.selection:
+        raise ValueError(
+            "Rows about examples and about clients cannot be merged, nor selections of runs."
+        )
     steps = first.steps + second.steps
     noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
-    if first.selection is not None and second.selection is not None:
-        selection = first.selection.plus(second.selection, (first.releases, second.releases))
-        return dataclasses.replace(
-            first, steps=steps, releases=1, noise_multiplier=noise_multiplier, selection=selection
-        )
     denser = max(first, second, key=_exact_probability)
     sampling, steps_per_release = Sampling.STREAM, 1
     if first.sampling is second.sampling:
@@ -353,79 +343,61 @@ def _exact_probability(row: LedgerRow) -> Fraction:
 
 
 def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
-    """Merges rows upward until at most `max_rows` are left; see `Ledger.compact`.
+    """Merge rows upward until at most `max_rows` are left; see `Ledger.compact`.
 
-    The pair that costs least is merged first; pairs of equal mechanisms, which cost nothing, before
-    any other.
+    The closed rows are sorted by their mechanisms. The pair of neighbours whose merging costs least
+    is merged first.
     """
     if sum(row.num_table_rows for row in rows) <= max_rows:
         return tuple(rows)
     selected = [row for row in rows if row.selection is not None]
     if selected:
-        merged = functools.reduce(merge_upward, selected)
-        others = [row for row in rows if row.selection is None]
-        room = max_rows - merged.num_table_rows
-        if room < 2:
+        taken = sum(row.num_table_rows for row in selected)
+        if max_rows - taken < 2:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: selected runs take "
-                f"{merged.num_table_rows}, and two others must remain."
+                f"{taken}, and two others must remain."
             )
-        return (merged, *_compact(others, room))
-    closed = list(rows[:-1])
+        others = [row for row in rows if row.selection is None]
+        return (*selected, *_compact(others, max_rows - taken))
+    closed = sorted(rows[:-1], key=_nearness)
+    costs = [_merging_cost(*pair) for pair in itertools.pairwise(closed)]
     while len(closed) + 1 > max_rows:
-        costs = _merging_costs(closed)
-        first, second = divmod(int(np.argmin(costs)), len(closed))
-        if costs[first, second] == np.inf:
+        place = int(np.argmin(costs))
+        if costs[place] == math.inf:
             raise ValueError(
                 f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
                 f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
             )
-        closed[first] = merge_upward(closed[first], closed.pop(second))
+        closed[place : place + 2] = [merge_upward(closed[place], closed[place + 1])]
+        around = slice(max(place - 1, 0), place + 2)
+        costs[around] = [_merging_cost(*pair) for pair in itertools.pairwise(closed[around])]
     return (*closed, rows[-1])
 
 
-def _merging_costs(rows: Sequence[LedgerRow]) -> npt.NDArray[np.float64]:
-    """The additional cost of merging each row with each later one; infinite elsewhere.
+def _nearness(row: LedgerRow) -> tuple[float, ...]:
+    """Return a key that sorts rows so that neighbours lose little by being merged."""
+    return (row.sampling, row.sampling_probability, row.noise_multiplier, row.num_examples)
 
-    Equal mechanisms cost -1 and so come first. A row without noise makes epsilon infinite already,
-    so merging it costs nothing. The cost is infinite if a pair cannot be merged.
+
+def _merging_cost(first: LedgerRow, second: LedgerRow) -> float:
+    """Return how much two rows lose by being merged; infinite if their steps no longer fit int32.
+
+    Equal mechanisms lose nothing.
     """
-    mechanisms = {row.mechanism: number for number, row in enumerate(rows)}
-    mechanism = np.array([mechanisms[row.mechanism] for row in rows])
-    sampling, noise, steps, releases, probability = np.array(
-        [
-            (
-                row.sampling,
-                row.noise_multiplier,
-                row.steps,
-                row.releases,
-                row.sampling_probability if row.sampling is Sampling.POISSON else 1.0,
-            )
-            for row in rows
-        ]
-    ).T
-    alone = releases * _release_cost(probability, noise)
-    same_sampling = np.equal.outer(sampling, sampling)
-    merged_noise = np.minimum.outer(noise, noise)
-    merged_probability = np.where(same_sampling, np.maximum.outer(probability, probability), 1.0)
-    merged = np.add.outer(releases, releases) * _release_cost(merged_probability, merged_noise)
-    costs = merged - np.add.outer(alone, alone)
-    costs[merged_noise == 0] = 0.0
-    costs[np.equal.outer(mechanism, mechanism)] = -1.0
-    costs[np.add.outer(steps, steps) > INT32_MAX] = np.inf
-    costs[np.tri(len(rows), dtype=bool)] = np.inf
-    return costs
+    if first.steps + second.steps > INT32_MAX:
+        return math.inf
+    return _cost(merge_upward(first, second)) - _cost(first) - _cost(second)
 
 
-def _release_cost(
-    sampling_probability: npt.NDArray[np.float64], noise_multiplier: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Rényi divergence of order 2, log(1 + q² (exp(1/σ²) - 1)): a cheap way to rank pairs.
+def _cost(row: LedgerRow) -> float:
+    """Return the Rényi divergence of order 2, releases times log(1 + q² (exp(1/σ²) - 1)).
 
-    Meaningless without noise. Beyond the range of float64, the exponential is cut off.
+    It only ranks pairs of rows. The exponential of less noise would leave the range of float64.
     """
-    exponent = np.where(noise_multiplier > 0, noise_multiplier, 1.0) ** -2
-    return np.log1p(sampling_probability**2 * np.expm1(np.minimum(exponent, 700.0)))
+    probability = row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
+    exponential = math.expm1(max(row.noise_multiplier, _LEAST_RANKED_NOISE) ** -2)
+    return row.releases * math.log1p(probability**2 * exponential)
 
 
 def read_ledger(path: str | Path) -> Ledger:
@@ -466,6 +438,7 @@ def read_ledger(path: str | Path) -> Ledger:
 
 
 def _values(file: h5py.File, key: str) -> Any:
+    """Return a table of the ledger in a file of weights."""
     group = file
     for name in (_OWN_VARIABLES, key):
         # Soft links, external links and external storage could lead to any file of the machine.

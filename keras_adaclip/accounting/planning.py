@@ -9,17 +9,11 @@ import dataclasses
 import math
 from typing import Any
 
-from keras_adaclip._checks import INT32_MAX, check_integer, check_noise_multiplier
+from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
 from keras_adaclip.accounting.calibrate import calibrate_noise_multiplier, largest_within
-from keras_adaclip.accounting.epsilon import (
-    check_accountant,
-    check_delta,
-    check_target_epsilon,
-    rounded_up,
-    warn_of_large_delta,
-)
-from keras_adaclip.accounting.events import PlannedRun
+from keras_adaclip.accounting.epsilon import check_accountant, rounded_up, warn_of_large_delta
+from keras_adaclip.accounting.events import CountedEvents, PlannedRun
 
 _MOST_EPOCHS = 1_000_000
 _SAMPLINGS_IN_WORDS = {
@@ -164,10 +158,11 @@ def plan(
     mean of clipped gradients, norm    at most C
     C is the clipping norm; the noise is Gaussian.
     """
-    delta, accountant = check_delta(delta), check_accountant(accountant)
-    accountant = "rdp" if sampling == "fixed" else accountant
+    delta = _checks.check_between_0_and_1("delta", delta)
+    accountant = check_accountant("rdp" if sampling == "fixed" else accountant)
     if num_parameters is not None:
-        num_parameters = check_integer("num_parameters", num_parameters, minimum=1)
+        num_parameters = _checks.check_integer("num_parameters", num_parameters, minimum=1)
+    target: Any = _checks.optional(_checks.check_positive, "target_epsilon", target_epsilon)
     given = {
         "target_epsilon": target_epsilon,
         "epochs": epochs,
@@ -179,9 +174,20 @@ def plan(
             "Exactly one of `target_epsilon`, `epochs` and `noise_multiplier` must be left out, to "
             f"be solved for. Received: {', '.join(missing) or 'none'} left out"
         )
-    if missing == ["noise_multiplier"]:  # Calibration warns by itself.
-        noise_multiplier = calibrate_noise_multiplier(
-            check_target_epsilon(target_epsilon),
+
+    def events(epochs: Any) -> CountedEvents:
+        """Return the events of some epochs."""
+        run = PlannedRun.of(num_examples, batch_size, epochs, None, sampling)
+        return run.events(noise)
+
+    def epsilon(epochs: Any) -> float:
+        """Return epsilon after some epochs."""
+        return composed_epsilon(events(epochs), delta, accountant)
+
+    noise: Any = noise_multiplier
+    if noise is None:  # Calibration warns by itself.
+        noise = calibrate_noise_multiplier(
+            target,
             delta,
             num_examples,
             batch_size,
@@ -190,39 +196,27 @@ def plan(
             accountant=accountant,
         )
     else:
-        noise_multiplier = check_noise_multiplier(noise_multiplier)
-
-    def run(epochs: Any) -> PlannedRun:
-        return PlannedRun.of(num_examples, batch_size, epochs, None, sampling)
-
-    def planned_epsilon(epochs: Any) -> float:
-        return composed_epsilon(run(epochs).events(noise_multiplier), delta, accountant)
-
-    steps_per_epoch = run(1).num_steps
-    if missing != ["noise_multiplier"]:
+        noise = _checks.check_noise_multiplier(noise)
+        events(1)  # Checks the sizes.
         warn_of_large_delta(delta, num_examples)
     if epochs is None:
-        target = check_target_epsilon(target_epsilon)
-        most = min(_MOST_EPOCHS, INT32_MAX // steps_per_epoch)
-        guess = largest_within(
-            lambda epochs: rough_epsilon(run(epochs).events(noise_multiplier), delta) <= target,
-            most,
-        )
-        epochs = largest_within(lambda epochs: planned_epsilon(epochs) <= target, most, guess)
+        most = min(_MOST_EPOCHS, _checks.INT32_MAX // math.ceil(num_examples / batch_size))
+        guess = largest_within(lambda epochs: rough_epsilon(events(epochs), delta) <= target, most)
+        epochs = largest_within(lambda epochs: epsilon(epochs) <= target, most, guess)
         if epochs == 0:
             raise ValueError(
                 "No `epochs` reaches the target epsilon: one epoch has epsilon "
-                f"{planned_epsilon(1):.4g}. Use more noise, or a larger target. Received: "
-                f"target_epsilon={target}, noise_multiplier={noise_multiplier}, delta={delta}"
+                f"{epsilon(1):.4g}. Use more noise, or a larger target. Received: "
+                f"target_epsilon={target}, noise_multiplier={noise}, delta={delta}"
             )
-    epochs = check_integer("epochs", epochs, minimum=1)
+    epochs = _checks.check_integer("epochs", epochs, minimum=1)
     return PrivacyPlan(
-        epsilon=planned_epsilon(epochs),
+        epsilon=epsilon(epochs),
         delta=delta,
         num_examples=num_examples,
         batch_size=batch_size,
         epochs=epochs,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=noise,
         sampling=sampling,
         accountant=accountant,
         solved_for=missing[0],

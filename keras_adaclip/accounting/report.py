@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting.epsilon import (
-    check_delta,
     ledger_epsilon,
     relation_in_words,
     rounded_up,
@@ -30,6 +30,7 @@ NO_TUNING = "none is counted: epsilon is that of the training run alone"
 _SELECTED = "selected"
 _NOT_KNOWN = "not known here"
 _SUFFIXES = (".json", ".md", ".txt")
+_SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 _WIDTH = 25
 _CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
 _OTHER_CHOICES = "Choosing anything on the same data otherwise than by the selection stated here."
@@ -71,10 +72,9 @@ class ReportedMechanism:
     @classmethod
     def of(cls, row: LedgerRow) -> Self:
         """The row, as a report shows it."""
-        is_selected = row.selection is not None
-        is_amplified = row.sampling in (Sampling.POISSON, Sampling.FIXED) and not is_selected
+        is_amplified = row.sampling.is_amplified and row.selection is None
         return cls(
-            _SELECTED if is_selected else row.sampling.label,
+            row.sampling.label if row.selection is None else _SELECTED,
             row.expected_batch_size,
             row.num_examples,
             row.sampling_probability if is_amplified else None,
@@ -87,17 +87,16 @@ class ReportedMechanism:
         """The mechanism in a line.
 
         Args:
-            unit: the unit of privacy, `"example"` or `"client"`.
+            unit: The unit of privacy, `"example"` or `"client"`.
         """
         drawn = "cohorts" if unit == "client" else "batches"
         size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
-        parts = [f"{self.steps:,} steps", f"{drawn} of {self.expected_batch_size:,} of {size}"]
-        if self.sampling_probability is not None:
-            parts.append(f"q = {self.sampling_probability:.4g}")
-        parts.append(f"z = {self.noise_multiplier:.6g}")
-        if self.releases != self.steps:
-            parts.append(f"{self.releases:,} releases")
-        return f"{self.sampling}: {', '.join(parts)}"
+        q, releases = self.sampling_probability, self.releases
+        return (
+            f"{self.sampling}: {self.steps:,} steps, {drawn} of {self.expected_batch_size:,} of "
+            f"{size}{'' if q is None else f', q = {q:.4g}'}, z = {self.noise_multiplier:.6g}"
+            f"{'' if releases == self.steps else f', {releases:,} releases'}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,21 +201,19 @@ class PrivacyReport:
             TypeError: If an argument is of the wrong type.
             ValueError: If an argument is out of range.
         """
-        delta = check_delta(delta)
+        delta = check_between_0_and_1("delta", delta)
         rows = tuple(row for row in rows if row.steps > 0)
-        epsilon = ledger_epsilon(rows, delta, "pld")
-        relation = neighboring_relation(rows)
-        shuffled = tuple(_without_amplification(row, relation) for row in rows)
+        unit = rows[0].unit.label if rows else unit
+        epsilon, relation = ledger_epsilon(rows, delta), neighboring_relation(rows)
+        shuffled = [_without_amplification(row, relation) for row in rows]
         selected = selections_in_words(rows)
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
         not_covered = [
-            _OTHER_CHOICES if choices and text is _CHOICES else text for text in _NOT_COVERED
+            _OTHER_CHOICES if choices and text is _CHOICES else text.format(unit=unit)
+            for text in (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if selected else []))
         ]
-        if selected:
-            not_covered.append(_SCORES_OF_SELECTION)
-        unit = rows[0].unit.label if rows else unit
         return cls(
             delta=delta,
             unit=unit,
@@ -225,7 +222,7 @@ class PrivacyReport:
             epsilon_pld=epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
             epsilon_without_amplification=(
-                math.inf if selected else ledger_epsilon(shuffled, delta, "pld")
+                math.inf if selected else ledger_epsilon(shuffled, delta)
             ),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
@@ -233,8 +230,8 @@ class PrivacyReport:
             seeds=seeds,
             tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
-            not_covered=tuple(text.format(unit=unit) for text in not_covered),
-            versions={**_versions(), **(versions or {})},
+            not_covered=tuple(not_covered),
+            versions={name: _version(name) for name in _SOFTWARE} | dict(versions or {}),
             weights=weights,
         )
 
@@ -246,9 +243,9 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = {**dataclasses.asdict(self), "steps": self.steps}
-        values["group_epsilons"] = {str(size): e for size, e in self.group_epsilons.items()}
-        plain: dict[str, Any] = _without_infinities(values)
-        return {"format": _FORMAT, "version": _VERSION, **plain}
+        groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
+        plain = {name: _plain(value) for name, value in values.items()}
+        return {"format": _FORMAT, "version": _VERSION, **plain, "group_epsilons": groups}
 
     def to_json(self) -> str:
         """The report as JSON. `docs/report.md` lists the fields."""
@@ -257,29 +254,31 @@ class PrivacyReport:
     def to_text(self) -> str:
         """The report as text."""
         rows = [f"{name:<{_WIDTH}}  {value}" for name, value in self._rows()]
-        return "\n".join(["Privacy report", *rows, "", *self._closing_lines(gap=[])])
+        return "\n".join(["Privacy report", *rows, "", self._closing_lines("\n")])
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        lines = ["# Privacy report", "", "| | |", "| --- | --- |"]
-        for name, value in self._rows():
-            cell = " ".join(value.split()).replace("|", "\\|")
-            lines.append(f"| {name} | {cell} |")
-        return "\n".join([*lines, "", *self._closing_lines(gap=[""])])
+        cells = [
+            (name, " ".join(value.split()).replace("|", "\\|")) for name, value in self._rows()
+        ]
+        rows = [f"| {name} | {cell} |" for name, cell in cells]
+        head = ["# Privacy report", "", "| | |", "| --- | --- |"]
+        return "\n".join([*head, *rows, "", self._closing_lines("\n\n")])
 
-    def _closing_lines(self, gap: list[str]) -> list[str]:
-        not_covered = (f"- {each}" for each in self.not_covered)
+    def _closing_lines(self, gap: str) -> str:
+        """Return what epsilon does not cover, and the versions."""
+        not_covered = "\n".join(f"- {each}" for each in self.not_covered)
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return ["Not covered by epsilon:", *gap, *not_covered, "", f"Made with {versions}.", ""]
+        return f"Not covered by epsilon:{gap}{not_covered}\n\nMade with {versions}.\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.
 
         Args:
-            path: a name that ends with `.json`, `.md` or `.txt`.
+            path: A name that ends with `.json`, `.md` or `.txt`.
 
         Raises:
-            ValueError: if it ends otherwise.
+            ValueError: If it ends otherwise.
         """
         check_report_path(path)
         texts = {".json": self.to_json, ".md": self.to_markdown, ".txt": self.to_text}
@@ -290,9 +289,9 @@ class PrivacyReport:
         return self.to_text()
 
     def _rows(self) -> list[tuple[str, str]]:
+        """Return the names and values of the table."""
         is_selected = any(mechanism.sampling == _SELECTED for mechanism in self.mechanisms)
         is_rdp = is_selected or self.neighboring_relation == REPLACE_ONE
-        accountant = "RDP" if is_rdp else "PLD"
         without_amplification = rounded_up(self.epsilon_without_amplification)
         if is_selected:
             without_amplification = "not known, since a search has selected the model"
@@ -301,26 +300,25 @@ class PrivacyReport:
         if self.epsilon_with_selection is not None:
             of_one = ", one run"
             with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
-        epsilon = f"{rounded_up(self.epsilon_pld)} at delta = {self.delta:g} ({accountant})"
-        groups = [
-            (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
-            for size, epsilon in self.group_epsilons.items()
-        ]
+        epsilon = rounded_up(self.epsilon_pld)
         return [
-            (f"epsilon{of_one}", epsilon),
+            (
+                f"epsilon{of_one}",
+                f"{epsilon} at delta = {self.delta:g} ({'RDP' if is_rdp else 'PLD'})",
+            ),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", without_amplification),
-            *groups,
+            *(
+                (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
+                for size, epsilon in self.group_epsilons.items()
+            ),
             (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
             ("unit", self.unit),
             ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
             ("steps", f"{self.steps:,}"),
             *(("mechanism", mechanism.in_words(self.unit)) for mechanism in self.mechanisms),
-            ("clipping", self.clipping),
-            ("seeds", self.seeds),
-            ("tuning", self.tuning),
-            ("weights", self.weights),
+            *((name, getattr(self, name)) for name in ("clipping", "seeds", "tuning", "weights")),
         ]
 
 
@@ -328,10 +326,10 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
     """Raises if the name of a report's file has an unknown suffix.
 
     Args:
-        path: the file to write.
+        path: The file to write.
 
     Raises:
-        ValueError: if its suffix is of no known format.
+        ValueError: If its suffix is of no known format.
     """
     if Path(path).suffix not in _SUFFIXES:
         raise ValueError(
@@ -342,32 +340,24 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
 
 def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
     """The row, if it had gone through the data in shuffled passes."""
-    if row.sampling not in (Sampling.POISSON, Sampling.FIXED):
+    if not row.sampling.is_amplified:
         return row
     # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
-    share = 0.5 if relation == REPLACE_ONE else 1.0
-    passes = LedgerRow.open(
-        Sampling.SHUFFLE,
-        row.expected_batch_size,
-        row.num_examples,
-        noise_multiplier=share * row.noise_multiplier,
-    )
-    return passes.advance(row.steps)
+    noise_multiplier = row.noise_multiplier * (0.5 if relation == REPLACE_ONE else 1.0)
+    size, num_examples = row.expected_batch_size, row.num_examples
+    return LedgerRow.open(Sampling.SHUFFLE, size, num_examples, noise_multiplier).advance(row.steps)
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("keras_adaclip", "dp-accounting", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+def _version(name: str) -> str:
+    """Return the version of a package."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
-def _without_infinities(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_infinities(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_infinities(each) for each in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON can hold it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return "inf" if value == math.inf else value

@@ -12,6 +12,7 @@ one release: each unit is in a single batch of the pass, so the steps of a pass 
 import dataclasses
 import enum
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -26,10 +27,8 @@ ORDERS: tuple[float, ...] = (
     *range(11, 64),
     *(128, 256, 512, 1024),
 )
+# Files hold the number of the distribution.
 DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
-# Selections other than the best of a random number of runs.
-KNOWN, SEVERAL = "known", "several"
-_LAWS = (*DISTRIBUTIONS, KNOWN, SEVERAL)
 
 NUM_INTEGERS = 7
 # A `SelectionCost` is stored as float64, in the bits of two integers each.
@@ -39,19 +38,23 @@ NUM_COST_ROWS = -(-_NUM_COST_INTEGERS // NUM_INTEGERS)
 SELECTED = 1 << 10
 
 
-class Unit(enum.IntEnum):
+class _Labelled(enum.IntEnum):
+    """Integers with names."""
+
+    @property
+    def label(self) -> str:
+        """The name in lower case, as arguments and reports have it."""
+        return self.name.lower()
+
+
+class Unit(_Labelled):
     """The unit of privacy. Rows about different units do not add up to an epsilon for either."""
 
     EXAMPLE = 0
     CLIENT = 1
 
-    @property
-    def label(self) -> str:
-        """The name in lower case."""
-        return self.name.lower()
 
-
-class Sampling(enum.IntEnum):
+class Sampling(_Labelled):
     """How the units of a step were drawn. 0 is reserved for empty rows of a table.
 
     `POISSON`: each unit independently, with the same probability at every step.
@@ -68,14 +71,14 @@ class Sampling(enum.IntEnum):
     FIXED = 5
 
     @property
-    def label(self) -> str:
-        """The name in lower case, as `fit(sampling=...)` takes it."""
-        return self.name.lower()
-
-    @property
     def is_counted_in_passes(self) -> bool:
         """Whether a release is a pass over the data instead of a step."""
         return self in (Sampling.SHUFFLE, Sampling.PASS)
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether drawing units at random makes a release cost less than a full one."""
+        return self in (Sampling.POISSON, Sampling.FIXED)
 
     def describe(self) -> str:
         """The sampling scheme and what counts as a release, in words for a report."""
@@ -103,14 +106,13 @@ class SelectionCost:
     distribution. Its Rényi divergences add up with those of later steps.
 
     Args:
-        distribution: the law of the number of runs; `"known"` if the number is known, `"several"`
-            for several selections together.
-        mean_trials: the mean of the number of runs.
-        samplings: the sampling schemes of the runs.
-        divergences: one for each of `ORDERS`, under the relation that the samplings ask for.
+        distribution: The distribution of the number of runs.
+        mean_trials: The mean of the number of runs.
+        samplings: The sampling schemes of the runs.
+        divergences: One for each of `ORDERS`, under the relation that the samplings ask for.
 
     Raises:
-        ValueError: if the numbers cannot be those of a selection.
+        ValueError: If the numbers cannot be those of a selection.
     """
 
     distribution: str
@@ -127,20 +129,15 @@ class SelectionCost:
                 f"{len(self.samplings)} schemes"
             )
 
-    def plus(self, other: Self, releases: tuple[int, int]) -> Self:
-        """The cost of two selections together.
-
-        Args:
-            other: the other selection.
-            releases: how many times this selection was made, and the other one.
-        """
-        divergences = np.array(releases, np.float64) @ [self.divergences, other.divergences]
-        return type(self)(SEVERAL, 0.0, self.samplings | other.samplings, tuple(divergences))
-
     def to_integers(self) -> npt.NDArray[np.int32]:
         """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
         samplings = sum(1 << sampling for sampling in self.samplings)
-        values = (_LAWS.index(self.distribution), self.mean_trials, samplings, *self.divergences)
+        values = (
+            DISTRIBUTIONS.index(self.distribution),
+            self.mean_trials,
+            samplings,
+            *self.divergences,
+        )
         return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
 
     @classmethod
@@ -148,28 +145,23 @@ class SelectionCost:
         """The inverse of `to_integers`.
 
         Args:
-            integers: the table.
+            integers: The table.
 
         Raises:
-            ValueError: if the table does not hold a selection.
+            ValueError: If the table does not hold a selection.
         """
         if len(integers) != NUM_COST_ROWS:
             raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
         bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
-        law, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
-        if law not in range(len(_LAWS)) or samplings not in range(1 << (max(Sampling) + 1)):
+        number, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
+        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(
+            1 << (max(Sampling) + 1)
+        ):
             raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
         kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
-        return cls(_LAWS[int(law)], mean_trials, kinds, tuple(divergences))
+        return cls(DISTRIBUTIONS[int(number)], mean_trials, kinds, tuple(divergences))
 
     def __str__(self) -> str:
-        if self.distribution == SEVERAL:
-            return "several selections, each of the best of several runs"
-        if self.distribution == KNOWN:
-            return (
-                f"the best of {self.mean_trials:g} runs, a number that is known, so that epsilon "
-                f"is that of all {self.mean_trials:g} runs together"
-            )
         return selection_in_words(self.distribution, self.mean_trials)
 
 
@@ -228,50 +220,33 @@ class LedgerRow:
     selection: SelectionCost | None = None
 
     def __post_init__(self) -> None:
+        noise_multiplier = _checks.check_noise_multiplier(self.noise_multiplier)
         checked: dict[str, int | float] = {
             "sampling": Sampling(self.sampling),
             "unit": Unit(self.unit),
-            "noise_multiplier": float(
-                np.float32(_checks.check_noise_multiplier(self.noise_multiplier))
-            ),
+            "noise_multiplier": float(np.float32(noise_multiplier)),
         }
         for name, minimum in _MINIMA.items():
             checked[name] = _checks.check_integer(name, getattr(self, name), minimum=minimum)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        self._check_consistency()
+        for rule in self._broken_rules():
+            received = ", ".join(f"{name}={getattr(self, name)}" for name in _MINIMA)
+            raise ValueError(f"Argument {rule}. Received: {received}")
 
-    def _check_consistency(self) -> None:
-        """Raise if two numbers of the row contradict each other."""
+    def _broken_rules(self) -> Iterator[str]:
+        """Yield a sentence about each pair of numbers that contradict each other."""
         sampling, label = self.sampling, repr(self.sampling.label)
-        is_amplified = sampling in (Sampling.POISSON, Sampling.FIXED)
-        is_known = self.num_examples > 0
-        rules = (
-            (
-                is_known or sampling in (Sampling.STREAM, Sampling.PASS),
-                f"`num_examples` must be known for sampling={label}",
-            ),
-            (
-                not is_amplified or self.expected_batch_size <= self.num_examples,
-                "`expected_batch_size` must not exceed `num_examples`",
-            ),
-            (
-                sampling.is_counted_in_passes or self.steps_per_release == 1,
-                f"`steps_per_release` must be 1 for sampling={label}",
-            ),
-            (
-                self.steps_in_release <= self.steps_per_release,
-                "`steps_in_release` must not exceed `steps_per_release`",
-            ),
-            (
-                min(1, self.steps) <= self.releases <= self.steps,
-                "`releases` must lie between 1 and `steps`, or both must be 0",
-            ),
-        )
-        for holds, rule in rules:
-            if not holds:
-                received = ", ".join(f"{name}={getattr(self, name)}" for name in _MINIMA)
-                raise ValueError(f"Argument {rule}. Received: {received}")
+        if self.num_examples == 0 and sampling not in (Sampling.STREAM, Sampling.PASS):
+            yield f"`num_examples` must be known for sampling={label}"
+        if sampling.is_amplified and self.expected_batch_size > self.num_examples:
+            yield "`expected_batch_size` must not exceed `num_examples`"
+        if self.steps_per_release != 1 and not sampling.is_counted_in_passes:
+            yield f"`steps_per_release` must be 1 for sampling={label}"
+        if self.steps_in_release > self.steps_per_release:
+            yield "`steps_in_release` must not exceed `steps_per_release`"
+        if not min(1, self.steps) <= self.releases <= self.steps:
+            yield "`releases` must lie between 1 and `steps`, or both must be 0"
 
     @classmethod
     def open(

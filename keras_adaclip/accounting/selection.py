@@ -1,8 +1,8 @@
 """Epsilon of releasing the best of a random number of runs (Papernot and Steinke 2022).
 
 If K runs are trained on the same data for a fixed K, and the best is kept, the Rényi divergence is
-K times that of one run. If K is drawn from a law with a long enough tail, and nothing but the best
-run is released, the cost is about that of two or three runs, whatever was chosen:
+K times that of one run. If K is drawn from a distribution with a long enough tail, and only the
+best run is released, the cost is about that of two or three runs, whatever was chosen:
 
     geometric      P[K = k] = (1 - g)^(k - 1) g, mean 1 / g
     logarithmic    P[K = k] proportional to (1 - g)^k / k, mean (1 / g - 1) / log(1 / g)
@@ -12,8 +12,8 @@ Let e(a) be the Rényi divergence of one run at order a. That of the best of K r
 
     e(a) + (1 + s) min_b {(1 - 1 / b) e(b) + log(1 / g) / b} + log(mean) / (a - 1)
 
-with s = 1 for the geometric law and s = 0 for the logarithmic law (theorem 2), and for the Poisson
-law, with d(epsilon) the delta of one run (theorem 6),
+with s = 1 for the geometric and s = 0 for the logarithmic distribution (theorem 2). For the Poisson
+distribution, with d(epsilon) the delta of one run (theorem 6), it is at most
 
     e(a) + m d(log(1 + 1 / (a - 1))) + log(m) / (a - 1)
 
@@ -22,10 +22,10 @@ the largest divergence of several runs at every order does not belong to an even
 
 Guarantees:
     Epsilon holds for the weights of the best run, while its number stays unknown, under the
-    neighbouring relation of one run. The number of runs must be drawn from the law and stay secret.
-    Runs must be independent of each other, and their hyperparameters drawn from a law that does not
-    look at earlier runs. The mechanism of each run must be the given one, or one that costs less at
-    every order. Scores must come from data that need no protection.
+    neighbouring relation of one run. The number of runs must be drawn at random and stay secret.
+    Runs must be independent of each other, and the distribution of their hyperparameters must not
+    depend on earlier runs. The mechanism of each run must be the given one, or one that costs less
+    at every order. Scores must come from data that need no protection.
 
 Reference:
     Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
@@ -35,20 +35,19 @@ import dataclasses
 import math
 import random
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
-from keras_adaclip.accounting.epsilon import check_delta, warn_of_large_delta
-from keras_adaclip.accounting.events import CountedEvents, PlannedRun
+from keras_adaclip.accounting.epsilon import warn_of_large_delta
+from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
 from keras_adaclip.accounting.row import DISTRIBUTIONS, ORDERS, LedgerRow, selection_in_words
 
-# The largest share by which `dp_accounting` lowers the parameter of the logarithmic law.
+# The largest share by which `dp_accounting` lowers the parameter of the logarithmic distribution.
 _SLACK = 1e-9
 _ORDERS = np.array(ORDERS, dtype=np.float64)
 
@@ -58,8 +57,9 @@ class RandomSelection:
     """The best of a random number of runs.
 
     Args:
-        mean_trials: the mean of the number of runs, above 1; for `"poisson"` at least 1.
-        distribution: the law of that number: `"geometric"`, `"logarithmic"` or `"poisson"`.
+        mean_trials: The mean of the number of runs, above 1; for `"poisson"` at least 1.
+        distribution: The distribution of that number: `"geometric"`, `"logarithmic"` or
+            `"poisson"`.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -83,7 +83,7 @@ class RandomSelection:
     def __post_init__(self) -> None:
         mean_trials = _checks.check_real("mean_trials", self.mean_trials)
         _checks.check_choice("distribution", self.distribution, DISTRIBUTIONS)
-        # The first two laws with mean 1 would always give one run, which would be no secret.
+        # The first two with mean 1 would always give one run, which would be no secret.
         is_poisson = self.distribution == "poisson"
         if mean_trials < 1.0 or (mean_trials == 1.0 and not is_poisson):
             least = "at least" if is_poisson else "above"
@@ -94,30 +94,23 @@ class RandomSelection:
         object.__setattr__(self, "mean_trials", mean_trials)
 
     def draw(self, source: random.Random | None = None) -> int:
-        """A number of runs, drawn from the law.
+        """Draw a number of runs.
 
         Args:
             source: The source of randomness. None means the operating system, which the guarantee
                 needs: a number that can be reproduced is no secret.
 
         Returns:
-            The number of runs, at least 1; at least 0 for the Poisson law.
+            The number of runs, at least 1, or at least 0 for the Poisson distribution.
         """
         source = secrets.SystemRandom() if source is None else source
+        generator = np.random.default_rng(source.getrandbits(128))
         if self.distribution == "poisson":
-            # Arrivals within a time of `mean_trials`, at a rate of one.
-            count, time = 0, source.expovariate(1.0)
-            while time <= self.mean_trials:
-                count, time = count + 1, time + source.expovariate(1.0)
-            return count
+            return int(generator.poisson(self.mean_trials))
         stop = stop_probability(self.mean_trials, self.distribution)
         if self.distribution == "logarithmic":
-            # The logarithmic law is geometric with the parameter g^U, U uniform (Kemp 1981).
-            stop = stop ** source.random()
-        if stop >= 1.0:
-            return 1
-        # 1 - random() is above 0 and can be 1.
-        return 1 + math.floor(math.log(1.0 - source.random()) / math.log1p(-stop))
+            return int(generator.logseries(1.0 - stop))
+        return int(generator.geometric(stop))
 
     def epsilon(self, rows: Iterable[LedgerRow], delta: float) -> float:
         """Epsilon of the selection, if each run has the given ledger.
@@ -130,27 +123,12 @@ class RandomSelection:
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        return self.epsilon_of_runs([tuple(rows)], delta)
+        return self._epsilon(counted_events(rows), delta)
 
-    def epsilon_of_runs(self, runs: Iterable[Iterable[LedgerRow]], delta: float) -> float:
-        """Epsilon of the selection, if each run is drawn from a fixed law over several ledgers.
-
-        Args:
-            runs: Ledgers, or rows of each, that a run may have. The largest divergence among them
-                counts at each order.
-            delta: Delta, between 0 and 1.
-
-        Returns:
-            Epsilon, an upper bound by Rényi divergences.
-        """
-        ledgers = [tuple(rows) for rows in runs]
-        relation = events.neighboring_relation(row for rows in ledgers for row in rows)
-        counted = [events.counted_events(rows, relation) for rows in ledgers]
-        return self._epsilon(counted, delta)
-
-    def _epsilon(self, runs: Sequence[CountedEvents], delta: float) -> float:
-        divergences = self.divergences(largest_divergences(runs))
-        return epsilon_of_divergences(divergences, check_delta(delta))
+    def _epsilon(self, run: CountedEvents, delta: float) -> float:
+        """Epsilon of the selection, if each run has these events."""
+        divergences = self.divergences(composed_divergences(run))
+        return epsilon_of_divergences(divergences, _checks.check_between_0_and_1("delta", delta))
 
     def divergences(self, divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Rényi divergences of the selection.
@@ -199,7 +177,7 @@ def growing(divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def stop_probability(mean_trials: float, distribution: str) -> float:
-    """The parameter g of the geometric or the logarithmic law with this mean, not rounded up."""
+    """Return the parameter g of the distribution with this mean, not rounded up."""
     if distribution == "geometric":
         return 1.0 / mean_trials
     low, high = 1e-300, 1.0
@@ -208,11 +186,6 @@ def stop_probability(mean_trials: float, distribution: str) -> float:
         mean = 1.0 if middle == 1.0 else (1.0 - middle) / (-math.log(middle) * middle)
         low, high = (low, middle) if mean < mean_trials else (middle, high)
     return low * (1.0 - _SLACK)
-
-
-def largest_divergences(runs: Sequence[CountedEvents]) -> npt.NDArray[np.float64]:
-    """The largest Rényi divergence among some runs at each order; zeros if there are no runs."""
-    return np.max([composed_divergences(run) for run in runs] or [composed_divergences(())], axis=0)
 
 
 def selection_epsilon(
@@ -259,5 +232,5 @@ def selection_epsilon(
     """
     selection = RandomSelection(mean_trials, distribution)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
-    warn_of_large_delta(check_delta(delta), num_examples)
-    return selection._epsilon([run.events(noise_multiplier)], delta)
+    warn_of_large_delta(_checks.check_between_0_and_1("delta", delta), num_examples)
+    return selection._epsilon(run.events(noise_multiplier), delta)

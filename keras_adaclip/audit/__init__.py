@@ -1,4 +1,4 @@
-"""Empirical audits: what an attacker finds out, beside what epsilon allows."""
+"""Empirical audits: lower bounds on epsilon by attacks, to compare with the accountant's."""
 
 from keras_adaclip.audit.canaries import CANARY_KINDS, Canaries
 from keras_adaclip.audit.lower_bound import audit_p_value, epsilon_lower_bound
@@ -7,8 +7,7 @@ from keras_adaclip.audit.membership import (
     OperatingPoint,
     membership_inference,
 )
-from keras_adaclip.audit.one_run import one_run
-from keras_adaclip.audit.one_run_audit import OneRunAudit, by_rising_score
+from keras_adaclip.audit.one_run import OneRunAudit, by_rising_score, one_run
 
 __all__ = [
     "CANARY_KINDS",

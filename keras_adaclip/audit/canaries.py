@@ -1,11 +1,12 @@
-"""Canaries: examples of which a coin decides whether training has them."""
+"""Canaries: examples that training sees or does not see by the toss of a coin."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_integer
+from keras_adaclip._checks import check_choice, check_integer
 from keras_adaclip.gradients import example_losses
 from keras_adaclip.sampling import PoissonDataset, as_array, common_length
 
@@ -14,27 +15,27 @@ CANARY_KINDS = ("random", "mislabeled", "unchanged")
 
 
 class Canaries:
-    """A data set with canaries in it, each of which training sees or not by the toss of a coin.
+    """A data set with canaries: a coin decides for each canary whether training sees it.
 
-    What training then knows of the canaries, beyond what the coins' tosser could have guessed,
-    bounds epsilon from below. `dataset` keeps the law of all other examples, the number of steps
-    and the divisor whatever the coins say, so that two outcomes differ as neighbouring data sets
-    of the add-or-remove relation do. As many rows are taken to be present as the coins make it on
-    average, so that thresholds, divisor and noise are those of ordinary training.
+    The better the trained model tells which canaries it saw, the higher the lower bound on epsilon.
+    The coins change neither the sampling of the other examples nor the number of steps nor the
+    divisor of `dataset`, so data sets that differ in one coin are neighbours of the add-or-remove
+    relation. The data set counts as many rows as are present on average, so clipping norms, divisor
+    and noise are those of ordinary training.
 
-    Weights that were trained on canaries are for the audit: half of the canaries, made to be
-    remembered, are in them.
+    Use weights that were trained on canaries for the audit only: the model has learned half of the
+    canaries, which are made to be remembered.
 
     Args:
-        x: arrays of shape `(num_examples, ...)`, canaries included.
-        y: targets of the same length, or None.
-        rows: numbers of the rows that are canaries, none twice.
-        is_member: bool, of the shape of `rows`: independent fair coins, true where training has
+        x: Arrays of shape `(num_examples, ...)`, canaries included.
+        y: Targets of the same length, or None.
+        rows: Numbers of the rows that are canaries, each once.
+        is_member: A bool array of the shape of `rows`, independent fair coins: true if training has
             the canary.
 
     Raises:
-        TypeError: where `is_member` is not made of truth values.
-        ValueError: where lengths differ, or a row is out of range or there twice.
+        ValueError: If lengths differ, `is_member` does not hold bools, or a row is out of range or
+            given twice.
 
     Example:
 
@@ -51,21 +52,17 @@ class Canaries:
         self.x, self.y = x, y
         self.rows, self.is_member = np.asarray(rows), np.asarray(is_member)
         self.num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
-        if self.is_member.dtype != np.bool_:
-            raise TypeError(
-                "Argument `is_member` must be an array of truth values. "
-                f"Received: dtype {self.is_member.dtype}"
-            )
-        if self.rows.ndim != 1 or self.rows.shape != self.is_member.shape:
-            raise ValueError(
-                "Arguments `rows` and `is_member` must have one entry a canary. "
-                f"Received: shapes {self.rows.shape} and {self.is_member.shape}"
-            )
-        if len(np.unique(self.rows)) < len(self.rows) or not np.all(
-            (self.rows >= 0) & (self.rows < self.num_examples)
+        is_row_once = np.bincount(self.rows, minlength=self.num_examples) <= 1
+        if (
+            self.is_member.dtype != np.bool_
+            or self.rows.shape != self.is_member.shape
+            or len(is_row_once) != self.num_examples
+            or not is_row_once.all()
         ):
             raise ValueError(
-                f"Argument `rows` must hold numbers of the {self.num_examples} rows, none twice."
+                f"Argument `rows` must hold numbers of the {self.num_examples} rows, none twice, "
+                "and `is_member` a bool for each. Received: "
+                f"shapes {self.rows.shape} and {self.is_member.shape}, dtype {self.is_member.dtype}"
             )
 
     @classmethod
@@ -78,56 +75,61 @@ class Canaries:
         kind: str = "random",
         seed: int | None = None,
     ) -> "Canaries":
-        """Makes canaries of rows drawn at random, and tosses their coins; copies the data.
+        """Make canaries of rows drawn at random, and toss their coins. The data are copied.
 
         Args:
-            x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`.
-            y: targets of the same length, or None.
-            num_canaries: at most `num_examples`. Twice as many allow a bound that is higher by
-                about log 2, as far as training remembers them all.
-            kind: what a canary is. `"random"`: each number of its inputs is drawn between the
-                least and the greatest that the data have at its place, and its targets are those
+            x: An array, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`.
+            y: Targets of the same length, or None.
+            num_canaries: From 2 to `num_examples`. Twice as many allow a bound that is higher by
+                about log 2, if training remembers them all.
+            kind: What a canary is. `"random"`: each number of its inputs is uniform between the
+                least and the greatest value of the data at its place, and its targets are those
                 of a row drawn at random. `"mislabeled"`: it keeps its inputs, and has the targets
-                of another row, different ones where ten tries find some. `"unchanged"`: a row as
-                it was, which bounds what training tells of ordinary examples.
-            seed: None tosses coins of the operating system. A seed makes an audit repeatable; it
-                must not be one that training knows.
+                of another row, different ones if ten tries find some. `"unchanged"`: a row as it
+                was, to bound what training tells of ordinary examples.
+            seed: None tosses coins of the operating system. A seed makes an audit repeatable;
+                training must not know it.
 
         Returns:
             The canaries.
 
         Raises:
-            TypeError: where an argument has the wrong type.
-            ValueError: where an argument is out of range, or lengths differ.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range, or lengths differ.
         """
-        if kind not in CANARY_KINDS:
-            raise ValueError(
-                f"Argument `kind` must be one of {', '.join(map(repr, CANARY_KINDS))}. "
-                f"Received: kind={kind!r}"
-            )
-        x = keras.tree.map_structure(_copied, x)
-        y = None if y is None else keras.tree.map_structure(_copied, y)
+        check_choice("kind", kind, CANARY_KINDS)
+        x, y = (_mapped(lambda value: np.array(as_array(value)), part) for part in (x, y))
         if y is None and kind == "mislabeled":
             raise ValueError("Canaries of the kind 'mislabeled' need targets. Received: y=None")
         num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
         num_canaries = check_integer("num_canaries", num_canaries, minimum=2, maximum=num_examples)
         generator = np.random.default_rng(seed)
         rows = np.sort(generator.choice(num_examples, num_canaries, replace=False))
+
+        def take_targets(array: np.ndarray) -> None:
+            """Give canaries the targets of other rows."""
+            array[rows] = array[others]
+
+        def randomize(array: np.ndarray) -> None:
+            """Give canaries random inputs."""
+            array[rows] = _random_inputs(array, num_canaries, generator)
+
         if kind != "unchanged":
-            others = _other_targets(y, rows, num_examples, generator, kind == "mislabeled")
-            _assign(y, rows, _taken(y, others))
+            num_tries = 10 if kind == "mislabeled" else 0
+            others = _other_rows(y, rows, num_examples, generator, num_tries)
+            _mapped(take_targets, y)
         if kind == "random":
-            _assign(x, rows, _random_inputs(x, num_canaries, generator))
+            _mapped(randomize, x)
         return cls(x, y, rows, generator.random(num_canaries) < 0.5)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def dataset(self, batch_size: int, seed: int | None = None) -> PoissonDataset:
-        """The data to train on: for `PrivateModel.fit`.
+        """Return the data to train on, for `PrivateModel.fit`.
 
         Args:
-            batch_size: expected number of examples in a step, before the coins are tossed; at
+            batch_size: Expected number of examples in a step, before the coins are tossed; at
                 most `num_examples` less half of the canaries.
             seed: None, or an integer that makes the draws repeatable.
         """
@@ -143,58 +145,43 @@ class Canaries:
         )
 
     def losses(self, model: keras.Model) -> np.ndarray:
-        """The model's loss on each canary, of shape `(num_canaries,)`.
+        """Return the model's loss on each canary, of shape `(num_canaries,)`.
 
         Args:
-            model: a compiled model.
+            model: A compiled model.
         """
-        return example_losses(model, _taken(self.x, self.rows), _taken(self.y, self.rows))
+        x, y = (_mapped(lambda array: array[self.rows], part) for part in (self.x, self.y))
+        return example_losses(model, x, y)
 
 
-def _other_targets(
-    y: Any, rows: np.ndarray, num_examples: int, generator: np.random.Generator, differ: bool
+def _other_rows(
+    y: Any, rows: np.ndarray, num_examples: int, generator: np.random.Generator, num_tries: int
 ) -> np.ndarray:
-    """For each row, the number of one whose targets it gets."""
+    """Return for each row the number of a random one, with other targets if some try finds them."""
     others = generator.integers(num_examples, size=len(rows))
-    for _ in range(10 if differ and y is not None else 0):
-        same = np.ones(len(rows), bool)
-        for part in keras.tree.flatten(y):
-            equal = part[rows] == part[others]
-            same &= equal.reshape(len(rows), -1).all(axis=1)
-        if not same.any():
-            break
+    for _ in range(num_tries):
+        equal = [
+            (part[rows] == part[others]).reshape(len(rows), -1).all(axis=1)
+            for part in keras.tree.flatten(y)
+        ]
+        same = np.all(equal, axis=0)
         others[same] = generator.integers(num_examples, size=int(same.sum()))
     return others
 
 
-def _random_inputs(x: Any, num_canaries: int, generator: np.random.Generator) -> Any:
-    """Inputs of canaries, each number between the least and the greatest of the data there."""
-
-    def draw(array: np.ndarray) -> np.ndarray:
-        shape = (num_canaries, *array.shape[1:])
-        least, greatest = (
-            (np.nanmin, np.nanmax) if np.issubdtype(array.dtype, np.floating) else (np.min, np.max)
-        )
-        low, high = least(array, axis=0), greatest(array, axis=0)
-        if np.issubdtype(array.dtype, np.floating):
-            return (low + (high - low) * generator.random(shape)).astype(array.dtype)
-        if array.dtype == np.bool_:
-            return generator.random(shape) < 0.5
-        return generator.integers(low, high, size=shape, dtype=array.dtype, endpoint=True)
-
-    return keras.tree.map_structure(draw, x)
+def _random_inputs(
+    array: np.ndarray, num_canaries: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return inputs of canaries, uniform between the least and the greatest value at each place."""
+    shape = (num_canaries, *array.shape[1:])
+    if array.dtype == np.bool_:
+        return generator.random(shape) < 0.5
+    low, high = np.nanmin(array, axis=0), np.nanmax(array, axis=0)
+    if np.issubdtype(array.dtype, np.floating):
+        return np.asarray(low + (high - low) * generator.random(shape))
+    return generator.integers(low, high, size=shape, dtype=array.dtype, endpoint=True)
 
 
-def _copied(value: Any) -> np.ndarray:
-    return np.array(as_array(value))
-
-
-def _taken(part: Any, rows: np.ndarray) -> Any:
-    return None if part is None else keras.tree.map_structure(lambda array: array[rows], part)
-
-
-def _assign(part: Any, rows: np.ndarray, values: Any) -> None:
-    if part is None:
-        return
-    for array, new in zip(keras.tree.flatten(part), keras.tree.flatten(values), strict=True):
-        array[rows] = new
+def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
+    """Return a structure of arrays with a function applied to each; None unchanged."""
+    return None if part is None else keras.tree.map_structure(function, part)

@@ -1,13 +1,13 @@
 """From right guesses about canaries to a lower bound on epsilon.
 
-A coin decided of each of m canaries whether training had it. Of r of them an auditor guesses the
-coin, and is right v times. Were training (epsilon, delta)-private, each guess could do no better
-than randomized response, right with probability q = e^epsilon / (1 + e^epsilon), but for delta:
+Fair coins decide for m canaries whether training has them. An auditor guesses r of the coins, and v
+guesses are right. If training is (epsilon, delta)-private, a guess is no better than randomized
+response, which is right with probability q = e^epsilon / (1 + e^epsilon), except for delta:
 
-    P[at least v right] <= P[B >= v] + 2 m delta max over i >= 1 of P[v > B >= v - i] / i,
+    P[at least v right] <= P[B >= v] + 2 m delta max over i >= 1 of P[v > B >= v - i] / i
 
-B being binomial with r trials of probability q. The least epsilon for which this is not too
-unlikely is the bound. The coins are independent, though there is one training run only.
+with B binomial, r trials of probability q. The lower bound is the least epsilon for which this
+probability is not below the level. One training run is enough, because the coins are independent.
 
 Reference:
     Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
@@ -18,30 +18,30 @@ import math
 import numpy as np
 from scipy import optimize, stats
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer, check_real
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_nonnegative
 
-# Above what any number of canaries can show.
+# More than any number of canaries can show.
 _LARGEST_EPSILON = 60.0
 
 
 def audit_p_value(
     num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float = 0.0
 ) -> float:
-    """How likely so many right guesses are at most, if training is (epsilon, delta)-private.
+    """Upper bound on the probability of so many right guesses under (epsilon, delta)-privacy.
 
     Args:
-        num_canaries: canaries whose inclusion a fair coin decided, each its own.
-        num_guesses: canaries about which a guess was made, at most all.
-        num_correct: right guesses among these.
-        epsilon: at least 0.
-        delta: between 0 and 1.
+        num_canaries: Number of canaries, each with a fair coin of its own.
+        num_guesses: Number of guesses, at most `num_canaries`.
+        num_correct: Number of right guesses.
+        epsilon: At least 0.
+        delta: At least 0 and below 1.
 
     Returns:
         A probability.
 
     Raises:
-        TypeError: where an argument has the wrong type.
-        ValueError: where an argument is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
 
@@ -51,11 +51,8 @@ def audit_p_value(
     num_canaries = check_integer("num_canaries", num_canaries, minimum=1)
     num_guesses = check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)
     num_correct = check_integer("num_correct", num_correct, maximum=num_guesses)
-    epsilon, delta = check_real("epsilon", epsilon), check_real("delta", delta)
-    if epsilon < 0:
-        raise ValueError(f"Argument `epsilon` must not be negative. Received: epsilon={epsilon}")
-    if not 0 <= delta <= 1:
-        raise ValueError(f"Argument `delta` must lie between 0 and 1. Received: delta={delta}")
+    epsilon = check_nonnegative("epsilon", epsilon)
+    delta = check_between_0_and_1("delta", delta, with_0=True)
     probability = 1.0 / (1.0 + math.exp(-epsilon))
     at_least = float(stats.binom.sf(num_correct - 1, num_guesses, probability))
     fewer = np.arange(1, num_correct + 1)
@@ -71,21 +68,21 @@ def epsilon_lower_bound(
     delta: float = 0.0,
     confidence: float = 0.95,
 ) -> float:
-    """The epsilon that training exceeds, as sure as `confidence`, given so many right guesses.
+    """Lower bound on the epsilon of training, from the number of right guesses.
 
     Args:
-        num_canaries: canaries whose inclusion a fair coin decided, each its own.
-        num_guesses: canaries about which a guess was made; fixed before the coins were looked at.
-        num_correct: right guesses among these.
-        delta: between 0 and 1. Far below one over `num_canaries`, or it explains all guesses.
-        confidence: between 0 and 1; how rarely the bound may lie above the truth.
+        num_canaries: Number of canaries, each with a fair coin of its own.
+        num_guesses: Number of guesses, fixed before the coins were looked at.
+        num_correct: Number of right guesses.
+        delta: At least 0 and below 1. A delta near `1 / num_canaries` explains all guesses.
+        confidence: Between 0 and 1, the probability that the bound is not above the truth.
 
     Returns:
         The bound, at least 0.
 
     Raises:
-        TypeError: where an argument has the wrong type.
-        ValueError: where an argument is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
 
@@ -96,12 +93,13 @@ def epsilon_lower_bound(
     level = 1.0 - confidence
 
     def excess(epsilon: float) -> float:
+        """Return by how much the p-value exceeds the level."""
         return audit_p_value(num_canaries, num_guesses, num_correct, epsilon, delta) - level
 
     if excess(0.0) >= 0.0:
         return 0.0
     if excess(_LARGEST_EPSILON) < 0.0:
         return _LARGEST_EPSILON
-    # A little below the root: where the p-value still is too small.
+    # A little below the root, where the p-value is still too small.
     root = float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-9))
     return max(0.0, root - 1e-8)

@@ -1,9 +1,9 @@
 """Membership inference: how well the loss tells members of the training data from others.
 
-An attack on a finished model. Members were trained on, non-members come from the same source and
-were not. The lower its loss, the likelier an example is taken for a member; the ROC curve has the
-share of members found (true positives) over the share of others mistaken for members (false
-positives). What matters for privacy is its left end: few members, found for sure.
+An attack on a trained model. Members were trained on; non-members come from the same source and
+were not. Examples with a low loss are guessed to be members. The ROC curve has the share of members
+found (true positives) over the share of non-members taken for members (false positives). What
+matters for privacy is its left end: few members, found with certainty.
 
 Reference:
     Yeom et al. 2018, "Privacy risk in machine learning" (the attack by the loss).
@@ -22,7 +22,7 @@ import keras
 import numpy as np
 from scipy import optimize, stats
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer, check_real
+from keras_adaclip._checks import check_between_0_and_1, check_real
 from keras_adaclip.gradients import example_losses
 
 Interval = tuple[float, float]
@@ -35,12 +35,12 @@ class OperatingPoint:
     """A point of the ROC curve.
 
     Args:
-        wanted_false_positive_rate: the most that was allowed.
-        threshold: scores that are at least as high are taken for members.
-        false_positive_rate: share of non-members that are.
-        false_positive_interval: its confidence interval (Clopper & Pearson 1934).
-        true_positive_rate: share of members that are.
-        true_positive_interval: its confidence interval (Clopper & Pearson 1934).
+        wanted_false_positive_rate: The greatest rate that was allowed.
+        threshold: Examples with at least this score are guessed to be members.
+        false_positive_rate: Share of non-members above the threshold.
+        false_positive_interval: Its confidence interval (Clopper & Pearson 1934).
+        true_positive_rate: Share of members above the threshold.
+        true_positive_interval: Its confidence interval (Clopper & Pearson 1934).
     """
 
     wanted_false_positive_rate: float
@@ -56,13 +56,13 @@ class MembershipInference:
     """How well members were told from non-members.
 
     Args:
-        auc: area under the ROC curve: how often a member has a higher score than a non-member.
+        auc: Area under the ROC curve: how often a member has a higher score than a non-member.
             One half is guessing.
-        auc_interval: its confidence interval.
-        points: the ROC curve at low false positive rates.
-        confidence: of each interval alone.
-        member_scores: of shape `(num_members,)`.
-        non_member_scores: of shape `(num_non_members,)`.
+        auc_interval: Its confidence interval.
+        points: The ROC curve at low false positive rates.
+        confidence: The confidence of each interval alone.
+        member_scores: Array of shape `(num_members,)`.
+        non_member_scores: Array of shape `(num_non_members,)`.
     """
 
     auc: float
@@ -96,27 +96,26 @@ def membership_inference(
     confidence: float = 0.95,
     score: Score | None = None,
 ) -> MembershipInference:
-    """Attacks a trained model by its losses.
+    """Attack a trained model by its losses.
 
     Args:
-        model: a trained Keras model, compiled unless `score` is given; private or not.
-        members: `(x, y)` or `x`: examples that were trained on.
-        non_members: the same of examples that were not, from the same source. They may be test
-            data if these have the same law.
-        false_positive_rates: between 0 and 1; where to look at the ROC curve. With fewer than
-            one over the rate of non-members the point there says little, as its interval shows.
-        confidence: between 0 and 1, of each interval.
-        score: a function of model, `x` and `y` that returns one number an example, the higher the
-            likelier a member; None means minus the model's loss. NaN counts as the lowest.
+        model: A trained Keras model, compiled unless `score` is given; private or not.
+        members: `(x, y)` or `x`, examples that were trained on; at least two.
+        non_members: The same for examples that were not, from the same source, such as test data
+            with the same distribution.
+        false_positive_rates: Numbers from 0 to 1, the points of the ROC curve to report. A rate
+            below one over the number of non-members says little, as its interval shows.
+        confidence: Between 0 and 1, the confidence of each interval.
+        score: A function of model, `x` and `y` that returns one number for each example, higher for
+            likelier members; None means minus the model's loss. NaN counts as the lowest.
 
     Returns:
         Area and points with their intervals; `print` it.
 
     Raises:
-        ImportError: where scikit-learn is missing.
-        TypeError: where an argument has the wrong type.
-        ValueError: where an argument is out of range, there are fewer than two of a kind, or
-            `score` returns something else than one number an example.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, there are fewer than two examples, or `score`
+            does not return one number for each example.
 
     Example:
 
@@ -128,13 +127,6 @@ def membership_inference(
     >>> print(f"{found.auc:.2f}")
     1.00
     """
-    try:
-        from sklearn.metrics import roc_auc_score, roc_curve
-    except ImportError as error:
-        raise ImportError(
-            "scikit-learn is needed for `keras_adaclip.audit.membership_inference`: "
-            "pip install keras-adaclip[audit]"
-        ) from error
     confidence = check_between_0_and_1("confidence", confidence)
     rates = [check_real("false_positive_rates", rate) for rate in false_positive_rates]
     if not all(0 <= rate <= 1 for rate in rates):
@@ -143,60 +135,37 @@ def membership_inference(
             f"Received: false_positive_rates={tuple(false_positive_rates)}"
         )
     found, others = (_scores(model, part, score) for part in (members, non_members))
-    truth = np.concatenate([np.ones(len(found)), np.zeros(len(others))])
-    scores = np.concatenate([found, others])
-    auc = float(roc_auc_score(truth, scores))
-    shares_of_others, shares_of_members, thresholds = roc_curve(
-        truth, scores, drop_intermediate=False
-    )
+    thresholds = np.append(np.unique([*found, *others]), np.inf)
+    num_below = np.searchsorted(np.sort(others), thresholds)
+    shares_of_others = (len(others) - num_below) / len(others)
     points = []
     for rate in rates:
-        place = int(np.flatnonzero(shares_of_others <= rate)[-1])
-        false_positive_rate = float(shares_of_others[place])
-        true_positive_rate = float(shares_of_members[place])
-        points.append(
-            OperatingPoint(
-                rate,
-                float(thresholds[place]),
-                false_positive_rate,
-                share_interval(round(false_positive_rate * len(others)), len(others), confidence),
-                true_positive_rate,
-                share_interval(round(true_positive_rate * len(found)), len(found), confidence),
-            )
-        )
+        threshold = float(thresholds[np.argmax(shares_of_others <= rate)])
+        false_positives = _share_above(threshold, others, confidence)
+        true_positives = _share_above(threshold, found, confidence)
+        points.append(OperatingPoint(rate, threshold, *false_positives, *true_positives))
+    # The statistic of Mann and Whitney.
+    ranks_of_members = stats.rankdata([*found, *others])[: len(found)]
+    auc = float(np.mean(ranks_of_members) - (len(found) + 1) / 2) / len(others)
     interval = area_interval(auc, len(found), len(others), confidence)
     return MembershipInference(auc, interval, tuple(points), confidence, found, others)
 
 
-def share_interval(count: int, total: int, confidence: float) -> Interval:
-    """Clopper and Pearson's interval of a share.
-
-    Args:
-        count: how many of `total` there were.
-        total: positive.
-        confidence: between 0 and 1.
-
-    Example:
-
-    >>> tuple(round(end, 4) for end in share_interval(0, 100, 0.95))
-    (0.0, 0.0362)
-    """
-    total = check_integer("total", total, minimum=1)
-    count = check_integer("count", count, maximum=total)
-    tail = (1.0 - confidence) / 2.0
-    low = float(stats.beta.ppf(tail, count, total - count + 1)) if count > 0 else 0.0
-    high = float(stats.beta.ppf(1.0 - tail, count + 1, total - count)) if count < total else 1.0
-    return low, high
+def _share_above(threshold: float, scores: np.ndarray, confidence: float) -> tuple[float, Interval]:
+    """Return the share of scores at or above a threshold, with Clopper and Pearson's interval."""
+    count = int(np.sum(scores >= threshold))
+    ends = stats.binomtest(count, len(scores)).proportion_ci(confidence, method="exact")
+    return count / len(scores), (float(ends.low), float(ends.high))
 
 
 def area_interval(area: float, num_members: int, num_others: int, confidence: float) -> Interval:
-    """Newcombe's interval of the area under the ROC curve, good also near 0 and 1.
+    """Return Newcombe's interval of the area under the ROC curve, also valid near 0 and 1.
 
     Args:
-        area: the area found.
-        num_members: positive.
-        num_others: positive.
-        confidence: between 0 and 1.
+        area: The area found.
+        num_members: Number of members, positive.
+        num_others: Number of non-members, positive.
+        confidence: Between 0 and 1.
 
     Example:
 
@@ -207,12 +176,12 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
     mean_number = (num_members + num_others) / 2.0 - 1.0
 
     def distance(true: float) -> float:
+        """Return how far the area is from `true`, less the margin of error."""
         clustering = (1.0 - true) / (2.0 - true) + true / (1.0 + true)
         variance = true * (1.0 - true) * (1.0 + mean_number * clustering)
         return abs(area - true) - quantile * math.sqrt(variance / (num_members * num_others))
 
-    # At the area the distance is negative, but for 0 and 1, where it is zero; beyond the
-    # interval's ends it is positive.
+    # Negative at the area itself (zero if that is 0 or 1), positive beyond the ends.
     inside = min(max(area, _TINY), 1.0 - _TINY)
     low = 0.0 if area <= 0.0 else float(optimize.brentq(distance, 0.0, inside))
     high = 1.0 if area >= 1.0 else float(optimize.brentq(distance, inside, 1.0))
@@ -220,6 +189,7 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
 
 
 def _scores(model: keras.Model, part: Any, score: Score | None) -> np.ndarray:
+    """Return the finite scores of some examples."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(part)
     x, y = (
         None if values is None else keras.tree.map_structure(np.asarray, values)
@@ -242,4 +212,5 @@ def _scores(model: keras.Model, part: Any, score: Score | None) -> np.ndarray:
 
 
 def _with_interval(value: float, interval: Interval) -> str:
+    """Return a value and its interval as text."""
     return f"{value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"

@@ -1,14 +1,160 @@
-"""An audit by one training run."""
+"""An audit by one training run: what it found, and how it is made."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
 from keras_adaclip.accounting import default_delta
 from keras_adaclip.audit.canaries import Canaries
-from keras_adaclip.audit.one_run_audit import OneRunAudit
+from keras_adaclip.audit.lower_bound import epsilon_lower_bound
+
+_FEWEST_GUESSES = 16
+_ORDER_OF_TIES = 2_023
+
+
+@dataclass(frozen=True, eq=False)
+class OneRunAudit:
+    """A lower bound on the epsilon of one training run.
+
+    `is_member` tells which canaries were trained on, and the bound depends on it without noise:
+    keep both as private as the data.
+
+    Args:
+        epsilon_lower_bound: The lower bound on epsilon.
+        confidence: The confidence of the bound.
+        delta: The delta of both bounds.
+        claimed_epsilon: The accountant's upper bound on epsilon at this delta.
+        num_guesses: Number of guesses; half of them say that the canary was trained on.
+        num_correct: Number of right guesses.
+        scores: Array of shape `(num_canaries,)`, higher for canaries that were likelier trained on.
+        is_member: Bool array of shape `(num_canaries,)`, whether they were.
+    """
+
+    epsilon_lower_bound: float
+    confidence: float
+    delta: float
+    claimed_epsilon: float
+    num_guesses: int
+    num_correct: int
+    scores: np.ndarray = field(repr=False)
+    is_member: np.ndarray = field(repr=False)
+
+    @property
+    def num_canaries(self) -> int:
+        """The number of canaries."""
+        return len(self.is_member)
+
+    @property
+    def contradicts_accountant(self) -> bool:
+        """Whether the lower bound lies above the accountant's upper bound.
+
+        With confidence 0.95 one audit in twenty may say so by chance. If it happens again, training
+        is less private than accounted.
+        """
+        return self.epsilon_lower_bound > self.claimed_epsilon
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: Any,
+        is_member: Any,
+        *,
+        delta: float,
+        claimed_epsilon: float = math.inf,
+        confidence: float = 0.95,
+        num_guesses: int | None = None,
+    ) -> "OneRunAudit":
+        """Guess that canaries with the highest scores were trained on and the lowest were not.
+
+        Args:
+            scores: Array of shape `(num_canaries,)`, computed from what training has released. NaN
+                counts as the lowest, and chance decides between equal scores.
+            is_member: Bool array of the same shape: independent fair coins, which influence
+                `scores` through training alone.
+            delta: At least 0 and below 1.
+            claimed_epsilon: The accountant's upper bound.
+            confidence: Between 0 and 1.
+            num_guesses: Number of guesses. None tries one guess for each canary, half as many, and
+                so on down to about sixteen, and takes the highest bound. Each of k tries has the
+                confidence `1 - (1 - confidence) / k`, so all hold together with `confidence`.
+
+        Returns:
+            The audit.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range.
+
+        Example:
+
+        >>> audit = OneRunAudit.from_scores(
+        ...     range(400), [False] * 200 + [True] * 200, delta=1e-5, claimed_epsilon=3.0
+        ... )
+        >>> print(audit)
+        400 of 400 guesses about 400 canaries were right: epsilon is at least 4.43 at delta 1e-05,
+        with confidence 95%. The accountant says at most 3: they contradict each other.
+        """
+        scores, is_member = np.asarray(scores, np.float64), np.asarray(is_member)
+        if scores.ndim != 1 or scores.shape != is_member.shape or is_member.dtype != np.bool_:
+            raise ValueError(
+                "`scores` and `is_member` must be one number and one truth value a canary. "
+                f"Received: shapes {scores.shape} and {is_member.shape}, dtype {is_member.dtype}"
+            )
+        num_canaries = check_integer("num_canaries", len(scores), minimum=2)
+        confidence = check_between_0_and_1("confidence", confidence)
+        if num_guesses is not None:
+            tries = [check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)]
+        else:
+            # A perfect score on fewer guesses would show nothing.
+            halvings = range(num_canaries.bit_length())
+            tries = [n for i in halvings if (n := num_canaries >> i) >= _FEWEST_GUESSES]
+            tries = tries or [num_canaries]
+        of_each = 1.0 - (1.0 - confidence) / len(tries)
+        ascending = by_rising_score(scores, is_member)
+        found = []
+        for number in tries:
+            num_out = number // 2
+            out, members = ascending[:num_out], ascending[num_canaries - (number - num_out) :]
+            num_correct = int(np.sum(~out) + np.sum(members))
+            bound = epsilon_lower_bound(num_canaries, number, num_correct, delta, of_each)
+            found.append((bound, number, num_correct))
+        bound, number, num_correct = max(found, key=lambda entry: entry[0])
+        return cls(
+            bound, confidence, delta, claimed_epsilon, number, num_correct, scores, is_member
+        )
+
+    def __str__(self) -> str:
+        verdict = "they contradict each other" if self.contradicts_accountant else "they agree"
+        claimed = (
+            f"The accountant says at most {self.claimed_epsilon:.4g}: {verdict}."
+            if math.isfinite(self.claimed_epsilon)
+            else "The accountant claims nothing."
+        )
+        return (
+            f"{self.num_correct:,} of {self.num_guesses:,} guesses about {self.num_canaries:,} "
+            f"canaries were right: epsilon is at least {self.epsilon_lower_bound:.3g} at delta "
+            f"{self.delta:g},\nwith confidence {100 * self.confidence:.4g}%. {claimed}"
+        )
+
+
+def by_rising_score(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
+    """Return `is_member` in the order of the scores, lowest first.
+
+    Args:
+        scores: Array of shape `(num_canaries,)`. NaN counts as the lowest. The order of equal
+            scores depends neither on their places nor on the coins.
+        is_member: Array of the same shape.
+    """
+    generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(_ORDER_OF_TIES,)))
+    shuffled = generator.permutation(len(scores))
+    lowest_first = np.argsort(np.nan_to_num(scores[shuffled], nan=-np.inf), kind="stable")
+    ordered: np.ndarray = is_member[shuffled][lowest_first]
+    return ordered
 
 
 def one_run(
@@ -26,42 +172,43 @@ def one_run(
     seed: int | None = None,
     **fit_arguments: Any,
 ) -> OneRunAudit:
-    """Trains once on data with canaries, and bounds epsilon from below by what was remembered.
+    """Train once on data with canaries, and bound epsilon from below by what was remembered.
 
-    Some rows become canaries, of each of which a coin decides whether training has it; the
-    model is trained with Poisson sampling; the canaries whose loss fell most are guessed to have
-    been in, those whose loss fell least to have been out. The number of right guesses bounds
-    epsilon with a confidence that needs no assumption on model, data or canaries.
+    Some rows become canaries, and a coin decides for each whether training has it. The model is
+    trained with Poisson sampling. The guess is that training had the canaries whose loss fell most,
+    and not those whose loss fell least. The number of right guesses bounds epsilon, with a
+    confidence that needs no assumption on model, data or canaries.
 
-    A low bound proves nothing: a better attacker, who watches every step or chooses worse
-    canaries, may find more. A bound above the accountant's epsilon says that something in this
-    training is not private: noise that is not there, or data that reach the weights by a way of
-    their own (an early stop by the training loss). What was taken from the data before training, a
-    vocabulary or a mean, no coin has a part in, and the audit does not see it.
+    A low bound proves nothing: a better attacker, who watches every step or chooses other canaries,
+    may find more. A bound above the accountant's epsilon says that this training is not as private
+    as accounted: noise is missing, or data reach the weights in another way, such as early stopping
+    by the training loss. The audit does not see what was computed from the data before training,
+    such as a vocabulary or a mean.
 
     Args:
-        model_builder: returns a new `PrivateModel`, compiled with a `DPOptimizer`.
-        x: array, or dict, list or tuple of arrays, of shape `(num_examples, ...)`; not changed.
-        y: targets of the same length, or None.
-        batch_size: expected number of examples in a step, before the coins are tossed; at most
+        model_builder: A function that returns a new `PrivateModel`, compiled with a `DPOptimizer`.
+        x: An array, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`; not
+            changed.
+        y: Targets of the same length, or None.
+        batch_size: Expected number of examples in a step, before the coins are tossed; at most
             `num_examples` less half of the canaries.
-        epochs: number of epochs.
-        num_canaries: from 2 to `num_examples`. An audit of few rows, all of them canaries, finds
-            the most; with k canaries no bound is above about log k.
-        kind: what a canary is: `"random"`, `"mislabeled"` or `"unchanged"`, see `Canaries.draw`.
-        delta: the delta of both bounds; far below one over `num_canaries`. None means
-            `num_examples ** -1.1`, at most a hundredth of one over `num_canaries`.
-        confidence: between 0 and 1.
-        num_guesses: how many canaries to guess; None tries several numbers, and pays for that.
+        epochs: Number of epochs.
+        num_canaries: From 2 to `num_examples`. An audit of few rows, all of them canaries, finds
+            the most. With k canaries no bound is above about log k.
+        kind: What a canary is: `"random"`, `"mislabeled"` or `"unchanged"`, see `Canaries.draw`.
+        delta: The delta of both bounds, far below `1 / num_canaries`. None means
+            `num_examples ** -1.1`, at most `0.01 / num_canaries`.
+        confidence: Between 0 and 1.
+        num_guesses: Number of guesses; None tries several numbers, see `OneRunAudit.from_scores`.
         seed: None, or an integer that makes canaries and coins repeatable.
-        **fit_arguments: more arguments of `PrivateModel.fit`, such as `callbacks`.
+        **fit_arguments: Further arguments of `PrivateModel.fit`, such as `callbacks`.
 
     Returns:
         The audit; `print` it.
 
     Raises:
-        TypeError: where an argument has the wrong type, or the builder returns no private model.
-        ValueError: where an argument is out of range, or the model has been trained before.
+        TypeError: If an argument has the wrong type, or the builder returns no private model.
+        ValueError: If an argument is out of range, or the model has been trained before.
 
     Example:
 
@@ -80,7 +227,7 @@ def one_run(
         Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", algorithm 1.
     """
     confidence = check_between_0_and_1("confidence", confidence)
-    delta = None if delta is None else check_between_0_and_1("delta", delta)
+    delta = optional(check_between_0_and_1, "delta", delta)
     if num_guesses is not None:
         check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)
     canaries = Canaries.draw(x, y, num_canaries=num_canaries, kind=kind, seed=seed)
@@ -93,8 +240,6 @@ def one_run(
             "Argument `model_builder` must return a `PrivateModel`. "
             f"Received: an object of type {type(model).__name__}"
         )
-    if not model.compiled:
-        raise ValueError("Argument `model_builder` must return a compiled model.")
     if model.privacy_ledger.steps > 0:
         raise ValueError(
             "Argument `model_builder` must return a new model. Received: one that was trained for "

@@ -6,13 +6,12 @@ from typing import Any
 
 import keras
 
+from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
 from keras_adaclip.accounting import (
     Ledger,
     Unit,
     check_accountant,
-    check_delta,
     check_report_path,
-    check_target_epsilon,
     default_delta,
     ledger_epsilon,
     max_steps_within,
@@ -60,10 +59,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         if report_path is not None:
             check_report_path(report_path)
         self.report_path = report_path
-        self.delta = None if delta is None else check_delta(delta)
-        self.target_epsilon = (
-            None if target_epsilon is None else check_target_epsilon(target_epsilon)
-        )
+        self.delta = optional(check_between_0_and_1, "delta", delta)
+        self.target_epsilon = optional(check_positive, "target_epsilon", target_epsilon)
         self.accountant = check_accountant(accountant)
         self._effective_delta = self.delta or 0.0
         self._steps_per_epoch: int | None = None

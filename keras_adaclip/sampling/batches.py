@@ -38,11 +38,6 @@ class FixedShapeBatches(keras.utils.PyDataset):
         self.sizes = tuple(size // dataset.num_shares for size in sizes)
         self._num_shards = max(num_shards // dataset.num_shares, 1)
 
-    @property
-    def num_batches(self) -> int:
-        """The number of steps in an epoch."""
-        return self._num_batches
-
     def __len__(self) -> int:
         return self._num_batches
 
@@ -58,7 +53,7 @@ class FixedShapeBatches(keras.utils.PyDataset):
 
 
 def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:
-    """Return a batch whose rows are dealt to the devices in turn, so that each has as many units.
+    """Return a batch whose rows go to the devices in turn, so that each has as many units.
 
     Args:
         batch: Structures of arrays of shape `(batch_size, ...)`, with padding at the end.
@@ -74,8 +69,9 @@ def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any
     if num_shards == 1:
         return batch
 
-    def deal(array: np.ndarray) -> np.ndarray:
+    def in_turn(array: np.ndarray) -> np.ndarray:
+        """Return the rows in the order of the devices."""
         parts = array.reshape(-1, num_shards, *array.shape[1:])
         return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(array.shape)
 
-    return {name: keras.tree.map_structure(deal, part) for name, part in batch.items()}
+    return {name: keras.tree.map_structure(in_turn, part) for name, part in batch.items()}

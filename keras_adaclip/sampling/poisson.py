@@ -36,13 +36,16 @@ class PoissonDataset(keras.utils.PyDataset):
             not present is never drawn. Everything else stays the same: the draws of the other rows,
             the number of steps, the divisor. An audit can so train on two data sets that differ in
             one row.
-        num_present: With `present`, the number to use as `num_examples` if it must not depend on
-            how many rows are present. None takes all rows.
+        num_present: The number to use as `num_examples` if it must not depend on how many rows are
+            `present`. None takes all rows.
         share: The place of these rows in a data set that several processes hold; `fit` sets it.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If lengths differ, or an argument is out of range.
+
+    Attributes:
+        num_rows: The number of rows in the arrays of this process, present or not.
 
     Example:
 
@@ -72,19 +75,14 @@ class PoissonDataset(keras.utils.PyDataset):
             for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
             if part is not None
         }
-        self._num_rows = common_length(self._parts)
+        self.num_rows = common_length(self._parts)
         self._share = share
-        self._rows_of_processes = (self._num_rows,) if share is None else share.rows_of_processes
-        self._present = None if present is None else _checked_present(present, self._num_rows)
+        self._rows_of_processes = (self.num_rows,) if share is None else share.rows_of_processes
+        self._present = None if present is None else _checked_present(present, self.num_rows)
         self._num_examples = sum(self._rows_of_processes)
         if num_present is not None:
-            if present is None:
-                raise ValueError(
-                    "Argument `num_present` requires `present`. "
-                    f"Received: present=None, num_present={num_present!r}"
-                )
             self._num_examples = check_integer(
-                "num_present", num_present, minimum=1, maximum=self._num_rows
+                "num_present", num_present, minimum=1, maximum=self.num_rows
             )
         self._expected_batch_size = check_batch_size(
             expected_batch_size, self._num_examples, "expected_batch_size"
@@ -114,11 +112,6 @@ class PoissonDataset(keras.utils.PyDataset):
         return self._num_examples
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows in the arrays of this process, present or not."""
-        return self._num_rows
-
-    @property
     def num_shares(self) -> int:
         """The number of processes that hold the data."""
         return len(self._rows_of_processes)
@@ -141,15 +134,10 @@ class PoissonDataset(keras.utils.PyDataset):
     @property
     def present(self) -> np.ndarray:
         """A bool array that tells which rows may be drawn."""
-        return np.ones(self._num_rows, bool) if self._present is None else self._present.copy()
-
-    @property
-    def num_batches(self) -> int:
-        """The number of steps in an epoch, `ceil(num_examples / expected_batch_size)`."""
-        return math.ceil(self.num_examples / self.expected_batch_size)
+        return np.ones(self.num_rows, bool) if self._present is None else self._present.copy()
 
     def __len__(self) -> int:
-        return self.num_batches
+        return math.ceil(self.num_examples / self.expected_batch_size)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.take(self.draw())
@@ -172,7 +160,7 @@ class PoissonDataset(keras.utils.PyDataset):
             rows, self.largest_part = self._share.draw(seed, key, self.sampling_probability)
         else:
             generator = draw_generator(seed, *key)
-            rows = poisson_draw(generator, self._num_rows, self.sampling_probability)
+            rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
@@ -186,6 +174,7 @@ class PoissonDataset(keras.utils.PyDataset):
         missing = size - len(rows)
 
         def gather(array: np.ndarray) -> np.ndarray:
+            """Return the rows of an array, padded."""
             taken = array[rows]
             if missing == 0:
                 return taken
@@ -200,14 +189,14 @@ class PoissonDataset(keras.utils.PyDataset):
         """A batch of up to three rows, present or not, for building and examining a model."""
         if self._share is not None:
             return self._share.first_rows
-        return self.take(np.arange(min(3, self._num_rows)))
+        return self.take(np.arange(min(3, self.num_rows)))
 
 
 def _checked_present(present: Any, num_rows: int) -> np.ndarray:
     """Return a copy of the bool array `present`, which has one entry for each row."""
     given = np.array(present)
     if given.dtype != np.bool_ or given.shape != (num_rows,):
-        raise (TypeError if given.dtype != np.bool_ else ValueError)(
+        raise ValueError(
             f"Argument `present` must be a bool array with one entry for each of the {num_rows} "
             f"rows. Received: dtype {given.dtype}, shape {given.shape}"
         )

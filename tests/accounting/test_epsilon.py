@@ -1,5 +1,6 @@
 """Epsilon: reference values, relations, and bounds that must hold for the recorded events."""
 
+import dataclasses
 import logging
 import math
 
@@ -14,7 +15,7 @@ from keras_adaclip.accounting import (
     LedgerRow,
     PrivacySpent,
     Sampling,
-    accountants,
+    Unit,
     compute_epsilon,
     events,
     ledger_epsilon,
@@ -54,7 +55,7 @@ def test_epochs_are_of_the_steps_that_cover_the_data():
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize("noise", [0.5, 4.0])
 @pytest.mark.parametrize(
     ("sampling", "batch"),
     [
@@ -74,25 +75,12 @@ def test_a_full_release_has_the_epsilon_of_sensitivity_one(sampling, batch, nois
     assert epsilon <= exact * (1 + slack) + 1e-4
 
 
-@pytest.mark.parametrize("noise", [1.0, 4.0, 20.0])
-def test_a_fixed_batch_of_all_data_has_the_epsilon_of_sensitivity_two(noise):
-    exact = gaussian_epsilon(noise, DELTA, sensitivity=2.0)
-    epsilon = compute_epsilon(noise, 1000, 1000, steps=1, delta=DELTA, sampling="fixed")
-    assert exact <= epsilon <= exact * 1.35
-
-
-@pytest.mark.parametrize(("noise", "releases"), [(1.0, 15), (30.0, 1000), (2.0, 3515)])
+@pytest.mark.parametrize(("noise", "releases"), [(1.0, 15), (30.0, 1000), (2.0, 3515), (1.0, 3515)])
 def test_composed_full_releases(noise, releases):
     """Coarser grids are used for the large ones; they must stay above the truth, and near it."""
     exact = gaussian_epsilon(noise, DELTA, releases=releases)
     epsilon = ledger_epsilon([row(Sampling.STREAM, noise=noise, steps=releases)], DELTA)
     assert exact <= epsilon <= exact * (1 + 1e-4) + 1e-4
-
-
-def test_coarse_grids_stay_above_the_default_one_where_losses_underflow():
-    """With its interval of 1e-4 dp_accounting takes a minute, and gives 2010.3544."""
-    epsilon = compute_epsilon(**MNIST, steps=3515, sampling="stream")
-    assert 2010.3544 <= epsilon <= 2010.3544 * (1 + 1e-4)
 
 
 MIXED = (
@@ -105,7 +93,6 @@ MIXED = (
 @pytest.mark.parametrize(
     "rows",
     [
-        (row(steps=3515),),
         (row(batch=1024, noise=0.5, steps=2340),),
         MIXED,
     ],
@@ -120,20 +107,21 @@ def test_never_below_what_dp_accounting_gives_for_the_recorded_events(rows):
     assert by_rdp <= ledger_epsilon(rows, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
 
 
-def test_events_are_sampled_once_a_step():
-    gaussian = dp_accounting.GaussianDpEvent
-    sampled = dp_accounting.PoissonSampledDpEvent(256 / 60_000, gaussian(1.0))
-    assert events.counted_events([row(steps=7)]) == ((sampled, 7),)
-    assert events.counted_events([row(Sampling.SHUFFLE, steps=236)]) == ((gaussian(1.0), 2),)
-    assert events.counted_events([row(Sampling.STREAM, steps=9)]) == ((gaussian(1.0), 9),)
-    assert events.counted_events([row(Sampling.PASS, steps=9)]) == ((gaussian(1.0), 1),)
-    assert events.counted_events([row(steps=0)]) == ()
+_GAUSSIAN = dp_accounting.GaussianDpEvent(1.0)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_a_mixed_ledger_costs_more_than_its_parts(accountant):
-    parts = [ledger_epsilon([each], DELTA, accountant) for each in MIXED]
-    assert max(parts) < ledger_epsilon(MIXED, DELTA, accountant) < sum(parts)
+@pytest.mark.parametrize(
+    ("sampling", "steps", "events_and_counts"),
+    [
+        (Sampling.POISSON, 7, ((dp_accounting.PoissonSampledDpEvent(256 / 60_000, _GAUSSIAN), 7),)),
+        (Sampling.SHUFFLE, 236, ((_GAUSSIAN, 2),)),
+        (Sampling.STREAM, 9, ((_GAUSSIAN, 9),)),
+        (Sampling.PASS, 9, ((_GAUSSIAN, 1),)),
+        (Sampling.POISSON, 0, ()),
+    ],
+)
+def test_a_release_is_a_step_or_a_pass(sampling, steps, events_and_counts):
+    assert events.counted_events([row(sampling, steps=steps)]) == events_and_counts
 
 
 def test_mixed_ledgers_are_stated_under_zero_out():
@@ -144,18 +132,18 @@ def test_mixed_ledgers_are_stated_under_zero_out():
     assert events.neighboring_relation([*MIXED[:1], idle]) == "add_or_remove_one"
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "stream", "fixed"])
+@pytest.mark.parametrize(
+    ("sampling", "accountant"),
+    [("poisson", "pld"), ("shuffle", "rdp"), ("stream", "pld"), ("fixed", "rdp")],
+)
 def test_without_noise_epsilon_is_infinite_and_without_steps_zero(sampling, accountant):
     keywords = {**MNIST, "sampling": sampling, "accountant": accountant}
     assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=1) == math.inf
     assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=0) == 0.0
     assert compute_epsilon(**keywords, epochs=0) == 0.0
-
-
-def test_one_step_without_noise_spoils_the_whole_ledger():
-    assert ledger_epsilon([row(steps=5), row(noise=0.0, steps=1)], DELTA) == math.inf
-    assert ledger_epsilon([row(steps=5), row(noise=0.0, steps=0)], DELTA) < math.inf
+    spoiled = row(Sampling[sampling.upper()], noise=0.0)
+    assert ledger_epsilon([row(steps=5), spoiled.advance(1)], DELTA, accountant) == math.inf
+    assert ledger_epsilon([row(steps=5), spoiled], DELTA, accountant) < math.inf
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -164,7 +152,6 @@ def test_one_step_without_noise_spoils_the_whole_ledger():
     [
         (1e12, 2**31 - 1, 1, 2**31 - 1, "poisson"),
         (100.0, 60_000, 256, 2**31 - 1, "poisson"),
-        (1e-3, 1000, 10, 10**6, "poisson"),
         (1e-3, 1000, 10, 10**6, "stream"),
         (1e30, 1000, 1000, 1, "poisson"),
     ],
@@ -180,12 +167,6 @@ def test_rounding_to_zero_is_no_proof_of_privacy():
     """The divergence of such a release rounds to 0 or below, which dp_accounting takes for none."""
     plan = {"noise_multiplier": 1e6, "num_examples": 16_982, "batch_size": 1, "steps": 2 * 10**9}
     assert compute_epsilon(**plan, delta=1e-9, accountant="rdp") > 0
-
-
-def test_a_delta_below_rounding_still_has_an_epsilon():
-    epsilon = compute_epsilon(1.0, 1000, 10, steps=10, delta=1e-17)
-    assert 0 < epsilon < math.inf
-    assert epsilon >= compute_epsilon(1.0, 1000, 10, steps=10, delta=1e-14)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -209,48 +190,30 @@ def test_a_plan_is_what_its_ledger_will_say():
     assert compute_epsilon(**MNIST, epochs=1) == ledger_epsilon([row(steps=235)], DELTA)
 
 
-def test_epsilon_is_computed_once_for_the_same_releases(monkeypatch):
-    rows = (row(noise=1.234, steps=20),)
-    first = ledger_epsilon(rows, DELTA)
-
-    def fail(*_):
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr(accountants, "_composed_pld", fail)
-    assert ledger_epsilon(rows, DELTA) == first
-    with pytest.raises(AssertionError, match="computed again"):
-        ledger_epsilon((rows[0].advance(1),), DELTA)
-
-
 def test_privacy_spent_states_what_ran():
     spent = PrivacySpent.from_ledger(Ledger(MIXED), DELTA)
-    assert spent.steps == 1200
-    assert spent.sampling == "poisson + shuffle"
-    assert spent.neighboring_relation == "zero_out"
-    assert (spent.delta, spent.accountant) == (DELTA, "pld")
     assert spent.epsilon == ledger_epsilon(MIXED, DELTA)
-    text = str(spent)
-    assert "delta = 1e-05" in text
-    assert "after 1200 steps" in text
-    assert "zeroed out" in text
-    assert "drawn independently" in text
-    assert "one full release a pass" in text
+    assert (spent.steps, spent.sampling, spent.unit) == (1200, "poisson + shuffle", "example")
+    assert (spent.neighboring_relation, spent.accountant) == ("zero_out", "pld")
+    for words in ("delta = 1e-05", "after 1200 steps", "zeroed out", "one full release a pass"):
+        assert words in str(spent)
+    clients = dataclasses.replace(MIXED[0], unit=Unit.CLIENT)
+    assert "A unit is one client." in str(PrivacySpent.from_ledger([clients], DELTA))
+    assert "Nothing has been released yet" in str(PrivacySpent.from_ledger([], DELTA))
 
 
-def test_privacy_spent_in_words_never_understates():
-    words = str(PrivacySpent(1.35122, 1e-5, 1, "poisson", "add_or_remove_one", "rdp"))
-    assert words.startswith("(epsilon = 1.3513, delta = 1e-05)")
-    assert "after 1 step, by the RDP accountant" in words
-    assert "epsilon = 12346," in str(PrivacySpent(12345.1, 1e-5, 1, "poisson", "zero_out", "rdp"))
-    assert "epsilon = 0," in str(PrivacySpent(0.0, 1e-5, 1, "poisson", "zero_out", "rdp"))
-
-
-def test_privacy_spent_says_when_there_is_none():
-    without_noise = PrivacySpent.from_ledger([row(noise=0.0, steps=2)], DELTA)
-    assert str(without_noise).startswith("No differential privacy (epsilon = inf) after 2 steps")
-    nothing = PrivacySpent.from_ledger([], DELTA)
-    assert (nothing.epsilon, nothing.steps, nothing.sampling) == (0.0, 0, "none")
-    assert "Nothing has been released yet" in str(nothing)
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (1.35122, "(epsilon = 1.3513, delta = 1e-05)-differential privacy after 1 step, by"),
+        (12345.1, "(epsilon = 12346,"),
+        (0.0, "(epsilon = 0,"),
+        (math.inf, "No differential privacy (epsilon = inf) after 1 step, by"),
+    ],
+)
+def test_privacy_spent_in_words_never_understates(epsilon, words):
+    spent = PrivacySpent(epsilon, 1e-5, 1, "poisson", "add_or_remove_one", "rdp")
+    assert str(spent).startswith(words)
 
 
 def test_orders_that_are_left_out_are_not_warned_of(caplog):

@@ -12,7 +12,6 @@ from keras_adaclip.accounting import (
     ledger_epsilon,
     max_steps_within,
 )
-from keras_adaclip.accounting.ledger import merge_upward
 
 DELTA = 1e-5
 
@@ -36,9 +35,6 @@ def test_among_others_each_step_is_a_full_release_under_zero_out():
     assert mixed == ledger_epsilon([as_stream, poisson], DELTA)
     spent = PrivacySpent.from_ledger([row(), poisson], DELTA)
     assert (spent.accountant, spent.neighboring_relation) == ("pld", "zero_out")
-    # A row that has not run changes nothing.
-    idle = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=1.0)
-    assert ledger_epsilon([row(), idle], DELTA) == ledger_epsilon([row()], DELTA)
 
 
 @pytest.mark.parametrize("noise", [2.0, 10.0])
@@ -53,19 +49,6 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
     assert found == sorted(found)
     full = LedgerRow.open(Sampling.STREAM, 1000, 1000, noise_multiplier=noise / 2).advance(100)
     assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
-
-
-def test_merging_never_lowers_epsilon():
-    pairs = [
-        (row(), row(batch=512, noise=2.0)),
-        (row(), row(Sampling.POISSON)),
-        (row(batch=54_000), row(batch=60_000)),
-    ]
-    for first, second in pairs:
-        merged = merge_upward(first, second)
-        assert ledger_epsilon([merged], DELTA) >= ledger_epsilon([first, second], DELTA)
-    assert merge_upward(*pairs[0]).sampling is Sampling.FIXED
-    assert merge_upward(*pairs[1]).sampling is Sampling.STREAM
 
 
 def test_a_budget_is_solved_for_with_the_relation_of_the_row_to_come():
@@ -90,10 +73,3 @@ def test_reports_and_groups():
     assert report.epsilon_without_amplification == pytest.approx(one_pass, rel=1e-6)
     assert group_epsilon([row(noise=4.0)], DELTA, 2) >= 2 * report.epsilon_pld
     assert report.mechanisms[0].sampling_probability == 256 / 60_000
-
-
-def test_the_batch_is_a_part_of_the_data():
-    with pytest.raises(ValueError, match="must not exceed `num_examples`"):
-        LedgerRow.open(Sampling.FIXED, 11, 10, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="must be known"):
-        LedgerRow.open(Sampling.FIXED, 11, 0, noise_multiplier=1.0)

@@ -25,12 +25,6 @@ def one_step(row):
     return dataclasses.replace(row, steps=row.steps + 1, steps_in_release=row.steps_in_release + 1)
 
 
-def test_sampling_values_leave_zero_for_empty_rows():
-    assert [int(kind) for kind in Sampling] == [1, 2, 3, 4, 5]
-    assert [kind.label for kind in Sampling] == ["poisson", "shuffle", "stream", "pass", "fixed"]
-    assert len({kind.describe() for kind in Sampling}) == 5
-
-
 @given(
     steps_per_release=st.integers(1, 7),
     chunks=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=6),
@@ -53,11 +47,8 @@ def test_a_pass_is_one_release_and_a_segment_opens_another():
     assert row.advance(1).begin_segment().advance(1).releases == 2
     assert row.advance(1).free_steps == 2
     assert row.begin_segment().advance(0).releases == 0
-
-
-def test_an_unlimited_pass_is_one_release_a_segment():
-    row = open_row(Sampling.PASS, examples=0).advance(10**9).begin_segment().advance(10**9)
-    assert (row.steps, row.releases) == (2 * 10**9, 2)
+    unlimited = open_row(Sampling.PASS, examples=0).advance(10**9).begin_segment().advance(10**9)
+    assert (unlimited.steps, unlimited.releases) == (2 * 10**9, 2)
 
 
 def test_advance_refuses_to_pass_int32():
@@ -65,16 +56,8 @@ def test_advance_refuses_to_pass_int32():
         open_row().advance(INT32_MAX).advance(1)
 
 
-def test_sampling_probability_comes_from_the_integers():
-    assert open_row().sampling_probability == 256 / 60_000
-    assert open_row(Sampling.STREAM, 16, 0).sampling_probability == 1.0
-    assert open_row(Sampling.SHUFFLE, 16, 10).sampling_probability == 1.0
-
-
 def test_noise_is_kept_as_the_float32_that_runs():
-    row = open_row(noise=1.1)
-    assert row.noise_multiplier == float(np.float32(1.1)) != 1.1
-    assert row == open_row(noise=float(np.float32(1.1)))
+    assert open_row(noise=1.1).noise_multiplier == float(np.float32(1.1)) != 1.1
 
 
 @given(
@@ -102,18 +85,12 @@ def test_integers_stand_in_the_order_that_the_training_step_relies_on():
     ("changes", "message"),
     [
         ({"sampling": 0}, "0 is not a valid Sampling"),
-        ({"expected_batch_size": 0}, "Argument `expected_batch_size` must be at least 1"),
         ({"expected_batch_size": 60_001}, "`expected_batch_size` must not exceed `num_examples`"),
         ({"num_examples": 0}, "Argument `num_examples` must be known for sampling='poisson'"),
-        ({"num_examples": 2**31}, "Argument `num_examples` must lie between 0 and 2147483647"),
         ({"steps_per_release": 2}, "Argument `steps_per_release` must be 1"),
-        ({"steps": -1}, "Argument `steps` must be at least 0"),
         ({"steps": 3, "releases": 4}, "Argument `releases` must lie between 1 and `steps`"),
         ({"steps": 3, "releases": 0}, "Argument `releases` must lie between 1 and `steps`"),
         ({"steps_in_release": 2}, "`steps_in_release` must not exceed `steps_per_release`"),
-        ({"steps_in_release": 0}, "Argument `steps_in_release` must be at least 1"),
-        ({"noise_multiplier": -1.0}, "Argument `noise_multiplier` must not be negative"),
-        ({"noise_multiplier": float("nan")}, "Argument `noise_multiplier` must be finite"),
         ({"noise_multiplier": 1e39}, "Argument `noise_multiplier` must fit float32"),
     ],
 )
@@ -122,19 +99,6 @@ def test_impossible_rows_are_refused(changes, message):
         dataclasses.replace(open_row(), **changes)
 
 
-@pytest.mark.parametrize("value", [True, 3.0, "3", None, np.float32(3)])
-def test_counts_must_be_integers(value):
-    with pytest.raises(TypeError, match="Argument `steps` must be an integer"):
-        dataclasses.replace(open_row(), steps=value)
-
-
 def test_only_a_pass_takes_its_length():
-    assert open_row(Sampling.PASS, steps_per_release=9).steps_per_release == 9
     with pytest.raises(ValueError, match="`steps_per_release` is for sampling='pass' only"):
         open_row(Sampling.SHUFFLE, steps_per_release=9)
-
-
-@pytest.mark.parametrize("integers", [np.zeros(6, np.int32), np.ones(7, np.float32)])
-def test_from_integers_refuses_what_is_no_row(integers):
-    with pytest.raises(ValueError, match="Argument `integers` must hold 7 integers"):
-        LedgerRow.from_integers(integers, noise_multiplier=1.0)

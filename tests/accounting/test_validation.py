@@ -9,7 +9,6 @@ from keras_adaclip.accounting import (
     calibrate_noise_multiplier,
     compute_epsilon,
     default_delta,
-    ledger_epsilon,
     max_steps_within,
 )
 
@@ -28,30 +27,17 @@ PLAN = {
     [
         ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
         ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
-        ({"noise_multiplier": float("inf")}, ValueError, "`noise_multiplier` must be finite"),
         ({"noise_multiplier": True}, TypeError, "`noise_multiplier` must be a number"),
-        ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a number"),
         ({"num_examples": 0}, ValueError, "`num_examples` must be at least 1"),
         ({"num_examples": 1000.0}, TypeError, "`num_examples` must be an integer"),
-        ({"batch_size": True}, TypeError, "`batch_size` must be an integer"),
-        ({"batch_size": 0}, ValueError, "`batch_size` must lie between 1"),
-        (
-            {"batch_size": 1001},
-            ValueError,
-            "`batch_size` must lie between 1 and 1000",
-        ),
+        ({"batch_size": 1001}, ValueError, "`batch_size` must lie between 1 and 1000"),
         ({"steps": -1}, ValueError, "`steps` must be at least 0"),
-        ({"steps": 1.5}, TypeError, "`steps` must be an integer"),
         ({"steps": None}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
         ({"epochs": 1}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
         ({"steps": None, "epochs": 2**31 - 1}, ValueError, "`epochs` must lie between 0 and"),
-        ({"delta": 0.0}, ValueError, "`delta` must lie strictly between 0 and 1"),
         ({"delta": 1}, ValueError, "`delta` must lie strictly between 0 and 1"),
-        ({"delta": float("nan")}, ValueError, "`delta` must be finite"),
-        ({"delta": None}, TypeError, "`delta` must be a number"),
         ({"sampling": "random"}, ValueError, "one of 'poisson', 'shuffle', 'stream', 'fixed'"),
         ({"accountant": "prv"}, ValueError, "`accountant` must be one of 'pld', 'rdp'"),
-        ({"accountant": None}, ValueError, "Received: accountant=None"),
     ],
 )
 def test_compute_epsilon_refuses(changes, error, message):
@@ -59,28 +45,15 @@ def test_compute_epsilon_refuses(changes, error, message):
         compute_epsilon(**{**PLAN, **changes})
 
 
-@pytest.mark.parametrize(
-    ("target", "error", "message"),
-    [
-        (0.0, ValueError, "`target_epsilon` must be positive"),
-        (-1, ValueError, "`target_epsilon` must be positive"),
-        (float("inf"), ValueError, "`target_epsilon` must be finite"),
-        (False, TypeError, "`target_epsilon` must be a number"),
-    ],
-)
-def test_targets_are_checked(target, error, message):
-    with pytest.raises(error, match=message):
-        calibrate_noise_multiplier(target, 1e-5, 1000, 10, steps=10)
+@pytest.mark.parametrize(("target", "error"), [(0.0, ValueError), (False, TypeError)])
+def test_targets_are_checked(target, error):
     row = LedgerRow.open(Sampling.POISSON, 10, 1000, noise_multiplier=1.0)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match="`target_epsilon` must be"):
+        calibrate_noise_multiplier(target, 1e-5, 1000, 10, steps=10)
+    with pytest.raises(error, match="`target_epsilon` must be"):
         max_steps_within([], row, 1e-5, target)
-
-
-def test_ledger_epsilon_checks_its_arguments():
-    with pytest.raises(ValueError, match="`delta` must lie strictly"):
-        ledger_epsilon([], delta=2.0)
-    with pytest.raises(ValueError, match="`accountant` must be one of"):
-        ledger_epsilon([], delta=1e-5, accountant="gdp")
+    with pytest.raises(ValueError, match="Argument `steps` must be at least 1"):
+        calibrate_noise_multiplier(1.0, 1e-5, 1000, 10, steps=0)
 
 
 def test_numpy_scalars_are_welcome():

@@ -1,16 +1,12 @@
 """Membership inference: the curve against pairs by hand, the intervals against known laws."""
 
-import builtins
-
 import keras
 import numpy as np
 import pytest
 from scipy import stats
 
 import keras_adaclip as ka
-from keras_adaclip.audit.membership import area_interval, share_interval
-
-pytest.importorskip("sklearn")
+from keras_adaclip.audit.membership import area_interval
 
 
 def given_scores(model, x, y):
@@ -45,14 +41,12 @@ def test_points_are_the_most_members_at_no_more_than_the_wanted_false_positives(
         assert point.false_positive_rate <= point.wanted_false_positive_rate
         assert np.mean(members >= point.threshold) == pytest.approx(point.true_positive_rate)
         assert np.mean(others >= point.threshold) == pytest.approx(point.false_positive_rate)
-        low, high = point.true_positive_interval
-        assert low <= point.true_positive_rate <= high
-        assert point.true_positive_interval == share_interval(
-            round(point.true_positive_rate * 500), 500, 0.95
-        )
-        assert point.false_positive_interval == share_interval(
-            round(point.false_positive_rate * 400), 400, 0.95
-        )
+        for rate, interval, total in (
+            (point.true_positive_rate, point.true_positive_interval, 500),
+            (point.false_positive_rate, point.false_positive_interval, 400),
+        ):
+            exact = stats.binomtest(round(rate * total), total).proportion_ci(method="exact")
+            assert interval == pytest.approx((exact.low, exact.high))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
@@ -82,12 +76,6 @@ def test_the_ends_of_the_areas_interval_solve_newcombes_equation(num_members, nu
         spread = 1 + more * ((1 - end) / (2 - end) + end / (1 + end))
         variance = end * (1 - end) * spread / (num_members * num_others)
         assert abs(area - end) == pytest.approx(quantile * np.sqrt(variance), rel=1e-6)
-
-
-@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10)])
-def test_the_interval_of_a_share_is_clopper_and_pearsons(count, total):
-    expected = stats.binomtest(count, total).proportion_ci(0.9, method="exact")
-    assert share_interval(count, total, 0.9) == pytest.approx((expected.low, expected.high))
 
 
 @pytest.fixture
@@ -148,14 +136,12 @@ def test_nan_counts_as_the_lowest_score():
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"false_positive_rates": (0.1, 1.1)}, "false_positive_rates"),
-        ({"confidence": 1.0}, "confidence"),
-    ],
+    "options",
+    [{"false_positive_rates": (0.1, 1.1)}, {"confidence": 1.0}],
+    ids=lambda o: next(iter(o)),
 )
-def test_bad_arguments(options, error):
-    with pytest.raises(ValueError, match=error):
+def test_bad_arguments(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
         attack([0.0, 1.0], [0.0, 1.0], **options)
 
 
@@ -166,16 +152,3 @@ def test_a_score_that_is_not_one_number_an_example():
         )
     with pytest.raises(ValueError, match="At least two"):
         attack([0.0], [0.0, 1.0])
-
-
-def test_scikit_learn_is_asked_for_by_name(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"keras-adaclip\[audit\]"):
-        attack([0.0, 1.0], [0.0, 1.0])

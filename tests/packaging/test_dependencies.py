@@ -123,7 +123,7 @@ def test_extras_that_users_are_told_of_exist():
         for names in re.findall(r'(?:keras-adaclip|"\.)\[([a-z,-]*)\]', text):
             told.update(names.split(","))
             assert set(names.split(",")) <= set(EXTRAS), f"{path.name} names [{names}]"
-    assert told >= {"tensorflow", "jax", "torch", "tuner", "plots", "audit", "tensorflow-privacy"}
+    assert told >= {"tensorflow", "jax", "torch", "tuner", "plots", "tensorflow-privacy"}
 
 
 def test_every_requirement_has_a_lower_bound():

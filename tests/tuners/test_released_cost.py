@@ -18,7 +18,6 @@ from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import (
     PrivacySpent,
     RandomSelection,
-    RunBounds,
     read_ledger,
     rounded_up,
 )
@@ -181,13 +180,6 @@ def test_files_carry_it(search, tmp_path, capsys):
         assert PrivacySpent.from_ledger(read_ledger(file), DELTA).epsilon == epsilon
         assert main(["report", str(file), "--delta", str(DELTA)]) == 0
         assert rounded_up(epsilon) in capsys.readouterr().out
-
-
-def test_a_known_number_of_runs_costs_all_of_them():
-    spent = PrivacySpent.from_ledger(RunBounds((planned(),)).selected(None, 3), DELTA)
-    of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp")
-    assert spent.epsilon == pytest.approx(of_all.epsilon)
-    assert "the best of 3 runs, a number that is known" in str(spent)
 
 
 @pytest.mark.parametrize("distribution", ["logarithmic", "poisson"])
