@@ -105,7 +105,7 @@ def test_an_einsum_that_is_no_plain_product_is_left(equation):
     letters = dict(zip("abcd", (2, 3, 4, 5), strict=True))
     terms = equation.replace("->", ",").split(",")
     layer = layers.EinsumDense(equation, tuple(letters[letter] for letter in terms[2][1:]))
-    assert backend.fast_call(layer) is None
+    assert backend.fast_call(layer, in_loop=False) is None
 
 
 def outcomes(layer, x):
@@ -120,7 +120,7 @@ def outcomes(layer, x):
         (gradient,) = torch.autograd.grad(torch.sum(outputs * torch.tensor(weights)), inputs)
         return outputs.detach().numpy(), gradient.numpy()
 
-    return list(zip(outcome(backend.fast_call(layer)), outcome(layer), strict=True))
+    return list(zip(outcome(backend.fast_call(layer, in_loop=False)), outcome(layer), strict=True))
 
 
 def adapted_convolution():
@@ -156,7 +156,7 @@ def convolution_with_its_own_operation():
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_layers_call_themselves(layer):
-    assert backend.fast_call(layer) is None
+    assert backend.fast_call(layer, in_loop=False) is None
 
 
 def test_a_call_that_the_user_has_replaced_stays():
@@ -250,7 +250,7 @@ def test_convolutions_in_loops_give_the_same(kind, size, shape, arguments):
 
         return [call(x), *jax.grad(inner_product, (0, 1))(x, layer.kernel.value)]
 
-    found, expected = outcome(backend.fast_call_in_loop(layer)), outcome(layer)
+    found, expected = outcome(backend.fast_call(layer, in_loop=True)), outcome(layer)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -270,9 +270,9 @@ def test_convolutions_in_loops_give_the_same(kind, size, shape, arguments):
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_layers_in_loops_call_themselves(layer):
-    assert backend.fast_call_in_loop(layer) is None
+    assert backend.fast_call(layer, in_loop=True) is None
 
 
 @pytest.mark.skipif(not is_jax, reason="the others compute convolutions in loops as outside")
 def test_outside_of_loops_convolutions_are_xlas_own():
-    assert backend.fast_call(layers.Conv2D(3, 2)) is None
+    assert backend.fast_call(layers.Conv2D(3, 2), in_loop=False) is None

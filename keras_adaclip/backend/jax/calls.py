@@ -19,9 +19,9 @@ from keras import ops
 Tensor = Any
 
 
-def fast_call_in_loop(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
-    """Override: for Keras's own classes, if nothing of the instance was replaced."""
-    if jax.default_backend() != "cpu" or layer.compute_dtype != "float32":
+def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+    """Override: for Keras's own classes in a loop, if nothing of the instance was replaced."""
+    if not in_loop or jax.default_backend() != "cpu" or layer.compute_dtype != "float32":
         return None
     is_own = type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D)
     if not is_own or {"call", "convolution_op"} & set(vars(layer)):
@@ -63,19 +63,12 @@ def convolution(
     spans = [
         rate * (elements - 1) + 1 for rate, elements in zip(dilation_rate, kernel_size, strict=True)
     ]
-    if padding == "same":
-        windows = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
-        missing = [
-            max((number - 1) * stride + span - size, 0)
-            for number, stride, span, size in zip(windows, strides, spans, sizes, strict=True)
-        ]
-        around = [(0, 0), *((rows // 2, rows - rows // 2) for rows in missing), (0, 0)]
-        inputs = jnp.pad(inputs, around)
-    else:
-        windows = [
-            (size - span) // stride + 1
-            for size, span, stride in zip(sizes, spans, strides, strict=True)
-        ]
+    pairs = jax.lax.padtype_to_pads(sizes, spans, strides, padding.upper())
+    inputs = jnp.pad(inputs, [(0, 0), *pairs, (0, 0)])
+    windows = [
+        (size - span) // stride + 1
+        for size, span, stride in zip(inputs.shape[1:-1], spans, strides, strict=True)
+    ]
 
     def slice_at(element: tuple[int, ...]) -> Tensor:
         cut = [slice(None)]

@@ -108,7 +108,7 @@ def loop_over_chunks(
     """
     if not any(isinstance(value, jax.core.Tracer) for value in [num_chunks, *carry]):
         for index in range(int(num_chunks)):
-            carry = body(jnp.asarray(index, jnp.int32), carry)
+            carry = body(index, carry)
         return carry
     variables = list(variables)
     fixed = [(variable, variable.value) for variable in constants]

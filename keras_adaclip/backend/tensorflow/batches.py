@@ -42,48 +42,37 @@ def fit_arguments(
         for name, part in rows.items()
     }
     strategy = model.distribute_strategy
+    num_replicas = devices.num_local_replicas(strategy)
+    is_shared = strategy.num_replicas_in_sync > 1
     options = tf.data.Options()
     options.autotune.enabled = False
-    if strategy.num_replicas_in_sync == 1:
-        data = tf.data.Dataset.from_generator(_epoch_of(batches), output_signature=signature)
+    data = tf.data.Dataset.from_generator(
+        _generator(batches, num_replicas, is_endless=is_shared), output_signature=signature
+    )
+    if not is_shared:
         data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
-        data = data.prefetch(1).with_options(options)
-        data.batches = batches
-        return {"x": data}
+    data = data.prefetch(num_replicas).with_options(options)
+    if is_shared:
+        parts = data
+        data = strategy.distribute_datasets_from_function(lambda _: parts)
+    data.batches = batches
     # Each replica takes an element of its own, so an epoch has more elements than steps, and the
     # number of steps must end it.
-    num_replicas = devices.num_local_replicas(strategy)
-    parts = tf.data.Dataset.from_generator(
-        _parts_of_epochs(batches, num_replicas), output_signature=signature
-    )
-    parts = parts.prefetch(num_replicas).with_options(options)
-    data = strategy.distribute_datasets_from_function(lambda _: parts)
-    data.batches = batches
-    return {"x": data, "steps_per_epoch": batches.num_batches}
+    return {"x": data, "steps_per_epoch": batches.num_batches} if is_shared else {"x": data}
 
 
-def _epoch_of(batches: keras.utils.PyDataset) -> Callable[[], Iterator[Any]]:
-    """Return a generator function of the batches of one epoch."""
-    # TensorFlow keeps the generator function for ever; it must not keep the data with it.
-    known = weakref.ref(batches)
-
-    def prepare() -> Iterator[Any]:
-        if (of_epoch := known()) is not None:
-            for index in range(of_epoch.num_batches):
-                yield of_epoch[index]
-
-    return prepare
-
-
-def _parts_of_epochs(
-    batches: keras.utils.PyDataset, num_replicas: int
+def _generator(
+    batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool
 ) -> Callable[[], Iterator[Any]]:
-    """Return a generator function of the parts of all batches, epoch after epoch."""
+    """Return a generator function of the parts of all batches, for one epoch or for ever."""
+    # TensorFlow keeps the generator function for ever; it must not keep the data with it.
     known = weakref.ref(batches)
 
     def prepare() -> Iterator[Any]:
         while (of_epoch := known()) is not None:
             for index in range(of_epoch.num_batches):
                 yield from devices.divided(of_epoch[index], num_replicas)
+            if not is_endless:
+                return
 
     return prepare

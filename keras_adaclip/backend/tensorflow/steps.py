@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,11 +23,6 @@ Tensor = Any
 def needs_fixed_shapes(model: keras.Model) -> bool:
     """Override: XLA compiles once for each shape, a graph does not."""
     return bool(model.jit_compile) and not model.run_eagerly
-
-
-def slices_any_size(model: keras.Model) -> bool:
-    """Override: only XLA needs to know the size."""
-    return not needs_fixed_shapes(model)
 
 
 def is_traced(value: Any) -> bool:
@@ -157,30 +152,27 @@ def _effects_of(graph: Any) -> Effects:
 def peak_memory(
     function: Callable[[Any], Any],
     variables: Sequence[keras.Variable],
-    argument: Any,
+    arguments: Iterable[Any],
     is_compiled: bool,
-) -> int:
-    """Override: runs a graph once. Tracing counts too, since TensorFlow keeps its memory."""
+) -> Iterator[int]:
+    """Override: runs graphs. Tracing counts too, since TensorFlow keeps its memory."""
 
     @tf.function(jit_compile=is_compiled)
-    def traced(given: Any) -> Any:
+    def traced(argument: Any) -> Any:
         with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-            return function(given)
+            return function(argument)
 
     devices = tf.config.list_logical_devices("GPU")
     if not devices:
-        return host_memory.peak_during(lambda: traced(argument))
-    tf.config.experimental.reset_memory_stats(devices[0].name)
-    traced(argument)
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["peak"])
-
-
-def memory_in_use() -> int:
-    """Override: of the GPU, or else of the process."""
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        return host_memory.in_use()
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["current"])
+        return host_memory.peaks(traced, arguments)
+    name, memory = devices[0].name, tf.config.experimental
+    return host_memory.peaks(
+        traced,
+        arguments,
+        in_use=lambda: int(memory.get_memory_info(name)["current"]),
+        reset_peak=lambda: memory.reset_memory_stats(name),
+        peak=lambda: int(memory.get_memory_info(name)["peak"]),
+    )
 
 
 def free_memory() -> int:

@@ -8,14 +8,12 @@ instead of 158 ms (process time of one core).
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import torch
 from keras import ops
-
-from keras_adaclip.backend.torch.convolutions import padded, paddings
 
 Tensor = Any
 
@@ -23,7 +21,7 @@ Tensor = Any
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
-def fast_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
+def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Override: for Keras's own classes, if nothing of the instance was replaced."""
     make = _MAKERS.get(type(layer))
     if make is None or {"call", "convolution_op"} & set(vars(layer)):
@@ -31,11 +29,6 @@ def fast_call(layer: keras.layers.Layer) -> Callable[[Tensor], Tensor] | None:
     if layer.compute_dtype != "float32" or ops.convert_to_tensor(0.0).device.type != "cpu":
         return None
     return make(layer)
-
-
-def fast_call_in_loop(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
-    """Override: loops run in Python, where the same calls are fast."""
-    return fast_call(layer)
 
 
 def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable[..., Any] | None:
@@ -60,10 +53,10 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
             return type(layer).call(layer, inputs)
         images = inputs.permute(_CHANNELS_FIRST)
         kernel = _value(layer.kernel).permute(3, 2, 0, 1)
-        pairs = paddings(
+        pairs = _paddings(
             layer.padding, images.shape[2:], kernel.shape[2:], layer.strides, layer.dilation_rate
         )
-        images, padding = padded(images, pairs)
+        images, padding = _padded(images, pairs)
         outputs = torch.nn.functional.conv2d(
             _in_order(images),
             _in_order(kernel),
@@ -76,6 +69,49 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
         return outputs if layer.activation is None else layer.activation(outputs)
 
     return call
+
+
+def _paddings(
+    padding: str,
+    sizes: Sequence[int],
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+) -> list[tuple[int, int]]:
+    """Return the rows of zeros before and after each spatial dimension, for "same" or "valid".
+
+    Args:
+        padding: "same" or "valid".
+        sizes: Size of the inputs in each spatial dimension.
+        kernel_size: Size of the kernel in each spatial dimension.
+        strides: Steps between two windows.
+        dilation_rate: Steps between two elements of the kernel.
+    """
+    if padding == "valid":
+        return [(0, 0)] * len(sizes)
+    pairs = []
+    for size, elements, stride, rate in zip(
+        sizes, kernel_size, strides, dilation_rate, strict=True
+    ):
+        covered = (elements - 1) * rate + 1
+        missing = max((-(-size // stride) - 1) * stride + covered - size, 0)
+        pairs.append((missing // 2, missing - missing // 2))
+    return pairs
+
+
+def _padded(images: Tensor, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, list[int]]:
+    """Return images, and the padding that the convolution itself adds.
+
+    Uneven padding is added here, since a convolution pads both sides alike.
+
+    Args:
+        images: Tensor of shape `(batch_size, channels, *spatial)`.
+        pairs: Rows of zeros before and after each spatial dimension.
+    """
+    if all(before == after for before, after in pairs):
+        return images, [before for before, _ in pairs]
+    flat = [rows for pair in reversed(pairs) for rows in pair]
+    return torch.nn.functional.pad(images, flat), [0] * len(pairs)
 
 
 def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None:
