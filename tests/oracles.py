@@ -29,20 +29,6 @@ def clipped_sums(gradients, clip_norm):
     return [np.tensordot(factors, np.asarray(g, np.float64), axes=1) for g in gradients]
 
 
-def noise_split(noise_multiplier, count_noise_stddev):
-    """The noise multiplier left for the sum, once the bits are paid for."""
-    return (noise_multiplier**-2 - (2.0 * count_noise_stddev) ** -2) ** -0.5
-
-
-def quantile_update(clip_norm, norms, target, learning_rate, rule, expected_units, noise=0.0):
-    """The next clipping norm (Andrew et al. 2021, section 2.1)."""
-    bits = np.array([float(norm <= clip_norm) for norm in norms])
-    fraction = (np.sum(bits - 0.5) + noise) / expected_units + 0.5
-    if rule == "geometric":
-        return clip_norm * np.exp(-learning_rate * (fraction - target))
-    return clip_norm - learning_rate * (fraction - target)
-
-
 def mean_norm_update(clip_norm, norms, factor, bound_factor, expected_units, noise=0.0):
     """The next clipping norm (van der Veen et al. 2018); `noise` in units of the bound."""
     bound = bound_factor * clip_norm

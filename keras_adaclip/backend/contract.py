@@ -6,7 +6,7 @@ that raise `NotImplementedError` here have no default.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,6 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     XLA compiles once for each shape; graphs and eager steps take any.
     """
     return False
-
-
-def slices_any_size(model: keras.Model) -> bool:
-    """Return whether the size of a chunk of a batch may be known only when the step runs."""
-    return not needs_fixed_shapes(model)
 
 
 def is_traced(value: Any) -> bool:
@@ -188,41 +183,13 @@ def per_example_layer_gradients(
     raise NotImplementedError
 
 
-def convolution_kernel_gradients(
-    inputs: Tensor,
-    cotangents: Tensor,
-    kernel_size: Sequence[int],
-    strides: Sequence[int],
-    dilation_rate: Sequence[int],
-    pairs: Sequence[tuple[int, int]],
-    groups: int,
-) -> Tensor | None:
-    """Return the per-example gradients of a convolution's kernel, or None.
-
-    None means that the backend has no operation that is faster than products of patches.
+def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+    """Return a faster function with the results of `layer.call`, or None.
 
     Args:
-        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
-        cotangents: Tensor of shape `(batch_size, *spatial, filters)`.
-        kernel_size: Size of the kernel in each spatial dimension.
-        strides: Steps between two windows.
-        dilation_rate: Steps between two elements of the kernel.
-        pairs: Rows of zeros before and after each spatial dimension of the inputs.
-        groups: Number of groups of channels and filters.
-
-    Returns:
-        Float32 of shape `(batch_size, filters, channels // groups, *kernel_size)`, or None.
+        layer: A built layer.
+        in_loop: Whether the function is called inside of `loop_over_chunks`.
     """
-    return None
-
-
-def fast_call(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
-    """Return a faster function with the results of `layer.call`, or None."""
-    return None
-
-
-def fast_call_in_loop(layer: keras.layers.Layer) -> Callable[..., Tensor] | None:
-    """Return `fast_call` for a layer that runs inside of `loop_over_chunks`."""
     return None
 
 
@@ -416,22 +383,20 @@ class Recording:
 def peak_memory(
     function: Callable[[Any], Any],
     variables: Sequence[keras.Variable],
-    argument: Any,
+    arguments: Iterable[Any],
     is_compiled: bool,
-) -> int:
-    """Return the largest number of bytes in use while `function` runs.
+) -> Iterator[int]:
+    """Yield, for each argument, the number of bytes that `function` needs while it runs.
 
     Args:
-        function: Takes `argument` and returns tensors. Reads and assigns `variables` only.
+        function: Takes an argument and returns tensors. Reads and assigns `variables` only.
         variables: The variables of the function.
-        argument: A list of tensors.
+        arguments: Structures of tensors.
         is_compiled: Whether XLA compiles the steps of the model.
+
+    Raises:
+        ValueError: If the system does not say.
     """
-    raise NotImplementedError
-
-
-def memory_in_use() -> int:
-    """Return the number of bytes in use, to be subtracted from `peak_memory`."""
     raise NotImplementedError
 
 
@@ -515,8 +480,10 @@ def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list(tensors)
 
 
-def without_all_reduce(
-    optimizer: keras.optimizers.Optimizer,
-) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a Keras optimizer does not add up the gradients of replicas."""
-    return contextlib.nullcontext()
+def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the shares of `gradients` that add up to them if each replica gives its own.
+
+    Keras's optimizers add up the gradients of the replicas, here after the noise, which is the same
+    for all replicas.
+    """
+    return list(gradients)

@@ -21,6 +21,8 @@ def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers())
 
 
+# Attributes that Keras fills when `add_loss` is called, and empties.
+ADDED_LOSSES = ("_losses", "_loss_ids")
 # Methods that a copy of a model does not need: their results are the same, or made anew.
 _NOT_NEEDED = {
     *("build_from_config", "compile_from_config", "compute_output_shape", "compute_output_spec"),
@@ -85,7 +87,7 @@ def is_seed_generator_state(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
-def set_attribute(layer: keras.layers.Layer, name: str, value: Any) -> None:
+def set_attribute(layer: Any, name: str, value: Any) -> None:
     """Set an instance attribute without the tracking of Keras or PyTorch."""
     object.__setattr__(layer, name, value)
 
@@ -166,16 +168,20 @@ def compiled_on_jax(model: keras.Model) -> Iterator[None]:
     Args:
         model: A compiled model. One with `run_eagerly=True` stays eager.
     """
-    can_compile = all(layer.supports_jit for layer in flatten_layers(model))
-    if keras.backend.backend() != "jax" or model.run_eagerly or can_compile:
+    others = [layer for layer in flatten_layers(model) if not layer.supports_jit]
+    if keras.backend.backend() != "jax" or model.run_eagerly or not others:
         yield
         return
-    before = model._jit_compile
-    object.__setattr__(model, "_jit_compile", True)
+    before = model.jit_compile
     try:
+        for layer in others:
+            layer.supports_jit = True
+        model.jit_compile = True
         yield
     finally:
-        object.__setattr__(model, "_jit_compile", before)
+        model.jit_compile = before
+        for layer in others:
+            layer.supports_jit = False
 
 
 @contextmanager
@@ -328,46 +334,32 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
     model._symbolic_build(data_batch=tuple(parts))
 
 
-@contextmanager
-def built_already(model: keras.Model) -> Iterator[None]:
-    """Keep Keras's `fit` from building the model again, from batches that it cannot unpack.
+class BuiltBeforeFit:
+    """Mixin for models that Keras's `fit` must not build, from batches that it cannot unpack.
 
     Keras would do so if the model holds a layer that nothing calls, and always with several
     replicas on TensorFlow.
-
-    Args:
-        model: A model that `build_for_training` has built.
     """
-    names = ("_symbolic_build", "_maybe_symbolic_build")
-    with replaced_methods({model: dict.fromkeys(names, _nothing)}):
-        yield
 
+    _is_built_already = False
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing."""
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        if not self._is_built_already:
+            super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
-
-def strategy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the `tf.distribute` strategy in whose scope an optimizer was made."""
-    return optimizer._distribution_strategy
+    def _maybe_symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        if not self._is_built_already:
+            super()._maybe_symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
 
 @contextmanager
-def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Keep an optimizer on TensorFlow from adding up the gradients of the replicas.
-
-    Several replicas are inside of the context at the same time. The last one restores the method.
-    """
-    inside = vars(optimizer).setdefault("_num_replicas_inside", [0])
-    inside[0] += 1
-    object.__setattr__(optimizer, "_all_reduce_sum_gradients", _itself)
+def built_already(model: BuiltBeforeFit) -> Iterator[None]:
+    """Keep Keras's `fit` from building a model that `build_for_training` has built."""
+    set_attribute(model, "_is_built_already", True)
     try:
         yield
     finally:
-        inside[0] -= 1
-        if inside[0] == 0:
-            vars(optimizer).pop("_all_reduce_sum_gradients")
-            vars(optimizer).pop("_num_replicas_inside")
+        object.__delattr__(model, "_is_built_already")
 
 
 def _itself(value: Any) -> Any:

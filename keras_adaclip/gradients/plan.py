@@ -170,6 +170,7 @@ def fast_calls_of(
         model: A built model.
         in_loop: Whether the calls happen in a loop inside the step.
     """
-    find = backend.fast_call_in_loop if in_loop else backend.fast_call
-    calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
+    calls = {
+        layer: backend.fast_call(layer, in_loop) for layer in keras_private.flatten_layers(model)
+    }
     return {layer: call for layer, call in calls.items() if call is not None}

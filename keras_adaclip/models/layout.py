@@ -12,6 +12,7 @@ Elsewhere a batch runs in chunks if it would fill much more than a cache.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,13 +160,13 @@ def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
     limit = model.optimizer.memory_limit
     if limit is None:
         limit = int(_SHARE_OF_MEMORY * backend.free_memory())
-    rows = finite_rows(rows)
-    # Before the first trial: memory that a trial has freed may not be returned to the system, and
-    # would hide the memory of the next one.
-    before = backend.memory_in_use()
-    fitting, size = 0, 1
-    while fitting < batch_size and _peak_bytes(model, repeated(rows, size)) - before <= limit:
-        fitting, size = size, min(2 * size, batch_size)
+    rows, fitting = finite_rows(rows), 0
+    sizes = [1 << power for power in range((batch_size - 1).bit_length())] + [batch_size]
+    needed = _bytes_needed(model, (repeated(rows, size) for size in sizes))
+    for size, num_bytes in zip(sizes, needed, strict=True):
+        if num_bytes > limit:
+            break
+        fitting = size
     if fitting == 0:
         raise ValueError(
             f"Not even one example at a time fits `memory_limit`. Received: {limit:,} bytes"
@@ -173,19 +174,20 @@ def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
     return fitting
 
 
-def _peak_bytes(model: keras.Model, batch: Batch) -> int:
-    """Return the most bytes in use during the clipped sum over a batch."""
-    parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
-    parts = {name: part for name, part in parts.items() if part is not None}
+def _bytes_needed(model: keras.Model, batches: Iterable[Batch]) -> Iterator[int]:
+    """Yield the bytes that the clipped sum over each batch needs, one measurement at a time."""
 
-    def sums(leaves: list[Any]) -> list[Any]:
-        given = Batch(**keras.tree.pack_sequence_as(parts, leaves))
+    def sums(parts: dict[str, Any]) -> list[Any]:
         plan = model._private_state.plan
-        return clipped_sum(model, given, model.optimizer.current_clipping, plan)[0].gradients
+        batch = Batch(**parts)
+        return clipped_sum(model, batch, model.optimizer.current_clipping, plan)[0].gradients
+
+    def parts_of(batch: Batch) -> dict[str, Any]:
+        parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
+        return {name: part for name, part in parts.items() if part is not None}
 
     variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    leaves = keras.tree.flatten(parts)
-    return int(backend.peak_memory(sums, variables, leaves, bool(model.jit_compile)))
+    return backend.peak_memory(sums, variables, map(parts_of, batches), bool(model.jit_compile))
 
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:

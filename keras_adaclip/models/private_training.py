@@ -305,7 +305,7 @@ class PrivateTraining(TrainingBase):
                 rows,
                 step_sizes(self, data, layout),
                 augmentation,
-                others_vary=backend.slices_any_size(self),
+                others_vary=not backend.needs_fixed_shapes(self),
             )
         except BaseException:
             state.plan = None

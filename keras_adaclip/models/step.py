@@ -77,7 +77,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         refuse_lost_metrics(model, logs, "microbatch_size")
         return part
 
-    is_ragged = backend.slices_any_size(model)
+    is_ragged = not backend.needs_fixed_shapes(model)
     total = sum_over_chunks(model, batch, state.chunk_size, is_ragged, add_chunk)
     return total, model.get_metrics_result()
 

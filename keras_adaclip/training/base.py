@@ -22,7 +22,7 @@ from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.training_data import TrainingData
 
 
-class TrainingBase(SavedState):
+class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
     """Compiles a private model, opens and closes the ledger of a run, and surrounds Keras's `fit`.
 
     Attributes:

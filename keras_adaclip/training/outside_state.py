@@ -16,7 +16,6 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
 _DEPTH = 7
-_ADDED_LOSSES = ("_losses", "_loss_ids")
 _LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
 
 
@@ -39,7 +38,11 @@ class OutsideState:
         for layer in keras_private.flatten_layers(self._model):
             seen = {id(layer)}
             # Keras empties what `add_loss` fills, and the probe reports it.
-            own = {name: part for name, part in vars(layer).items() if name not in _ADDED_LOSSES}
+            own = {
+                name: part
+                for name, part in vars(layer).items()
+                if name not in keras_private.ADDED_LOSSES
+            }
             # A class may hold a default under the name of an attribute.
             classes = {
                 kind.__qualname__: vars(kind)

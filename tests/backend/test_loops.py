@@ -1,6 +1,5 @@
-"""The loops of the backends, eager and compiled."""
+"""Loops, maps over rows, gradients and evaluation on each backend."""
 
-import logging
 from contextlib import nullcontext
 
 import keras
@@ -12,11 +11,11 @@ from keras_adaclip import backend
 from tests.gradients.support import compiled
 
 
-def identity(function):
-    return function
+def to_numpy(values):
+    return [ops.convert_to_numpy(value) for value in values]
 
 
-@pytest.mark.parametrize("mode", [identity, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("num_chunks", [0, 1, 5])
 def test_a_loop_threads_carry_and_variables(mode, num_chunks):
     counter = keras.Variable(np.float32(10.0), name="counter")
@@ -38,12 +37,38 @@ def test_a_loop_threads_carry_and_variables(mode, num_chunks):
             carry = backend.loop_over_chunks(body, carry, count, [counter], [factor])
             return [*carry, counter + 0.0]
 
-    total, rows, last = mode(run)(ops.convert_to_tensor(np.int32(num_chunks)))
-    total, last = ops.convert_to_numpy(total), ops.convert_to_numpy(last)
+    total, rows, last = to_numpy(mode(run)(ops.convert_to_tensor(np.int32(num_chunks))))
     assert last == 10.0 + num_chunks
     assert total == 2.0 * sum(11.0 + index for index in range(num_chunks))
     expected = [float(index) if index < num_chunks else -1.0 for index in range(5)]
-    np.testing.assert_array_equal(ops.convert_to_numpy(rows), expected)
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_losses_of_rows_and_their_gradients_are_those_of_each_row_alone():
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(5, 3)).astype("float32"), rng.integers(0, 3, 5)
+    weights = np.arange(1.0, 6.0, dtype="float32")
+    variable = keras.Variable(x)
+
+    def loss_of_row(values):
+        """A loss that picks one number of a row, and a result that nobody differentiates."""
+        row, label = values
+        return [ops.square(ops.take(row, label)) * ops.sum(row), ops.max(row)]
+
+    def total():
+        values = [variable.value, ops.convert_to_tensor(labels)]
+        losses, largest = backend.map_examples(loss_of_row, values)
+        return ops.sum(ops.multiply(losses, weights)), (losses, largest)
+
+    (losses, largest), (gradient,) = backend.gradients_of(total, [variable], [variable])
+    picked, sums = x[np.arange(5), labels], x.sum(axis=1)
+    np.testing.assert_allclose(ops.convert_to_numpy(losses), picked**2 * sums, rtol=1e-5)
+    np.testing.assert_allclose(ops.convert_to_numpy(largest), x.max(axis=1), rtol=1e-6)
+    expected = np.repeat((picked**2)[:, None], 3, axis=1)
+    expected[np.arange(5), labels] += 2 * picked * sums
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(gradient), weights[:, None] * expected, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
@@ -52,8 +77,8 @@ def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
         return [ops.cond(ops.all(value > 0), lambda: ops.sum(value), lambda: ops.max(value) * 0.0)]
 
     values = ops.convert_to_tensor([[1.0, 2.0], [-1.0, 5.0], [3.0, 4.0]])
-    (found,) = backend.map_examples(by_value, [values])
-    np.testing.assert_array_equal(ops.convert_to_numpy(found), [3.0, 0.0, 7.0])
+    (found,) = to_numpy(backend.map_examples(by_value, [values]))
+    np.testing.assert_array_equal(found, [3.0, 0.0, 7.0])
 
 
 def test_gradients_at_taps_are_those_of_the_summed_loss():
@@ -65,10 +90,10 @@ def test_gradients_at_taps_are_those_of_the_summed_loss():
 
     (second, _), gradients = backend.differentiate_at_taps(function, [])
     np.testing.assert_array_equal(ops.convert_to_numpy(second), [[3.0, 6.0], [9.0, 12.0]])
-    found = [ops.convert_to_numpy(gradient) for gradient in gradients]
-    np.testing.assert_allclose(found[0], 1.0 + 18.0 * np.array([[1.0, 2.0], [3.0, 4.0]]))
-    np.testing.assert_allclose(found[1], 6.0 * np.array([[1.0, 2.0], [3.0, 4.0]]))
-    np.testing.assert_array_equal(found[2], np.zeros(2))
+    values = np.array([[1.0, 2.0], [3.0, 4.0]])
+    expected = [1.0 + 18.0 * values, 6.0 * values, np.zeros(2)]
+    for found, each in zip(to_numpy(gradients), expected, strict=True):
+        np.testing.assert_allclose(found, each)
 
 
 def test_gradients_by_variables_are_zero_where_unused():
@@ -78,11 +103,11 @@ def test_gradients_by_variables_are_zero_where_unused():
         lambda: (ops.sum(used * used), ops.sum(used)), [used, unused], []
     )
     assert ops.convert_to_numpy(further) == 3.0
-    np.testing.assert_allclose(ops.convert_to_numpy(gradients[0]), [2.0, 4.0])
-    np.testing.assert_array_equal(ops.convert_to_numpy(gradients[1]), np.zeros((2, 2)))
+    for found, each in zip(to_numpy(gradients), ([2.0, 4.0], np.zeros((2, 2))), strict=True):
+        np.testing.assert_allclose(found, each)
     # A loss that depends on no variable at all.
     _, gradients = backend.gradients_of(lambda: (ops.sum(ops.ones((2,))), ()), [used], [])
-    np.testing.assert_array_equal(ops.convert_to_numpy(gradients[0]), np.zeros(2))
+    np.testing.assert_array_equal(to_numpy(gradients)[0], np.zeros(2))
 
 
 def test_evaluate_drops_updates_and_returns_numpy():
@@ -96,29 +121,3 @@ def test_evaluate_drops_updates_and_returns_numpy():
     assert isinstance(found["value"], np.ndarray | np.float32)
     assert float(found["value"]) == 4.0
     assert ops.convert_to_numpy(variable.value) == 1.0
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
-def test_planning_gives_no_advice_on_tracing():
-    """`fit` examines a model outside of a graph, where each `vectorized_map` is traced anew."""
-    import tensorflow as tf
-
-    told = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
-    logger = tf.get_logger()
-    advice = "5 out of the last 5 calls to %s triggered tf.function retracing."
-
-    def planning():
-        logger.warning(advice, "f")
-        logger.warning("something else")
-        return tf.constant(1.0)
-
-    logger.addHandler(handler)
-    try:
-        assert backend.evaluate(planning, []) == 1.0
-        assert told == ["something else"]
-        logger.warning(advice, "g")
-        assert len(told) == 2
-    finally:
-        logger.removeHandler(handler)

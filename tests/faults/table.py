@@ -306,10 +306,10 @@ FAULTS = (
         "tests/federated/test_privacy.py",
     ),
     Fault(
-        "numbers of the first client that left PyTorch repeated for all",
+        "values of the first client repeated for all",
         "backend/torch/recording.py",
-        "if watched.are_taken or shapes.are_made:",
-        "if shapes.are_made:",
+        'tracing_mode="fake"',
+        'tracing_mode="real"',
         "tests/backend/test_recording.py",
     ),
     Fault(

@@ -155,12 +155,12 @@ def tried_sizes(monkeypatch):
     """Replaces the measurement by 1,000 bytes a row, and returns the sizes that were tried."""
     tried = []
 
-    def measured(_, batch):
-        tried.append(batch.num_rows)
-        return 1000 * batch.num_rows
+    def measured(_, batches):
+        for batch in batches:
+            tried.append(batch.num_rows)
+            yield 1000 * batch.num_rows
 
-    monkeypatch.setattr(layout_module, "_peak_bytes", measured)
-    monkeypatch.setattr(layout_module.backend, "memory_in_use", lambda: 0)
+    monkeypatch.setattr(layout_module, "_bytes_needed", measured)
     return tried
 
 

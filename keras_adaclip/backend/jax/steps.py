@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,11 +32,6 @@ _SCHEDULER_FLAGS = ("xla_cpu_scheduler_type", "xla_cpu_enable_concurrency_optimi
 def needs_fixed_shapes(model: keras.Model) -> bool:
     """Override: every new shape is a new compilation."""
     return not model.run_eagerly
-
-
-def slices_any_size(model: keras.Model) -> bool:
-    """Override: the loop over chunks is compiled even if the step is not."""
-    return False
 
 
 def is_traced(value: Any) -> bool:
@@ -201,19 +196,15 @@ class Evaluator(contract.Evaluator):
 def peak_memory(
     function: Callable[[Any], Any],
     variables: Sequence[keras.Variable],
-    argument: Any,
+    arguments: Iterable[Any],
     is_compiled: bool,
-) -> int:
+) -> Iterator[int]:
     """Override: the memory that the compiler plans; nothing runs."""
     values = [variable.value for variable in variables]
-    compiled = jax.jit(_pure(function, variables), compiler_options=compiler_options())
-    plan = compiled.lower(values, argument).compile().memory_analysis()
-    return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-
-
-def memory_in_use() -> int:
-    """Override: nothing, since the compiler plans one function alone."""
-    return 0
+    jitted = jax.jit(_pure(function, variables), compiler_options=compiler_options())
+    for argument in arguments:
+        plan = jitted.lower(values, argument).compile().memory_analysis()
+        yield int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
 
 
 def free_memory() -> int:

@@ -37,11 +37,6 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             "Private training runs under `tf.distribute.MirroredStrategy` and "
             f"`MultiWorkerMirroredStrategy`. Received: {type(own).__name__}"
         )
-    if keras_private.strategy_of_optimizer(model.optimizer.inner_optimizer) is not own:
-        return (
-            "The optimizer was made outside of the `tf.distribute` strategy's scope that the model "
-            "was made in. Make and compile the model and its optimizer within `strategy.scope()`."
-        )
     # Variables that no step assigns may be on any device.
     assigned = [
         *model.trainable_variables,
@@ -55,8 +50,8 @@ def unsupported_distribution(model: keras.Model) -> str | None:
     ]
     if elsewhere:
         return (
-            "The model or its optimizer was built outside of the `tf.distribute` strategy's scope, "
-            "so that its devices would not share these variables. Build them within "
+            "The model or its optimizer was made outside of the `tf.distribute` strategy's scope, "
+            "so that its devices would not share these variables. Make and compile them within "
             f"`strategy.scope()`. Received: variables outside: {', '.join(elsewhere[:3])}"
             f"{', ...' if len(elsewhere) > 3 else ''}"
         )
@@ -82,14 +77,11 @@ def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
 
 
-def without_all_reduce(
-    optimizer: keras.optimizers.Optimizer,
-) -> contextlib.AbstractContextManager[None]:
-    """Override: needed only with several replicas."""
+def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Override: one part of as many as there are replicas."""
     context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return contextlib.nullcontext()
-    return keras_private.without_all_reduce(optimizer)
+    num_replicas = 1 if context is None else context.num_replicas_in_sync
+    return list(gradients) if num_replicas == 1 else [each / num_replicas for each in gradients]
 
 
 def num_processes() -> int:

@@ -1,11 +1,12 @@
-"""Steps, noise and evaluation on TensorFlow."""
+"""Steps, their batches, noise and evaluation on TensorFlow."""
 
 import contextlib
 import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ import tensorflow as tf
 from keras_adaclip.backend import contract, host_memory
 from keras_adaclip.backend.contract import Effects
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
-from keras_adaclip.backend.tensorflow.devices import logs_for_keras
+from keras_adaclip.backend.tensorflow import devices
 
 Tensor = Any
 
@@ -25,14 +26,14 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return bool(model.jit_compile) and not model.run_eagerly
 
 
-def slices_any_size(model: keras.Model) -> bool:
-    """Override: only XLA needs to know the size."""
-    return not needs_fixed_shapes(model)
-
-
 def is_traced(value: Any) -> bool:
     """Override: a tensor of a graph."""
     return bool(tf.is_tensor(value) and tf.is_symbolic_tensor(value))
+
+
+def computes_on_cpu() -> bool:
+    """Override: there is no GPU."""
+    return not tf.config.list_logical_devices("GPU")
 
 
 def trains_faster_side_by_side(num_parameters: int) -> bool:
@@ -50,12 +51,72 @@ def train_step(
     """
     tensors = [value for value in keras.tree.flatten(data) if tf.is_tensor(value)]
     with tf.control_dependencies(tensors):
-        return logs_for_keras(step(model, data))
+        return devices.logs_for_keras(step(model, data))
 
 
 def trace(function: Callable[[], Any]) -> None:
     """Override: runs it."""
     function()
+
+
+def fit_arguments(
+    batches: keras.utils.PyDataset,
+    rows: dict[str, Any],
+    model: keras.Model,
+    num_open_axes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Override: prepares a batch while the step before computes.
+
+    Keras would do so too, but with the tuner of tf.data. At the end of an iterator TensorFlow 2.21
+    waits for the tuner's thread, which may sleep for seconds on a busy machine. Batches must not
+    hold lists, which tf.data takes for tensors.
+    """
+
+    def specified(array: Any, num_open: int) -> tf.TensorSpec:
+        shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
+        return tf.TensorSpec(shape, array.dtype)
+
+    signature = {
+        name: keras.tree.map_structure(
+            functools.partial(specified, num_open=(num_open_axes or {}).get(name, 1)), part
+        )
+        for name, part in rows.items()
+    }
+    strategy = model.distribute_strategy
+    num_replicas = devices.num_local_replicas(strategy)
+    is_shared = strategy.num_replicas_in_sync > 1
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    data = tf.data.Dataset.from_generator(
+        _generator(batches, num_replicas, is_endless=is_shared), output_signature=signature
+    )
+    if not is_shared:
+        data = data.apply(tf.data.experimental.assert_cardinality(batches.num_batches))
+    data = data.prefetch(num_replicas).with_options(options)
+    if is_shared:
+        parts = data
+        data = strategy.distribute_datasets_from_function(lambda _: parts)
+    data.batches = batches
+    # Each replica takes an element of its own, so an epoch has more elements than steps, and the
+    # number of steps must end it.
+    return {"x": data, "steps_per_epoch": batches.num_batches} if is_shared else {"x": data}
+
+
+def _generator(
+    batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool
+) -> Callable[[], Iterator[Any]]:
+    """Return a generator function of the parts of all batches, for one epoch or for ever."""
+    # TensorFlow keeps the generator function for ever; it must not keep the data with it.
+    known = weakref.ref(batches)
+
+    def prepare() -> Iterator[Any]:
+        while (of_epoch := known()) is not None:
+            for index in range(of_epoch.num_batches):
+                yield from devices.divided(of_epoch[index], num_replicas)
+            if not is_endless:
+                return
+
+    return prepare
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
@@ -157,30 +218,27 @@ def _effects_of(graph: Any) -> Effects:
 def peak_memory(
     function: Callable[[Any], Any],
     variables: Sequence[keras.Variable],
-    argument: Any,
+    arguments: Iterable[Any],
     is_compiled: bool,
-) -> int:
-    """Override: runs a graph once. Tracing counts too, since TensorFlow keeps its memory."""
+) -> Iterator[int]:
+    """Override: runs graphs. Tracing counts too, since TensorFlow keeps its memory."""
 
     @tf.function(jit_compile=is_compiled)
-    def traced(given: Any) -> Any:
+    def traced(argument: Any) -> Any:
         with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-            return function(given)
+            return function(argument)
 
     devices = tf.config.list_logical_devices("GPU")
     if not devices:
-        return host_memory.peak_during(lambda: traced(argument))
-    tf.config.experimental.reset_memory_stats(devices[0].name)
-    traced(argument)
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["peak"])
-
-
-def memory_in_use() -> int:
-    """Override: of the GPU, or else of the process."""
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        return host_memory.in_use()
-    return int(tf.config.experimental.get_memory_info(devices[0].name)["current"])
+        return host_memory.peaks(traced, arguments)
+    name, memory = devices[0].name, tf.config.experimental
+    return host_memory.peaks(
+        traced,
+        arguments,
+        in_use=lambda: int(memory.get_memory_info(name)["current"]),
+        reset_peak=lambda: memory.reset_memory_stats(name),
+        peak=lambda: int(memory.get_memory_info(name)["peak"]),
+    )
 
 
 def free_memory() -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -126,26 +126,24 @@ def full_precision() -> Iterator[None]:
 def peak_memory(
     function: Callable[[Any], Any],
     variables: Sequence[keras.Variable],
-    argument: Any,
+    arguments: Iterable[Any],
     is_compiled: bool,
-) -> int:
+) -> Iterator[int]:
     """Override: of the GPU, or else of the process."""
 
-    def run() -> None:
+    def run(argument: Any) -> None:
         evaluate(lambda: function(argument), variables)
 
-    if not torch.cuda.is_available():
-        return host_memory.peak_during(run)
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return int(torch.cuda.max_memory_allocated())
-
-
-def memory_in_use() -> int:
-    """Override: of the GPU, or else of the process."""
-    if not torch.cuda.is_available():
-        return host_memory.in_use()
-    return int(torch.cuda.memory_allocated())
+    cuda = torch.cuda
+    if not cuda.is_available():
+        return host_memory.peaks(run, arguments)
+    return host_memory.peaks(
+        run,
+        arguments,
+        in_use=cuda.memory_allocated,
+        reset_peak=cuda.reset_peak_memory_stats,
+        peak=cuda.max_memory_allocated,
+    )
 
 
 def free_memory() -> int:
