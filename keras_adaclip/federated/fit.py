@@ -14,9 +14,12 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
-from keras_adaclip.federated.layout import lay_out
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
+from keras_adaclip.federated.preparation import (
+    chunk_size_of,
+    refuse_unsound_rounds,
+    refuse_unsuited_settings,
+)
 from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
@@ -254,8 +257,8 @@ class FederatedTraining(TrainingBase):
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         refuse_clients_of_one_process()
-        chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
-        self._use_local_training(is_vectorized)
+        chunk_size = chunk_size_of(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized=chunk_size > 1)
         self._set_in_steps("chunk_size", chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]

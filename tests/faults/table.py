@@ -489,7 +489,7 @@ FAULTS = (
     ),
     Fault(
         "padding counts in a layer of clients that mixes rows",
-        "federated/preflight.py",
+        "federated/preparation.py",
         "finding = Probe(model, rows, counts_rows=True).examined(eagerly=True)",
         "finding = Finding([])",
         "tests/federated/test_refusals.py",
@@ -505,7 +505,7 @@ FAULTS = (
     ),
     Fault(
         "a loss that counts padding behind random numbers",
-        "federated/preflight.py",
+        "federated/preparation.py",
         "if not all(map(is_close, padded)):",
         "if not all(map(is_close, padded)) and not keras_private.seed_generator_states(model):",
         "tests/federated/test_refusals.py",
@@ -732,7 +732,7 @@ FAULTS = (
     ),
     Fault(
         "a loss that counts the padding of large clients",
-        "federated/preflight.py",
+        "federated/preparation.py",
         "missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]",
         "missing = [2, 3]",
         "tests/federated/test_refusals.py",

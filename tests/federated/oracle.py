@@ -4,6 +4,29 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip.federated.cohorts import CohortBatches
+
+
+def record_batches(monkeypatch):
+    """Return a list that fills with the batches that `fit` draws."""
+    batches, draw = [], CohortBatches.__getitem__
+
+    def recording(cohorts, index):
+        batches.append(draw(cohorts, index))
+        return batches[-1]
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", recording)
+    return batches
+
+
+def draw_nobody(monkeypatch):
+    """Let every round draw no client."""
+
+    def empty(cohorts, index):
+        return cohorts.take(np.array([], int), np.random.default_rng(0))
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", empty)
+
 
 def arrays(values):
     return [ops.convert_to_numpy(value) for value in values]

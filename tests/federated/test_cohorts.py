@@ -93,9 +93,9 @@ def test_every_client_step_and_generator_has_random_numbers_of_its_own():
     cohorts = cohorts_of((5,) * 50, 50, FederatedSettings(client_batch_size=1), seed=None)
     cohorts.num_seeds = 3
     seeds = np.concatenate([cohorts[0]["seeds"] for _ in range(2)])
-    assert (seeds.shape, seeds.dtype) == ((100, 6, 3, 2), np.int32)
-    # Equal pairs among 1,800 have probability 1.4e-12; PyTorch adds up the two: 8e-4.
-    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 1800
+    assert (seeds.shape, seeds.dtype) == ((100, 8, 3, 2), np.int32)
+    # Equal pairs among 2,400 have probability 3e-12; PyTorch adds up the two: 1e-3.
+    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 2400
     assert seeds.min() >= 0
 
 
