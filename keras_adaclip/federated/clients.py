@@ -96,6 +96,7 @@ class ClientData(abc.ABC):
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
+        """The position of each id."""
         return {client_id: position for position, client_id in enumerate(self.client_ids)}
 
     def __len__(self) -> int:
@@ -166,12 +167,15 @@ class _ArrayClients(ClientData):
 
     @property
     def client_ids(self) -> Sequence[Any]:
+        """The ids of all clients."""
         return self._ids
 
     def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
         return len(self._rows[position])
 
     def examples_at(self, position: int) -> tuple[Any, Any]:
+        """Return the arrays `(x, y)` of one client."""
         return _rows_of(self._examples, self._rows[position])
 
     def all_examples(self) -> tuple[Any, Any]:
@@ -198,9 +202,11 @@ class _Hdf5Clients(ClientData):
 
     @property
     def client_ids(self) -> Sequence[Any]:
+        """The ids of all clients."""
         return self._ids
 
     def examples_at(self, position: int) -> tuple[Any, Any]:
+        """Read the arrays `(x, y)` of one client."""
         client_id = self._ids[position]
         features = self._groups()[client_id]
 

@@ -250,12 +250,11 @@ def rounds_over(
             "single examples, train a `keras_adaclip.PrivateModel`. "
             f"Received: clients of type {type(clients).__name__}"
         )
-    num_clients = len(clients)
-    if len(set(clients.client_ids)) < num_clients:
+    num_clients, num_ids = len(clients), len(set(clients.client_ids))
+    if num_ids < num_clients:
         raise ValueError(
             "Every client must have one entry in `client_ids`: with two it would contribute twice "
-            f"to a round. Received: {num_clients:,} entries of {len(set(clients.client_ids)):,} "
-            "clients"
+            f"to a round. Received: {num_clients:,} entries of {num_ids:,} clients"
         )
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
     kind = Sampling[sampling.upper()]
@@ -273,7 +272,6 @@ def rounds_over(
         expected_batch_size=cohort_size,
         num_examples=num_clients,
         rows=Batch(*clients.first_examples()),
-        fit_arguments={"shuffle": False},
         steps_per_epoch=rounds,
         poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
         unit=Unit.CLIENT,

@@ -25,25 +25,6 @@ Tensor = Any
 
 
 @dataclass(frozen=True)
-class LocalStep:
-    """The outcome of one local step of a chunk of clients, for metrics. Not private.
-
-    Args:
-        batch: The batches, as `local_batch` returns them.
-        losses: The mean loss of each batch, float32 of shape `(num_clients,)`.
-        increments: The increments of the trackers of single outputs' losses.
-        y_pred: Predictions of shape `(num_clients, batch_size, ...)`.
-        masks: Keras's masks of the predictions, false for padding.
-    """
-
-    batch: dict[str, Any]
-    losses: Tensor
-    increments: list[Tensor]
-    y_pred: Any
-    masks: list[Tensor]
-
-
-@dataclass(frozen=True)
 class LocalTraining:
     """The training of each client.
 
@@ -66,14 +47,13 @@ class LocalTraining:
     recording: backend.Recording | None
     made_from: Any = None
 
-    def contributions(
-        self, clients: dict[str, Any], observe: Callable[[LocalStep], None]
-    ) -> list[Tensor]:
+    def contributions(self, clients: dict[str, Any], observe: Callable[..., None]) -> list[Tensor]:
         """Return the contributions of a chunk of clients.
 
         Args:
             clients: Their part of a batch of `CohortBatches`.
-            observe: Is called with every local step, and may assign metrics.
+            observe: Is called in every local step, with the batch and what `_loss` returns
+                of all clients; may assign metrics.
 
         Returns:
             The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
@@ -96,8 +76,9 @@ class LocalTraining:
                 """Return the new carry as a function of everything that the step reads."""
                 own, read, server, clients, number = keras.tree.pack_sequence_as(inputs, values)
                 with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
-                    own, observed = self._step(own, server, local_batch(clients, number))
-                    observe(observed)
+                    batch = local_batch(clients, number)
+                    own, *observed = self._step(own, server, batch)
+                    observe(batch, *observed)
                     return [*own, *(scope.get_current_value(each) for each in changing)]
 
             values = keras.tree.flatten(inputs)
@@ -119,9 +100,7 @@ class LocalTraining:
             for before, after in zip(server, weights, strict=True)
         ]
 
-    def _step(
-        self, carry: list[Tensor], server: list[Tensor], batch: dict[str, Any]
-    ) -> tuple[list[Tensor], LocalStep]:
+    def _step(self, carry: list[Tensor], server: list[Tensor], batch: dict[str, Any]) -> list[Any]:
         """Take one local step with every client of the chunk.
 
         Args:
@@ -129,6 +108,9 @@ class LocalTraining:
                 client have no axis of clients, which would make XLA copy them in every step.
             server: The server's weights.
             batch: A batch of each client.
+
+        Returns:
+            The new carry, and of all clients what `_loss` returns of one.
         """
         num_weights = len(server)
         shown: list[Any] = []
@@ -165,8 +147,7 @@ class LocalTraining:
             alone = keras.tree.map_structure(lambda value: ops.squeeze(value, 0), batch)
             found = of_client(keras.tree.flatten((carry, alone)))
             found[len(carry) :] = [ops.expand_dims(value, 0) for value in found[len(carry) :]]
-        observed = keras.tree.pack_sequence_as(shown, found[len(carry) :])
-        return found[: len(carry)], LocalStep(batch, *observed)
+        return [found[: len(carry)], *keras.tree.pack_sequence_as(shown, found[len(carry) :])]
 
     def _loss(
         self, weights: Sequence[Tensor], client: dict[str, Any]

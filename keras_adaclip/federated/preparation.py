@@ -83,12 +83,10 @@ def refuse_unsuited_settings(
     Raises:
         ValueError: If an argument does not go with the optimizer.
     """
-    unsuited = {
-        "client_weighting": settings.client_weighting,
-        "cohort_noise_size": settings.cohort_noise_size,
-        "jit_compile": True if jit_compile is True else None,
-    }
-    for name, value in unsuited.items():
+    jit_compile = True if jit_compile is True else None
+    unsuited = [settings.client_weighting, settings.cohort_noise_size, jit_compile]
+    names = ("client_weighting", "cohort_noise_size", "jit_compile")
+    for name, value in zip(names, unsuited, strict=True):
         if value is not None:
             raise ValueError(
                 f"Argument `{name}` does not go with a `{type(optimizer).__name__}`: its query "

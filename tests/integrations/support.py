@@ -45,21 +45,6 @@ def compiled(query, *, server=None, client_rate=0.5, chunk=None, made_of=None, *
     return model
 
 
-def contributions(values, batch, rate=0.5):
-    """Return what the clients of a batch of `CohortBatches` contribute, in closed form."""
-    found = []
-    for number in np.flatnonzero(batch["mask"]):
-        order = batch["order"][number]
-        rows = order[order >= 0]
-        x, y = batch["x"][number][rows], batch["y"][number][rows]
-        logits = x @ values[0] + values[1]
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        errors = shares / shares.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y]
-        gradients = (x.T @ errors / len(x), errors.mean(axis=0))
-        found.append([np.float32(rate * gradient) for gradient in gradients])
-    return found
-
-
 def weights(model):
     return np.concatenate(
         [keras.ops.convert_to_numpy(each).ravel() for each in model.trainable_variables]

@@ -12,7 +12,6 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import keras_adaclip as ka
-from keras_adaclip.integrations.tensorflow_privacy.query_accounting import noise_of_event
 from tests.integrations.support import NUM_CLIENTS, SPECS, compiled, population, weights
 
 queries = ka.integrations.tensorflow_privacy
@@ -140,27 +139,3 @@ def test_a_round_with_less_noise_than_stated_is_not_used():
     np.testing.assert_array_equal(weights(model), seen[0])
     # Counted all the same.
     assert model.privacy_ledger.steps >= 1
-
-
-ONE = GaussianDpEvent(1.0)
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        (
-            [SelfComposedDpEvent(GaussianDpEvent(0.7), 2), ONE, dp_accounting.NoOpDpEvent()],
-            (2 * 0.7**-2 + 1.0) ** -0.5,
-        ),
-        ([dp_accounting.NonPrivateDpEvent(), ONE], 0.0),
-        ([GaussianDpEvent(1e30)], 1e30),
-        ([dp_accounting.NoOpDpEvent()], None),
-        ([dp_accounting.PoissonSampledDpEvent(0.1, ONE)], None),
-        ([dp_accounting.UnsupportedDpEvent(), ONE], None),
-    ],
-)
-def test_the_noise_of_an_event(parts, expected):
-    found = noise_of_event(dp_accounting.ComposedDpEvent(parts))
-    assert (found if found is None else float(found)) == (
-        expected if expected is None else pytest.approx(expected)
-    )

@@ -8,13 +8,14 @@ import tensorflow as tf
 import keras_adaclip as ka
 from tests.federated import oracle
 from tests.integrations.support import (
+    LOSS,
     NUM_CLIENTS,
     SHAPES,
     SPECS,
     arrays,
     compiled,
-    contributions,
     population,
+    stack,
     weights,
 )
 
@@ -69,10 +70,12 @@ def test_rounds_are_those_of_the_query_by_hand(name, monkeypatch):
     model = compiled(make(), server=keras.optimizers.SGD(0.7), chunk=chunk)
     expected = oracle.arrays(model.trainable_variables)
     model.fit(population(), COHORT, epochs=1, steps_per_epoch=ROUNDS, verbose=0)
-    query = make()
+    plain, query = keras.Sequential(stack()), make()
+    plain.compile(loss=LOSS)
     state = query.initial_global_state()
     for batch in recorded[:ROUNDS]:
-        result, state = by_hand(query, state, contributions(expected, batch))
+        found = oracle.contributions(plain, keras.optimizers.SGD(0.5), expected, batch)
+        result, state = by_hand(query, state, found)
         rate = 0.7 if is_mean else 0.7 / COHORT
         expected = [value - rate * part for value, part in zip(expected, result, strict=True)]
     for ours, theirs in zip(oracle.arrays(model.trainable_variables), expected, strict=True):

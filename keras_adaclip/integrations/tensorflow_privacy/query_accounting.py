@@ -69,7 +69,7 @@ class QueryAccounting(AccountedOptimizer):
         """Sums the clients of a round."""
         return self._rounds
 
-    @property
+    @property  # type: ignore[misc]
     def noise_multiplier(self) -> float | None:
         """The noise multiplier of the next round, 0 if unknown; None before the model is built."""
         return self._noise_multiplier_at(0, None) if self.built else None

@@ -148,6 +148,7 @@ class QueryRounds:
 
     @state.setter
     def state(self, state: Any) -> None:
+        """Set the query's global state."""
         for variable, value in zip(self._variables, self._state.flat(state), strict=True):
             variable.assign(value)
 
