@@ -2,12 +2,11 @@
 
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
-preflight         checks of a model before it trains
+preparation       checks before training, and the number of clients that train side by side
 settings          the client arguments of `compile`
 clients           the examples by client: from arrays, from HDF5 files
 partition         the division of a data set among clients
 cohorts           the draw of clients in each round, as a batch for the compiled step
-layout            the number of clients that train side by side
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
 """

@@ -96,6 +96,7 @@ class ClientData(abc.ABC):
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
+        """The position of each id."""
         return {client_id: position for position, client_id in enumerate(self.client_ids)}
 
     def __len__(self) -> int:
@@ -105,7 +106,7 @@ class ClientData(abc.ABC):
         return iter(self.client_ids)
 
     def __getitem__(self, client_id: Any) -> tuple[Any, Any]:
-        if not isinstance(client_id, Hashable) or client_id not in self._positions:
+        if client_id not in self._positions:
             raise KeyError(
                 f"There is no client {client_id!r} among the {len(self):,} clients, the first of "
                 f"which is {self.client_ids[0]!r}."
@@ -154,8 +155,6 @@ class _ArrayClients(ClientData):
         self._examples = parts["x"], parts.get("y")
         found, numbers = np.unique(ids, return_inverse=True)
         self._ids: list[Any] = found.tolist() if population is None else list(population)
-        if len(self._positions) != len(self._ids):
-            raise ValueError("Argument `population` must name no client twice.")
         unknown = [client_id for client_id in found.tolist() if client_id not in self._positions]
         if unknown:
             raise ValueError(
@@ -168,12 +167,15 @@ class _ArrayClients(ClientData):
 
     @property
     def client_ids(self) -> Sequence[Any]:
+        """The ids of all clients."""
         return self._ids
 
     def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
         return len(self._rows[position])
 
     def examples_at(self, position: int) -> tuple[Any, Any]:
+        """Return the arrays `(x, y)` of one client."""
         return _rows_of(self._examples, self._rows[position])
 
     def all_examples(self) -> tuple[Any, Any]:
@@ -200,39 +202,29 @@ class _Hdf5Clients(ClientData):
 
     @property
     def client_ids(self) -> Sequence[Any]:
+        """The ids of all clients."""
         return self._ids
 
-    def num_examples_at(self, position: int) -> int:
-        if self._preprocess is not None:
-            return super().num_examples_at(position)
-        name = keras.tree.flatten(self._features[0])[0]
-        return int(self._feature(self._ids[position], name).shape[0])
-
     def examples_at(self, position: int) -> tuple[Any, Any]:
+        """Read the arrays `(x, y)` of one client."""
         client_id = self._ids[position]
+        features = self._groups()[client_id]
 
         def read(name: str) -> np.ndarray:
-            values = np.asarray(self._feature(client_id, name))
+            """Return one feature of the client."""
+            if name not in features:
+                raise ValueError(
+                    f"Client {client_id!r} in {self._path} has no feature {name!r}. "
+                    f"It has: {', '.join(map(repr, features))}"
+                )
+            values = np.asarray(features[name])
             # Strings are for `preprocess`, on every backend.
             return values if values.dtype == object else as_array(values)
 
-        x, y = (
-            None if part is None else keras.tree.map_structure(read, part)
-            for part in self._features
-        )
+        x, y = _mapped(read, self._features)
         if self._preprocess is not None:
             x, y = self._preprocess(x, y)
         return keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)
-
-    def _feature(self, client_id: str, name: str) -> Any:
-        """Return the HDF5 data set of one feature of one client, unread."""
-        features = self._groups()[client_id]
-        if name not in features:
-            raise ValueError(
-                f"Client {client_id!r} in {self._path} has no feature {name!r}. "
-                f"It has: {', '.join(map(repr, features))}"
-            )
-        return features[name]
 
     def _groups(self) -> Any:
         """Return the group of all clients, in a file that this process has opened."""
@@ -253,19 +245,18 @@ class _Hdf5Clients(ClientData):
 
 def _rows_of(examples: tuple[Any, Any], rows: Any) -> tuple[Any, Any]:
     """Return the given rows of each array."""
-    x, y = (
-        None if part is None else keras.tree.map_structure(lambda array: array[rows], part)
-        for part in examples
-    )
-    return x, y
+    return _mapped(lambda array: array[rows], examples)
 
 
 def _joined(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return the examples of several clients in one."""
+    return _mapped(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _mapped(function: Callable[..., Any], *examples: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return examples with `function` applied to corresponding arrays, None unchanged."""
     x, y = (
-        None
-        if each[0] is None
-        else keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *each)
-        for each in zip(*parts, strict=True)
+        None if parts[0] is None else keras.tree.map_structure(function, *parts)
+        for parts in zip(*examples, strict=True)
     )
     return x, y

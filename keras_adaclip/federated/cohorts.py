@@ -45,7 +45,7 @@ class CohortBatches(keras.utils.PyDataset):
                     num_seeds, 2)`; absent if it has none
         mask        bool, false for padding
 
-    Numbers of rows and steps are rounded up to one of a few, so that a compiler sees few shapes.
+    Numbers of rows and steps are rounded up to powers of two, so that a compiler sees few shapes.
 
     Args:
         clients: The population.
@@ -85,11 +85,6 @@ class CohortBatches(keras.utils.PyDataset):
         self._epoch_order = np.arange(0)
         self._first = _as_parts(*clients.first_examples(1))
         self.begin_run(0)
-
-    @property
-    def num_batches(self) -> int:
-        """The number of rounds in an epoch."""
-        return self._num_batches
 
     def __len__(self) -> int:
         return self._num_batches
@@ -158,25 +153,19 @@ class CohortBatches(keras.utils.PyDataset):
             positions: Positions of clients. Without any, the batch holds one client of padding.
             generator: The source of the order of each client's examples, and of `seeds`.
         """
-        examples, orders = [], []
-        for position in positions:
-            client = self._examples_at(position)
-            num_examples = _num_rows(client)
-            if num_examples == 0:
-                continue
-            rows, order = self._local_order(generator, num_examples)
-            if len(rows) < num_examples:
-                client = _rows_of(client, rows)
-            examples.append(client)
-            orders.append(order)
-        sizes = [_num_rows(client) for client in examples]
-        num_clients = max(len(sizes), 1)
+        drawn = [self._examples_at(position) for position in positions]
+        drawn = [client for client in drawn if _num_rows(client) > 0]
+        chosen = [self._local_order(generator, _num_rows(client)) for client in drawn]
+        examples = [_rows_of(client, rows) for client, (rows, _) in zip(drawn, chosen, strict=True)]
+        orders = [order for _, order in chosen]
+        num_clients = max(len(examples), 1)
         if self.num_padded_clients is not None:
             num_clients = math.ceil(num_clients / self.num_padded_clients) * self.num_padded_clients
-        num_rows = rounded_up(max(sizes, default=0))
+        num_rows = rounded_up(max(map(_num_rows, examples), default=0))
         num_steps = rounded_up(max(map(len, orders), default=0))
 
         def padded(first: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+            """Return one array for all clients."""
             result = padding((num_clients, num_rows, *first.shape[1:]), first.dtype)
             for client, array in enumerate(arrays):
                 result[client, : len(array)] = array
@@ -185,15 +174,14 @@ class CohortBatches(keras.utils.PyDataset):
         batch: dict[str, Any] = keras.tree.map_structure(padded, self._first, *examples)
         batch_size = self.settings.client_batch_size or num_rows
         batch["order"] = np.full((num_clients, num_steps, batch_size), -1, np.int32)
-        for number, order in enumerate(orders):
-            for step, rows in enumerate(order):
-                batch["order"][number, step, : len(rows)] = rows
         batch["num_steps"] = np.zeros(num_clients, np.int32)
-        batch["num_steps"][: len(orders)] = [len(order) for order in orders]
         batch["weight"] = np.ones(num_clients, np.float32)
         weighting = self.settings.client_weighting
-        if weighting is not None:
-            batch["weight"][: len(sizes)] = [weighting.weight(size) for size in sizes]
+        for client, order in enumerate(orders):
+            batch["order"][client, : len(order), : order.shape[1]] = order
+            batch["num_steps"][client] = len(order)
+            if weighting is not None:
+                batch["weight"][client] = weighting.weight(_num_rows(examples[client]))
         if self.num_seeds:
             shape = (num_clients, num_steps, self.num_seeds, 2)
             batch["seeds"] = generator.integers(0, 2**30, shape, np.int32)
@@ -202,18 +190,21 @@ class CohortBatches(keras.utils.PyDataset):
 
     def _local_order(
         self, generator: np.random.Generator, num_examples: int
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the rows of a client that take part, and their places in each local batch."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a client that take part, and their places in each local batch.
+
+        The places are of shape `(num_steps, batch_size)`, with -1 for padding.
+        """
         taking_part = min(num_examples, self.settings.client_examples_limit or num_examples)
         rows = np.arange(num_examples)
         if taking_part < num_examples:
             rows = generator.choice(num_examples, taking_part, replace=False)
         size = self.settings.client_batch_size or taking_part
-        steps = []
-        for _ in range(self.settings.local_epochs):
-            places = generator.permutation(taking_part)
-            steps += [places[begin : begin + size] for begin in range(0, taking_part, size)]
-        return rows, steps
+        epochs = self.settings.local_epochs
+        places = np.full((epochs, math.ceil(taking_part / size) * size), -1)
+        for epoch in range(epochs):
+            places[epoch, :taking_part] = generator.permutation(taking_part)
+        return rows, places.reshape(-1, size)
 
     def _examples_at(self, position: int) -> dict[str, Any]:
         """Return a client's examples by name, `"x"` and `"y"`.
@@ -223,17 +214,17 @@ class CohortBatches(keras.utils.PyDataset):
         """
         client = _as_parts(*self.clients.examples_at(position))
         keras.tree.assert_same_structure(self._first, client)
-        kinds, expected = (
-            [f"{array.dtype} {array.shape[1:]}" for array in keras.tree.flatten(parts)]
-            for parts in (client, self._first)
-        )
-        lengths = {len(array) for array in keras.tree.flatten(client)}
-        if kinds != expected or len(lengths) > 1:
+        num_rows = _num_rows(client)
+        found = [(array.shape, str(array.dtype)) for array in keras.tree.flatten(client)]
+        expected = [
+            ((num_rows, *array.shape[1:]), str(array.dtype))
+            for array in keras.tree.flatten(self._first)
+        ]
+        if found != expected:
             raise ValueError(
-                f"The arrays of a client must have one length, and the dtypes and shapes of an "
-                f"example of the first client, {', '.join(expected)}. Received for client "
-                f"{self.clients.client_ids[position]!r}: {', '.join(kinds)} of lengths "
-                f"{sorted(lengths)}"
+                "The arrays of a client must have one length, and the dtypes and shapes of an "
+                f"example of the first client. Expected of client "
+                f"{self.clients.client_ids[position]!r}: {expected}. Received: {found}"
             )
         return client
 
@@ -259,12 +250,11 @@ def rounds_over(
             "single examples, train a `keras_adaclip.PrivateModel`. "
             f"Received: clients of type {type(clients).__name__}"
         )
-    num_clients = len(clients)
-    if len(set(clients.client_ids)) < num_clients:
+    num_clients, num_ids = len(clients), len(set(clients.client_ids))
+    if num_ids < num_clients:
         raise ValueError(
             "Every client must have one entry in `client_ids`: with two it would contribute twice "
-            f"to a round. Received: {num_clients:,} entries of {len(set(clients.client_ids)):,} "
-            "clients"
+            f"to a round. Received: {num_clients:,} entries of {num_ids:,} clients"
         )
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
     kind = Sampling[sampling.upper()]
@@ -282,7 +272,6 @@ def rounds_over(
         expected_batch_size=cohort_size,
         num_examples=num_clients,
         rows=Batch(*clients.first_examples()),
-        fit_arguments={"shuffle": False},
         steps_per_epoch=rounds,
         poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
         unit=Unit.CLIENT,
@@ -291,15 +280,12 @@ def rounds_over(
 
 
 def rounded_up(number: int) -> int:
-    """Return the next number that is a power of two, or one and a half times a power of two.
+    """Return the next power of two.
 
-    >>> [rounded_up(number) for number in (0, 1, 2, 3, 4, 5, 7, 9, 13, 25)]
-    [1, 1, 2, 3, 4, 6, 8, 12, 16, 32]
+    >>> [rounded_up(number) for number in (0, 1, 2, 3, 4, 5, 9)]
+    [1, 1, 2, 4, 4, 8, 16]
     """
-    if number <= 2:
-        return max(number, 1)
-    power = 1 << (number - 1).bit_length()
-    return 3 * power // 4 if number <= 3 * power // 4 else power
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _as_parts(x: Any, y: Any) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
-from keras_adaclip.federated.layout import lay_out
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preflight import refuse_unsound_rounds, refuse_unsuited_settings
+from keras_adaclip.federated.preparation import (
+    chunk_size_of,
+    refuse_unsound_rounds,
+    refuse_unsuited_settings,
+)
 from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
@@ -43,7 +46,7 @@ class FederatedTraining(TrainingBase):
     """
 
     privacy_unit = "client"
-    federated_settings: FederatedSettings | None = None
+    federated_settings: Any = None
     local_training: LocalTraining | None = None
     accepted_optimizer = AccountedOptimizer
 
@@ -179,7 +182,6 @@ class FederatedTraining(TrainingBase):
         self._require_compiled()
         settings = self.federated_settings
         seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
-        assert settings is not None
         data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
@@ -236,6 +238,7 @@ class FederatedTraining(TrainingBase):
         return backend.train_step(self, federated_step, *args)
 
     def _remark_on_noise(self) -> str:
+        """Return a remark on simulated cohorts for the report."""
         settings = self.federated_settings
         if settings is None or settings.cohort_noise_size is None:
             return ""
@@ -254,8 +257,8 @@ class FederatedTraining(TrainingBase):
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         refuse_clients_of_one_process()
-        chunk_size, is_vectorized = lay_out(self, cohorts, finding.branches)
-        self._use_local_training(is_vectorized)
+        chunk_size = chunk_size_of(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized=chunk_size > 1)
         self._set_in_steps("chunk_size", chunk_size)
         self._include_spending_on_shared_weights()
         weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
@@ -271,7 +274,6 @@ class FederatedTraining(TrainingBase):
         state = self._private_state
         if state.isolation is None or shapes != state.planned_shapes:
             state.isolation, state.planned_shapes = StepIsolation(self), shapes
-        assert self.federated_settings is not None
         # In batches of one size, padding depends on the client alone.
         others_decide = self.federated_settings.client_batch_size is None
         state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
@@ -279,7 +281,6 @@ class FederatedTraining(TrainingBase):
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, anew if anything has changed since the last `fit`."""
         settings = self.federated_settings
-        assert settings is not None
         calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
         made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
         present = self.local_training

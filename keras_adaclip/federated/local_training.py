@@ -25,25 +25,6 @@ Tensor = Any
 
 
 @dataclass(frozen=True)
-class LocalStep:
-    """The outcome of one local step of a chunk of clients, for metrics. Not private.
-
-    Args:
-        batch: The batches, as `local_batch` returns them.
-        losses: The mean loss of each batch, float32 of shape `(num_clients,)`.
-        increments: The increments of the trackers of single outputs' losses.
-        y_pred: Predictions of shape `(num_clients, batch_size, ...)`.
-        masks: Keras's masks of the predictions, false for padding.
-    """
-
-    batch: dict[str, Any]
-    losses: Tensor
-    increments: list[Tensor]
-    y_pred: Any
-    masks: list[Tensor]
-
-
-@dataclass(frozen=True)
 class LocalTraining:
     """The training of each client.
 
@@ -51,8 +32,8 @@ class LocalTraining:
         model: A compiled and built model.
         optimizer: The clients' optimizer, a built `functional_optimizer`.
         proximal_strength: mu of FedProx, 0 for none.
-        is_vectorized: Whether the clients of a chunk train side by side. Otherwise they train one
-            after another, and a chunk holds one client unless the backend loops in Python.
+        is_vectorized: Whether the clients of a chunk train side by side. Otherwise a chunk holds
+            one client.
         fast_calls: Faster equivalents of the `call` of some layers.
         recording: Replays local steps where Python's overhead counts; None runs each anew.
         made_from: Whatever decides whether this training must be made anew.
@@ -66,45 +47,17 @@ class LocalTraining:
     recording: backend.Recording | None
     made_from: Any = None
 
-    def contributions(
-        self, clients: dict[str, Any], observe: Callable[[LocalStep], None]
-    ) -> list[Tensor]:
+    def contributions(self, clients: dict[str, Any], observe: Callable[..., None]) -> list[Tensor]:
         """Return the contributions of a chunk of clients.
 
         Args:
             clients: Their part of a batch of `CohortBatches`.
-            observe: Is called with every local step, and may assign metrics.
+            observe: Is called in every local step, with the batch and what `_loss` returns
+                of all clients; may assign metrics.
 
         Returns:
             The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
             each trainable variable.
-        """
-        num_clients = ops.shape(clients["num_steps"])[0]
-        if backend.loops_in_python() and not self.is_vectorized and num_clients > 1:
-            parts = [
-                self._trained(_client_at(clients, number), int(num_steps), observe)
-                for number, num_steps in enumerate(ops.convert_to_numpy(clients["num_steps"]))
-            ]
-            weights = [ops.concatenate(each, axis=0) for each in zip(*parts, strict=True)]
-        else:
-            weights = self._trained(clients, ops.max(clients["num_steps"]), observe)
-        return [
-            ops.cast(variable.value, "float32") - ops.cast(after, "float32")
-            for variable, after in zip(self.model.trainable_variables, weights, strict=True)
-        ]
-
-    def _trained(
-        self, clients: dict[str, Any], num_steps: Any, observe: Callable[[LocalStep], None]
-    ) -> list[Tensor]:
-        """Return the weights of clients that train side by side, or of a single one.
-
-        Args:
-            clients: Their part of a batch.
-            num_steps: The largest number of local steps.
-            observe: Is called with every local step.
-
-        Returns:
-            The weights of each client, of shape `(num_clients, ...)`.
         """
         model = self.model
         changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -115,6 +68,7 @@ class LocalTraining:
             own = [_repeated(value, num_clients) for value in own]
 
         def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
+            """Take one local step."""
             number = ops.convert_to_tensor(number, "int32")
             inputs = (carry[: len(own)], carry[len(own) :], server, clients, number)
 
@@ -122,8 +76,9 @@ class LocalTraining:
                 """Return the new carry as a function of everything that the step reads."""
                 own, read, server, clients, number = keras.tree.pack_sequence_as(inputs, values)
                 with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
-                    own, observed = self._step(own, server, local_batch(clients, number))
-                    observe(observed)
+                    batch = local_batch(clients, number)
+                    own, *observed = self._step(own, server, batch)
+                    observe(batch, *observed)
                     return [*own, *(scope.get_current_value(each) for each in changing)]
 
             values = keras.tree.flatten(inputs)
@@ -132,16 +87,20 @@ class LocalTraining:
             return self.recording.call(observed_step, values)
 
         carry = [*own, *(ops.convert_to_tensor(variable) for variable in changing)]
+        num_steps = ops.max(clients["num_steps"])
         carry = backend.loop_over_chunks(one_step, carry, num_steps, [], model.trainable_variables)
         # Assigned once: in Keras an assignment costs more than a small operation.
         for variable, value in zip(changing, carry[len(own) :], strict=True):
             variable.assign(value)
         weights = carry[: len(server)]
-        return weights if self.is_vectorized else [ops.expand_dims(value, 0) for value in weights]
+        if not self.is_vectorized:
+            weights = [ops.expand_dims(value, 0) for value in weights]
+        return [
+            ops.cast(before, "float32") - ops.cast(after, "float32")
+            for before, after in zip(server, weights, strict=True)
+        ]
 
-    def _step(
-        self, carry: list[Tensor], server: list[Tensor], batch: dict[str, Any]
-    ) -> tuple[list[Tensor], LocalStep]:
+    def _step(self, carry: list[Tensor], server: list[Tensor], batch: dict[str, Any]) -> list[Any]:
         """Take one local step with every client of the chunk.
 
         Args:
@@ -149,27 +108,25 @@ class LocalTraining:
                 client have no axis of clients, which would make XLA copy them in every step.
             server: The server's weights.
             batch: A batch of each client.
+
+        Returns:
+            The new carry, and of all clients what `_loss` returns of one.
         """
-        model, num_weights = self.model, len(server)
-        trackers = [
-            variable
-            for metric in keras_private.output_loss_trackers(model)
-            for variable in metric.variables
-        ]
-        predictions: list[Any] = []
+        num_weights = len(server)
+        shown: list[Any] = []
 
         def of_client(values: list[Tensor]) -> list[Tensor]:
+            """Return the client's new part of the carry, and what its metrics need."""
             own, client = keras.tree.pack_sequence_as((carry, batch), values)
             weights, state = own[:num_weights], own[num_weights:]
 
             def loss_at(weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-                loss, increments, y_pred = self._loss(weights, client, trackers)
-                predictions[:] = [y_pred]
-                flat = keras.tree.flatten(y_pred)
-                masks = [keras_private.mask_of(value) for value in flat]
-                return loss, [loss, *increments, *flat, *masks]
+                """Return the loss, and what the metrics need."""
+                loss, *observed = self._loss(weights, client)
+                shown[:] = [loss, *observed]
+                return loss, keras.tree.flatten(shown)
 
-            gradients, shown = backend.gradients_at(loss_at, weights)
+            gradients, observed = backend.gradients_at(loss_at, weights)
             if self.proximal_strength > 0.0:
                 gradients = [
                     gradient + self.proximal_strength * ops.cast(weight - start, gradient.dtype)
@@ -182,25 +139,27 @@ class LocalTraining:
                 is_active = ops.any(client["present"])
                 pairs = zip(after, own, strict=True)
                 after = [ops.where(is_active, new, old) for new, old in pairs]
-            return [*after, *shown]
+            return [*after, *observed]
 
         if self.is_vectorized:
             found = backend.map_units(of_client, keras.tree.flatten((carry, batch)))
         else:
-            found = of_client(keras.tree.flatten((carry, _without_client_axis(batch))))
+            alone = keras.tree.map_structure(lambda value: ops.squeeze(value, 0), batch)
+            found = of_client(keras.tree.flatten((carry, alone)))
             found[len(carry) :] = [ops.expand_dims(value, 0) for value in found[len(carry) :]]
-        carry, losses, shown = found[: len(carry)], found[len(carry)], found[len(carry) + 1 :]
-        increments, shown = shown[: len(trackers)], shown[len(trackers) :]
-        half = len(shown) // 2
-        y_pred = keras.tree.pack_sequence_as(predictions[0], shown[:half])
-        return carry, LocalStep(batch, losses, increments, y_pred, shown[half:])
+        return [found[: len(carry)], *keras.tree.pack_sequence_as(shown, found[len(carry) :])]
 
     def _loss(
-        self, weights: Sequence[Tensor], client: dict[str, Any], trackers: list[keras.Variable]
-    ) -> tuple[Tensor, list[Tensor], Any]:
-        """Return the loss of a client's batch, the increments of the trackers, and predictions."""
+        self, weights: Sequence[Tensor], client: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor], Any, list[Tensor]]:
+        """Return the loss of a client's batch, increments of trackers, predictions and masks."""
         model = self.model
         generators = keras_private.seed_generator_states(model)
+        trackers = [
+            variable
+            for metric in keras_private.output_loss_trackers(model)
+            for variable in metric.variables
+        ]
         kept = [*model.non_trainable_variables, *model.metrics_variables]
         scope = [
             *((variable, variable.value) for variable in kept),
@@ -222,7 +181,8 @@ class LocalTraining:
                 x=client["x"], y=client.get("y"), y_pred=y_pred, training=True
             )
             increments = [inside.get_current_value(variable) for variable in trackers]
-        return ops.cast(ops.sum(loss), "float32"), increments, y_pred
+        masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
+        return ops.cast(ops.sum(loss), "float32"), increments, y_pred, masks
 
     def _updated(
         self, weights: list[Tensor], state: list[Tensor], gradients: list[Tensor]
@@ -253,6 +213,7 @@ def local_batch(clients: dict[str, Any], number: Tensor) -> dict[str, Any]:
     rows = ops.maximum(rows, 0)
 
     def take(value: Tensor) -> Tensor:
+        """Return the rows of the batch."""
         num_rows, *shape = ops.shape(value)[1:]
         places = rows + ops.expand_dims(ops.arange(num_clients, dtype="int32"), 1) * num_rows
         return ops.take(ops.reshape(value, (num_clients * num_rows, *shape)), places, axis=0)
@@ -280,16 +241,6 @@ def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
     trailing = (1,) * (len(mask.shape) - 1)
     present = ops.reshape(present, (-1, *trailing))
     return keras_private.attach_mask(value, ops.logical_and(mask, present))
-
-
-def _client_at(clients: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return the part of one client, with the axis of clients."""
-    return keras.tree.map_structure(lambda value: value[number : number + 1], clients)
-
-
-def _without_client_axis(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return the batch of a single client without the axis of clients."""
-    return keras.tree.map_structure(lambda value: ops.reshape(value, ops.shape(value)[1:]), batch)
 
 
 def _repeated(value: Tensor, times: int) -> Tensor:

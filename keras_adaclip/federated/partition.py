@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip._checks import check_integer, check_positive
+from keras_adaclip.sampling import common_length
 
 __all__ = ["by_key", "by_label_shards", "dirichlet", "iid", "pachinko"]
 
@@ -106,11 +107,7 @@ def pachinko(
         ValueError: If a fine label stands below two coarse ones, or an argument is out of range.
     """
     coarse, fine = _checked_labels(coarse), _checked_labels(fine)
-    if len(coarse) != len(fine):
-        raise ValueError(
-            "Arguments `coarse` and `fine` must have the same length. "
-            f"Received: {len(coarse)} coarse and {len(fine)} fine labels"
-        )
+    common_length({"coarse": coarse, "fine": fine})
     root_alpha = check_positive("root_alpha", root_alpha)
     coarse_alpha = check_positive("coarse_alpha", coarse_alpha)
     turns = np.sort(_turns(num_clients, len(fine)))

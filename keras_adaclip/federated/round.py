@@ -4,6 +4,7 @@ Everything but the contribution is the code of the example-level step.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ import keras
 from keras import ops
 
 from keras_adaclip.backend import keras_private
-from keras_adaclip.federated.local_training import LocalStep
 from keras_adaclip.gradients import (
     Batch,
     BatchGradients,
@@ -23,6 +23,7 @@ from keras_adaclip.gradients import (
 from keras_adaclip.training import (
     assign_state,
     merge_over_chunks,
+    observe_norms,
     refuse_lost_metrics,
     sum_of_replicas,
     sum_over_chunks,
@@ -43,13 +44,8 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
     """
     clients = {name: value for name, value in data.items() if name != "mask"}
     units = Batch(clients, mask=ops.cast(data["mask"], "bool"))
-
-    def contributions_of(clients: dict[str, Any]) -> list[Tensor]:
-        found: list[Tensor] = model.local_training.contributions(
-            clients, lambda step: _observe(model, step)
-        )
-        return found
-
+    observe = functools.partial(_observe, model)
+    contributions_of = functools.partial(model.local_training.contributions, observe=observe)
     combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
     model.optimizer.apply(combined(model, units, contributions_of), model.trainable_variables)
     assign_state(model)
@@ -62,6 +58,7 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
     clipping = model.optimizer.current_clipping
 
     def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        """Return the sum over a chunk of clients."""
         contributions = BatchGradients(
             model.trainable_variables,
             [Materialized(each) for each in contributions_of(chunk.x)],
@@ -70,19 +67,14 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
         if clipping.coordinates is not None:
             contributions = contributions.in_coordinates(clipping.coordinates)
         sums, norms, finite, _ = clipped_contributions(
-            contributions,
-            chunk.present,
-            clipping,
-            weights=None if weighting is None else chunk.x["weight"],
+            contributions, chunk.present, clipping, weights=chunk.x["weight"]
         )
-        _observe_norms(model, chunk, norms, finite, clipping.state["clip_norm"])
+        observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
     total = sum_over_chunks(model, units, model._private_state.chunk_size, False, sum_of_chunk)
-    total = sum_of_replicas(total)
-    if weighting is not None:
-        total = dataclasses.replace(total, scale=weighting.scale)
-    return total
+    scale = 1.0 if weighting is None else weighting.scale
+    return dataclasses.replace(sum_of_replicas(total), scale=scale)
 
 
 def _aggregated(model: keras.Model, units: Batch, contributions_of: Contributions) -> Any:
@@ -90,9 +82,10 @@ def _aggregated(model: keras.Model, units: Batch, contributions_of: Contribution
     aggregation = model.optimizer.aggregation
 
     def sample_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        """Return the aggregation's state for a chunk of clients."""
         contributions = contributions_of(chunk.x)
         sample, norms, finite = aggregation.accumulated(contributions, chunk.present)
-        _observe_norms(model, chunk, norms, finite, None)
+        observe_norms(model, chunk.present, norms, finite, None)
         return list(sample)
 
     size, start = model._private_state.chunk_size, aggregation.start()
@@ -101,9 +94,25 @@ def _aggregated(model: keras.Model, units: Batch, contributions_of: Contribution
     )
 
 
-def _observe(model: keras.Model, step: LocalStep) -> None:
-    """Update loss and metrics with a local step; none of this is private."""
-    present, losses = step.batch["present"], step.losses
+def _observe(
+    model: keras.Model,
+    batch: dict[str, Any],
+    losses: Tensor,
+    increments: list[Tensor],
+    y_pred: Any,
+    masks: list[Tensor],
+) -> None:
+    """Update loss and metrics with a local step; none of this is private.
+
+    Args:
+        model: A federated model.
+        batch: The batches, as `local_batch` returns them.
+        losses: The mean loss of each batch, float32 of shape `(num_clients,)`.
+        increments: The increments of the trackers of single outputs' losses.
+        y_pred: Predictions of shape `(num_clients, batch_size, ...)`.
+        masks: Keras's masks of the predictions, false for padding.
+    """
+    present = batch["present"]
     finite = ops.isfinite(losses)
     counts = ops.sum(ops.cast(present, "float32"), axis=1)
     keras_private.loss_tracker(model).update_state(
@@ -111,46 +120,25 @@ def _observe(model: keras.Model, step: LocalStep) -> None:
     )
     # Keras weights the increments by all rows, including padding.
     share = counts / ops.cast(ops.shape(present)[1], "float32")
-    shares = [ops.where(finite, share * each, 0.0) for each in step.increments]
+    shares = [ops.where(finite, share * each, 0.0) for each in increments]
     add_to_output_loss_trackers(model, shares, finite)
 
     def rows_of(value: Tensor) -> Tensor:
+        """Return the rows of all clients along one axis."""
         return ops.reshape(value, (-1, *value.shape[2:]))
 
     def prediction(value: Tensor, mask: Tensor) -> Tensor:
+        """Return the rows of a prediction with Keras's mask, zeros where it is not finite."""
         trailing = (1,) * (len(value.shape) - 1)
         sound = ops.where(ops.reshape(finite, (-1, *trailing)), value, ops.zeros_like(value))
         # A mask of rows alone is in `counted` already.
         mask = None if len(mask.shape) == 2 else rows_of(mask)
         return keras_private.attach_mask(rows_of(sound), mask)
 
-    flat = map(prediction, keras.tree.flatten(step.y_pred), step.masks)
-    y_pred = keras.tree.pack_sequence_as(step.y_pred, list(flat))
-    examples = {name: step.batch[name] for name in ("x", "y") if name in step.batch}
+    flat = map(prediction, keras.tree.flatten(y_pred), masks)
+    y_pred = keras.tree.pack_sequence_as(y_pred, list(flat))
+    examples = {name: batch[name] for name in ("x", "y") if name in batch}
     examples = keras.tree.map_structure(rows_of, examples)
     counted = rows_of(ops.logical_and(present, finite[:, None]))
     rows = Batch(examples["x"], examples.get("y"), None, counted)
     refuse_lost_metrics(model, update_metrics(model, rows, y_pred), "clients")
-
-
-def _observe_norms(
-    model: keras.Model, chunk: Batch, norms: Tensor, finite: Tensor, clip_norms: Tensor | None
-) -> None:
-    """Record raw norms and the true fraction of clipped clients, if the user asked for them.
-
-    Args:
-        model: A federated model.
-        chunk: The clients.
-        norms: The norms of their contributions, of shape `(num_clients, num_groups)`.
-        finite: Bool of shape `(num_clients,)`.
-        clip_norms: Of shape `(num_groups,)`; None if only an aggregation knows them.
-    """
-    metrics = model._private_state.diagnostics
-    if metrics is None:
-        return
-    present = ops.cast(chunk.present, "float32")
-    metrics["gradient_norm"].update_state(ops.sqrt(ops.sum(ops.square(norms), axis=1)), present)
-    if clip_norms is None:
-        return
-    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
-    metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), present)

@@ -10,10 +10,8 @@ import keras
 from keras_adaclip._checks import check_integer, check_nonnegative, check_positive, optional
 from keras_adaclip.optimizers import check_plain_optimizer
 
-_FORBIDDEN_TO_CLIENTS = {
-    "gradient_accumulation_steps": "would accumulate gradients that are lost when a client's "
-    "training ends; use a larger `client_batch_size`",
-}
+# The state of these options is lost when a client's training ends.
+_FORBIDDEN_TO_CLIENTS = ("gradient_accumulation_steps", "use_ema")
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -129,19 +127,19 @@ class FederatedSettings:
 
 def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     """Return the clients' optimizer, which must suit short training without privacy of its own."""
-    optimizer = check_plain_optimizer("client_optimizer", optimizer, _FORBIDDEN_TO_CLIENTS)
-    if getattr(optimizer, "use_ema", False):
-        raise ValueError(
-            "Argument `client_optimizer` must not keep a moving average of the weights, which "
-            "would begin anew with every round. Give `use_ema=True` to the server's optimizer."
-        )
+    optimizer = check_plain_optimizer("client_optimizer", optimizer, {})
+    for option in _FORBIDDEN_TO_CLIENTS:
+        if value := getattr(optimizer, option, None):
+            raise ValueError(
+                f"Argument `client_optimizer` must not have `{option}`, which begins anew with "
+                "every round. Use a larger `client_batch_size`, or give the option to the "
+                f"server's optimizer. Received: {option}={value}"
+            )
     return optimizer
 
 
 def _checked_weighting(weighting: Any) -> ByExamples | None:
     """Return the weighting of the clients; None weighs all alike."""
-    if isinstance(weighting, dict):
-        weighting = keras.saving.deserialize_keras_object(weighting)
     if weighting is None or isinstance(weighting, ByExamples):
         return weighting
     if isinstance(weighting, str) and weighting == "uniform":

@@ -24,6 +24,7 @@ from keras_adaclip.gradients import (
 from keras_adaclip.training import (
     assign_state,
     layer_issues,
+    observe_norms,
     refuse,
     refuse_lost_metrics,
     refusing_batch_statistics,
@@ -103,22 +104,6 @@ def _observe(
         losses = losses + regularization
     keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
     add_to_output_loss_trackers(model, observed.loss_increments, counted)
-    for metric, values in _diagnostics(model, observed, clipping):
-        metric.update_state(values, ops.cast(batch.present, "float32"))
+    clip_norms = clipping.state["clip_norm"]
+    observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
     return update_metrics(model, batch, observed.y_pred)
-
-
-def _diagnostics(
-    model: keras.Model, observed: Observed, clipping: CurrentClipping
-) -> list[tuple[Any, Tensor]]:
-    """Return metrics of raw norms and clipped units, if asked for, with their values."""
-    metrics = model._private_state.diagnostics
-    if metrics is None:
-        return []
-    is_clipped = ops.any(observed.norms > clipping.state["clip_norm"], axis=1)
-    is_clipped = ops.logical_or(is_clipped, ops.logical_not(observed.finite))
-    norms = ops.sqrt(ops.sum(ops.square(observed.norms), axis=1))
-    return [
-        (metrics["gradient_norm"], norms),
-        (metrics["clipped_fraction"], ops.cast(is_clipped, "float32")),
-    ]

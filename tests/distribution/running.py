@@ -11,45 +11,40 @@ import keras
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150
+SECONDS = 600
 
 
 def free_ports(count):
-    """Ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports that nothing listens on."""
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def start(written, *, devices=1, kind="none", processes=1, scenarios, **further):
-    """Starts all processes of a program, which write into a folder.
+    """Start all processes of a program, which write into the folder `written`.
 
     Returns:
-        A function that waits for them, and returns the results and the exit status of each.
+        A function that waits for them, and returns results, exit status and log of each.
     """
-    ports = free_ports(processes)
-    started = []
+    ports, started = free_ports(processes), []
+    options = {
+        "backend": keras.backend.backend(),
+        "devices": devices,
+        "kind": kind,
+        "processes": processes,
+        "ports": ports,
+        "scenarios": scenarios,
+        **further,
+    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("XLA_FLAGS", None)
     for process in range(processes):
-        options = {
-            "backend": keras.backend.backend(),
-            "devices": devices,
-            "kind": kind,
-            "processes": processes,
-            "process": process,
-            "ports": ports,
-            "scenarios": scenarios,
-            **further,
-        }
-        name = f"{kind}-{devices}-{process}-{'-'.join(scenarios)}"[:100]
-        results, log = written / f"{name}.npz", written / f"{name}.log"
-        line = [sys.executable, "-m", "tests.distribution.program", json.dumps(options), results]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        environment.pop("XLA_FLAGS", None)
+        results, log = (written / f"{kind}-{devices}-{process}.{each}" for each in ("npz", "log"))
+        told = json.dumps({**options, "process": process})
+        line = [sys.executable, "-m", "tests.distribution.program", told, results]
         with log.open("w") as output:
             running = subprocess.Popen(
                 line, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -61,7 +56,7 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
         try:
             for running, results, log in started:
                 status = running.wait(timeout=SECONDS)
-                found.append((loaded(results, log, status), status, log.read_text()))
+                found.append((loaded(results) if status == 0 else {}, status, log.read_text()))
         finally:
             for running, *_ in started:
                 running.kill()
@@ -71,11 +66,9 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
     return wait
 
 
-def loaded(results, log, status):
-    """The arrays of a process by scenario; empty where it ended otherwise than it should."""
+def loaded(results):
+    """Return the arrays of a process by scenario."""
     by_scenario = {}
-    if status != 0:
-        return by_scenario
     with np.load(results) as arrays:
         for key in arrays:
             scenario, name = key.split("/")
@@ -84,7 +77,7 @@ def loaded(results, log, status):
 
 
 def results_of(found):
-    """What the processes told that `start`'s function has waited for, where all ended well."""
+    """Return the results of the processes that `start`'s function has waited for."""
     for results, status, log in found:
         assert status == 0, log[-4000:]
         for scenario, arrays in results.items():

@@ -4,21 +4,36 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip.federated.cohorts import CohortBatches
+
+
+def record_batches(monkeypatch):
+    """Return a list that fills with the batches that `fit` draws."""
+    batches, draw = [], CohortBatches.__getitem__
+
+    def recording(cohorts, index):
+        batches.append(draw(cohorts, index))
+        return batches[-1]
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", recording)
+    return batches
+
+
+def draw_nobody(monkeypatch):
+    """Let every round draw no client."""
+
+    def empty(cohorts, index):
+        return cohorts.take(np.array([], int), np.random.default_rng(0))
+
+    monkeypatch.setattr(CohortBatches, "__getitem__", empty)
+
 
 def arrays(values):
     return [ops.convert_to_numpy(value) for value in values]
 
 
 def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.0):
-    """The weights of one client of a batch of `CohortBatches` after its local steps.
-
-    Args:
-        model: a plain Keras model with a loss, of the same architecture.
-        client_optimizer: a Keras optimizer, which is copied.
-        weights: the server's weights as arrays.
-        client: `(x, y, order, num_steps)` of one client.
-        proximal_strength: mu of FedProx.
-    """
+    """Return the weights of one client, `(x, y, order, num_steps)`, after its local steps."""
     x, y, order, num_steps = client
     loss = model.loss
     model.compile(
@@ -43,7 +58,7 @@ def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.
 
 
 def contributions(model, client_optimizer, weights, batch, **options):
-    """What each client of a batch contributes: the server's weights less its own."""
+    """Return what each client of a batch contributes: the server's weights less its own."""
     found = []
     for number in np.flatnonzero(batch["mask"]):
         client = tuple(batch[name][number] for name in ("x", "y", "order", "num_steps"))
@@ -57,7 +72,7 @@ def norm(contribution):
 
 
 def clipped_mean(found, clip_norm, cohort_size):
-    """The clipped contributions over the expected number of clients."""
+    """Return the clipped contributions over the expected number of clients."""
     total = [np.zeros_like(part) for part in found[0]]
     for contribution in found:
         factor = min(1.0, clip_norm / max(norm(contribution), 1e-30))
@@ -66,7 +81,7 @@ def clipped_mean(found, clip_norm, cohort_size):
 
 
 def applied(server_optimizer, weights, gradients):
-    """The weights after the server's optimizer has taken one step from its beginning."""
+    """Return the weights after the first step of the server's optimizer."""
     optimizer = type(server_optimizer).from_config(server_optimizer.get_config())
     variables = [keras.Variable(value) for value in weights]
     optimizer.build(variables)

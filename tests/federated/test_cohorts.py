@@ -11,27 +11,24 @@ from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
 
-SIZES = (3, 0, 8, 25)
 
-
-def clients_of(sizes):
+def cohorts_of(
+    sizes, cohort_size=2, seed=0, num_batches=5, sampling=Sampling.POISSON, batch_size=4, **local
+):
     ids = np.repeat(np.arange(len(sizes)), sizes)
     # The first number tells the client, the second the example.
     x = np.stack([ids, np.arange(len(ids))], axis=1).astype("float32")
-    return ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
+    clients = ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
+    settings = FederatedSettings(client_batch_size=batch_size, **local)
+    return CohortBatches(clients, cohort_size, num_batches, sampling, settings, seed)
 
 
-OF_FOUR = FederatedSettings(client_batch_size=4)
-
-
-def cohorts_of(
-    sizes, cohort_size=2, local=OF_FOUR, seed=0, num_batches=5, sampling=Sampling.POISSON
-):
-    return CohortBatches(clients_of(sizes), cohort_size, num_batches, sampling, local, seed)
+def clients_in(batch):
+    return batch["x"][batch["mask"]][:, 0, 0].astype(int).tolist()
 
 
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
-    cohorts = cohorts_of(SIZES, local=FederatedSettings(local_epochs=2, client_batch_size=4))
+    cohorts = cohorts_of((3, 0, 8, 25), local_epochs=2)
     batch = cohorts.take(np.arange(4), np.random.default_rng(0))
     assert batch["num_steps"].tolist() == [2, 4, 14]
     for client, (number, size) in enumerate(((0, 3), (2, 8), (3, 25))):
@@ -49,36 +46,47 @@ def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
 
 
 def test_a_limit_takes_other_examples_each_round():
-    cohorts = cohorts_of((30,), 1, FederatedSettings(client_batch_size=5, client_examples_limit=10))
+    cohorts = cohorts_of((30,), 1, batch_size=5, client_examples_limit=10)
     seen = [set(cohorts[0]["x"][0, :10, 1].tolist()) for _ in range(3)]
     assert [len(each) for each in seen] == [10, 10, 10]
     assert seen[0] != seen[1]
     assert cohorts[0]["num_steps"].tolist() == [2]
 
 
-def test_each_client_takes_part_independently_with_the_same_probability():
-    num_clients, rounds = 40, 3000
-    cohorts = cohorts_of((1,) * num_clients, cohort_size=6, seed=7)
+@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.FIXED])
+def test_each_client_takes_part_with_the_same_probability(sampling):
+    num_clients, rounds = 40, 2000
+    cohorts = cohorts_of((1,) * num_clients, cohort_size=6, seed=7, sampling=sampling)
     drawn = np.zeros((rounds, num_clients), bool)
     for number in range(rounds):
-        batch = cohorts[0]
-        present = batch["x"][batch["mask"]][:, 0, 0].astype(int)
-        assert len(set(present.tolist())) == len(present)
+        present = clients_in(cohorts[0])
+        assert len(set(present)) == len(present)
         drawn[number, present] = True
-    # Every client: two-sided at 1e-6 in all. Cohort sizes: the binomial law.
-    rates = drawn.sum(axis=0)
+    # Every client: two-sided at 1e-6 in all.
+    rates, sizes = drawn.sum(axis=0), drawn.sum(axis=1)
     lowest, highest = stats.binom.ppf([1e-8, 1 - 1e-8], rounds, 6 / 40)
     assert lowest <= rates.min()
     assert rates.max() <= highest
-    sizes = np.bincount(drawn.sum(axis=1), minlength=41)[2:12]
+    if sampling is Sampling.FIXED:
+        assert set(sizes) == {6}
+        return
+    # Independently, so that sizes follow the binomial law.
+    found = np.bincount(sizes, minlength=41)[2:12]
     expected = rounds * stats.binom.pmf(np.arange(2, 12), 40, 6 / 40)
-    statistic = np.sum((sizes - expected) ** 2 / expected)
-    assert statistic < stats.chi2.ppf(1 - 1e-6, 9)
+    assert np.sum((found - expected) ** 2 / expected) < stats.chi2.ppf(1 - 1e-6, 9)
+
+
+def test_a_shuffled_epoch_goes_through_all_clients_once():
+    cohorts = cohorts_of((1,) * 11, cohort_size=4, num_batches=3, sampling=Sampling.SHUFFLE)
+    epochs = [[clients_in(cohorts[index]) for index in range(3)] for _ in range(2)]
+    for epoch in epochs:
+        assert [len(draw) for draw in epoch] == [4, 4, 3]
+        assert sorted(client for draw in epoch for client in draw) == list(range(11))
+    assert epochs[0] != epochs[1]
 
 
 def test_seeds_repeat_draws_within_a_run_alone():
-    many = (2,) * 200
-    runs = [cohorts_of(many, 100, seed=seed) for seed in (0, 0, 0, None, None)]
+    runs = [cohorts_of((2,) * 200, 100, seed) for seed in (0, 0, 0, None, None)]
     runs[2].begin_run(3)
     for cohorts in runs:
         cohorts.num_seeds = 2
@@ -90,20 +98,19 @@ def test_seeds_repeat_draws_within_a_run_alone():
 
 
 def test_every_client_step_and_generator_has_random_numbers_of_its_own():
-    cohorts = cohorts_of((5,) * 50, 50, FederatedSettings(client_batch_size=1), seed=None)
+    cohorts = cohorts_of((5,) * 50, 50, seed=None, batch_size=1)
     cohorts.num_seeds = 3
     seeds = np.concatenate([cohorts[0]["seeds"] for _ in range(2)])
-    assert (seeds.shape, seeds.dtype) == ((100, 6, 3, 2), np.int32)
-    # Equal pairs among 1,800 have probability 1.4e-12; PyTorch adds up the two: 8e-4.
-    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 1800
+    assert (seeds.shape, seeds.dtype) == ((100, 8, 3, 2), np.int32)
+    # Equal pairs among 2,400 have probability 3e-12; PyTorch adds up the two: 1e-3.
+    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 2400
     assert seeds.min() >= 0
 
 
-@pytest.mark.parametrize("padded", [None, 6])
-@pytest.mark.parametrize("sampling", [Sampling.FIXED, Sampling.SHUFFLE])
+@pytest.mark.parametrize(("sampling", "padded"), [(Sampling.FIXED, None), (Sampling.SHUFFLE, 6)])
 def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded):
-    local = FederatedSettings(local_epochs=2, client_batch_size=None, client_examples_limit=5)
-    cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, local, sampling=sampling)
+    local = {"local_epochs": 2, "batch_size": None, "client_examples_limit": 5}
+    cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, sampling=sampling, **local)
     cohorts.num_padded_clients = padded
     batch = cohorts[0]
     assert sorted(clients_in(batch)) == [1, 4]
@@ -117,33 +124,10 @@ def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded
 
 @pytest.mark.parametrize("padded", [None, 6])
 def test_shapes_are_few(padded):
-    generator = np.random.default_rng(0)
-    cohorts = cohorts_of(generator.integers(1, 60, 50).tolist(), cohort_size=4, num_batches=1)
+    sizes = np.random.default_rng(0).integers(1, 60, 50).tolist()
+    cohorts = cohorts_of(sizes, cohort_size=4, num_batches=1)
     cohorts.num_padded_clients = padded
     shapes = {cohorts[0]["order"].shape for _ in range(300)}
-    assert len({shape[1:] for shape in shapes}) <= 8
+    assert len({shape[1:] for shape in shapes}) <= 6
     if padded:
         assert {shape[0] % padded for shape in shapes} == {0}
-
-
-def clients_in(batch):
-    return batch["x"][batch["mask"]][:, 0, 0].astype(int).tolist()
-
-
-def test_cohorts_of_a_fixed_size():
-    cohorts = cohorts_of((1,) * 20, cohort_size=5, sampling=Sampling.FIXED)
-    draws = [clients_in(cohorts[0]) for _ in range(400)]
-    assert {len(set(draw)) for draw in draws} == {5}
-    counts = np.bincount(np.concatenate(draws), minlength=20)
-    lowest, highest = stats.binom.ppf([1e-8, 1 - 1e-8], 400, 1 / 4)
-    assert lowest <= counts.min()
-    assert counts.max() <= highest
-
-
-def test_a_shuffled_epoch_goes_through_all_clients_once():
-    cohorts = cohorts_of((1,) * 11, cohort_size=4, num_batches=3, sampling=Sampling.SHUFFLE)
-    epochs = [[clients_in(cohorts[index]) for index in range(3)] for _ in range(2)]
-    for epoch in epochs:
-        assert [len(draw) for draw in epoch] == [4, 4, 3]
-        assert sorted(client for draw in epoch for client in draw) == list(range(11))
-    assert epochs[0] != epochs[1]

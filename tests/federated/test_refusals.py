@@ -9,36 +9,25 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData, FederatedModel, FederatedSequential
+from tests.federated.support import clients_of, compiled, weights
 
-CLIENTS = ClientData.from_arrays(
-    np.random.default_rng(0).normal(size=(13, 4)).astype("float32"),
-    np.arange(13) % 3,
-    np.repeat(np.arange(4), (3, 5, 1, 4)),
-)
+CLIENTS = clients_of((3, 5, 1, 4))
+# One large client decides how much padding all others have.
+WITH_A_LARGE_ONE = clients_of((5, 4, 40))
 
 
-def fit(
-    stack,
-    loss="sparse_categorical_crossentropy",
-    kind=FederatedSequential,
-    clients=CLIENTS,
-    callbacks=None,
-    client_batch_size=None,
-):
+def fit(stack, clients=CLIENTS, kind=FederatedSequential, callbacks=None, **options):
+    """Train a stack of layers, or check that a refusal leaves it as it was."""
     model = kind([keras.Input((4,)), *stack, layers.Dense(3, activation="softmax")])
-    model.compile(
-        optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
-        client_batch_size=client_batch_size,
-        loss=loss,
-    )
-    before = [ops.convert_to_numpy(each) for each in model.trainable_variables]
+    options = {"loss": "sparse_categorical_crossentropy", "client_batch_size": None, **options}
+    compiled(model, noise_multiplier=1.0, **options)
+    before = weights(model)
     try:
-        history = model.fit(clients, 2, steps_per_epoch=2, verbose=0, callbacks=callbacks)
-        return history.history["loss"]
+        arguments = {"steps_per_epoch": 2, "verbose": 0, "callbacks": callbacks}
+        return model.fit(clients, 2, **arguments).history["loss"]
     except ValueError:
         assert model.privacy_ledger.steps == 0
-        for old, new in zip(before, model.trainable_variables, strict=True):
-            np.testing.assert_array_equal(old, ops.convert_to_numpy(new))
+        np.testing.assert_array_equal(weights(model), before)
         raise
 
 
@@ -83,11 +72,25 @@ def test_random_numbers_and_state_of_a_layer_are_no_padding_that_the_loss_counts
     assert np.isfinite(fit([kind()])).all()
 
 
-@pytest.mark.parametrize("client_batch_size", [None, 4])
-@pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
-def test_a_layer_that_lets_padding_count_is_named(others, client_batch_size):
+@pytest.mark.parametrize(
+    ("others", "size"), [([], None), ([layers.Dropout(0.5)], None), ([layers.Dropout(0.5)], 4)]
+)
+def test_a_layer_that_lets_padding_count_is_named(others, size):
     with pytest.raises(ValueError, match=r"centring: Its output for one row depends on other rows"):
-        fit([*others, Centring(name="centring")], client_batch_size=client_batch_size)
+        fit([*others, Centring(name="centring")], client_batch_size=size)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: layers.BatchNormalization(), r"batch_normalization.*GroupNormalization"),
+        (lambda: layers.Dense(4, activity_regularizer="l2"), "adds a loss of its own"),
+        (lambda: OtherNumbers(name="other"), r"other: .*draws random numbers outside.*Seed"),
+    ],
+)
+def test_layers_that_would_leave_the_guarantee_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        fit([make()])
 
 
 class Late(layers.Layer):
@@ -113,19 +116,11 @@ class Late(layers.Layer):
         return inputs + gate * ops.mean(inputs, axis=0, keepdims=True)
 
 
-def of_sizes(*sizes):
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(sum(sizes), 4)).astype("float32")
-    ids = np.repeat(np.arange(len(sizes)), sizes)
-    return ClientData.from_arrays(x, np.arange(sum(sizes)) % 3, ids)
-
-
 @pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
 @pytest.mark.parametrize("way", ["many", "mean", "number"])
 def test_a_layer_that_lets_padding_count_only_later_is_named(way, others):
-    """One large client would decide how much padding all others have."""
     with pytest.raises(ValueError, match=r"late: Its output for one row depends on other rows"):
-        fit([*others, Late(way, name="late")], clients=of_sizes(5, 4, 40))
+        fit([*others, Late(way, name="late")], WITH_A_LARGE_ONE)
 
 
 def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
@@ -133,21 +128,30 @@ def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
     gate = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: late.gate.assign(2e15))
     message = r"late: Its output.*It did not when training began"
     with pytest.raises(ValueError, match=message):
-        fit([late], clients=of_sizes(5, 4, 12), callbacks=[gate])
+        fit([late], clients_of((5, 4, 12)), callbacks=[gate])
 
 
-def test_a_loss_that_counts_padding_of_large_batches_only_is_refused():
-    def loss(y_true, y_pred):
-        own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
-        return own if y_pred.shape[0] <= 8 else own + 0.0 * own + ops.mean(own)
+def mean_in_large_batches(y_true, y_pred):
+    own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+    return own if y_pred.shape[0] <= 8 else own + 0.0 * own + ops.mean(own)
 
+
+class OwnLoss(FederatedSequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.abs(y_pred - 1.0))
+
+
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        ([], {"loss": mean_in_large_batches, "clients": clients_of((5, 4, 12))}),
+        # Random layers hide nothing.
+        ([Noise()], {"loss": None, "kind": OwnLoss}),
+    ],
+)
+def test_a_loss_that_counts_padding_is_refused(stack, options):
     with pytest.raises(ValueError, match="counts the rows that pad"):
-        fit([], loss, clients=of_sizes(5, 4, 12))
-
-
-def test_a_layer_whose_random_numbers_are_not_those_of_keras_is_named():
-    with pytest.raises(ValueError, match=r"other: .*draws random numbers outside.*SeedGenerator"):
-        fit([OtherNumbers(name="other")])
+        fit(stack, **options)
 
 
 def test_a_loss_that_draws_random_numbers_is_not_said_to_count_padding():
@@ -158,16 +162,7 @@ def test_a_loss_that_draws_random_numbers_is_not_said_to_count_padding():
         return own + keras.random.uniform((), seed=seeds)
 
     with pytest.raises(ValueError, match="loss: It gave two values for the same targets"):
-        fit([], loss)
-
-
-def test_what_random_layers_do_hides_no_loss_that_counts_padding():
-    class Own(FederatedSequential):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return ops.mean(ops.abs(y_pred - 1.0))
-
-    with pytest.raises(ValueError, match="counts the rows that pad"):
-        fit([Noise()], None, Own)
+        fit([], loss=loss)
 
 
 def test_frozen_batch_normalization_and_masks_are_fine():
@@ -177,30 +172,13 @@ def test_frozen_batch_normalization_and_masks_are_fine():
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True)(inputs)
     x = layers.GlobalAveragePooling1D()(layers.LSTM(4, return_sequences=True)(x))
-    frozen = layers.BatchNormalization(trainable=False)
-    model = FederatedModel(inputs, layers.Dense(3, activation="softmax")(frozen(x)))
-    model.compile(
-        optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
-        loss="sparse_categorical_crossentropy",
-    )
-    history = model.fit(words, 2, steps_per_epoch=1, verbose=0).history
-    assert np.isfinite(history["loss"]).all()
+    model = FederatedModel(inputs, layers.Dense(3)(layers.BatchNormalization(trainable=False)(x)))
+    history = compiled(model, noise_multiplier=1.0).fit(words, 2, steps_per_epoch=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
 
 
-def compiled(clipping=0.3, metrics=None, **options):
-    model = FederatedSequential([keras.Input((4,)), layers.Dense(3, activation="softmax")])
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(1.0), clipping, noise_multiplier=1.0, **options
-    )
-    loss = "sparse_categorical_crossentropy"
-    model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
-    return model
-
-
-def with_option(name):
-    model = compiled()
-    setattr(model.optimizer.inner_optimizer, name, 1.0)
-    return model
+def private(clipping=0.3, **options):
+    return compiled(clipping=clipping, noise_multiplier=1.0, **options)
 
 
 class WithoutWeights(keras.metrics.Metric):
@@ -213,9 +191,6 @@ class Twice(ClientData):
 
     client_ids = ("ann", "bob", "ann")
 
-    def num_examples_at(self, position):
-        return 4
-
     def examples_at(self, position):
         return CLIENTS.examples_at(3)
 
@@ -224,53 +199,45 @@ def canaries():
     return ka.audit.Canaries(*CLIENTS.all_examples(), [0, 1], np.array([True, False]))
 
 
-def budget(*args, **arguments):
-    return [ka.callbacks.PrivacyCallback(*args, **arguments)]
-
-
-X, Y = CLIENTS.all_examples()
-QUANTILE = ka.clipping.QuantileClipping()
 CASES = {
-    "arrays": (compiled, lambda: (X, Y), {}, r"says to which client.*type ndarray"),
-    "a client twice": (compiled, lambda: (Twice(), 2), {}, "3 entries of 2 clients"),
-    "bits": (lambda: compiled(QUANTILE), None, {}, r"`cohort_size`\) above 10"),
+    "arrays": ({}, CLIENTS.all_examples()[0], None, r"says to which client.*type ndarray"),
+    "a client twice": ({}, Twice(), None, "3 entries of 2 clients"),
+    "bits": ({"clipping": ka.clipping.QuantileClipping()}, CLIENTS, None, r"`cohort_size`\) above"),
     "target": (
-        compiled,
-        None,
-        {"callbacks": lambda: budget(1e-3, target_epsilon=0.01)},
+        {},
+        CLIENTS,
+        lambda: ka.callbacks.PrivacyCallback(1e-3, target_epsilon=0.01),
         "nothing was trained.*lower `cohort_size`",
     ),
-    "auto": (lambda: compiled(microbatch_size="auto"), None, {}, "a number of clients"),
+    "auto": ({"microbatch_size": "auto"}, CLIENTS, None, "a number of clients"),
     "audit": (
-        compiled,
-        None,
-        {"callbacks": lambda: [ka.callbacks.AuditCallback(canaries(), 1e-3)]},
+        {},
+        CLIENTS,
+        lambda: ka.callbacks.AuditCallback(canaries(), 1e-3),
         "a federated model protects whole clients",
     ),
     "metric": (
-        lambda: compiled(metrics=[WithoutWeights(name="plain")]),
+        {"metrics": [WithoutWeights(name="plain")]},
+        CLIENTS,
         None,
-        {},
         "plain: The metric takes no `sample_weight`",
     ),
-    "clipnorm": (lambda: with_option("clipnorm"), None, {}, "each example or client adds"),
 }
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_it_is_said_of_clients_and_cohorts(name):
-    make, data, arguments, message = CASES[name]
-    model = make()
-    arguments = {name: value() for name, value in arguments.items()}
+    options, data, callback, message = CASES[name]
+    model, callbacks = private(**options), [callback()] if callback else None
     with pytest.raises((TypeError, ValueError, UserWarning), match=f"(?s){message}") as raised:
-        model.fit(*(data or (lambda: (CLIENTS, 2)))(), verbose=0, **arguments)
+        model.fit(data, 2, verbose=0, callbacks=callbacks)
     assert not re.search(r"batch size|number of examples|examples to the", str(raised.value))
     assert model.privacy_ledger.steps == 0
 
 
 def test_the_report_and_the_default_delta_are_about_clients(capsys):
-    model = compiled()
-    model.fit(CLIENTS, 2, verbose=0, callbacks=budget())
+    model = private()
+    model.fit(CLIENTS, 2, verbose=0, callbacks=[ka.callbacks.PrivacyCallback()])
     assert "(4 clients to the power -1.1)" in capsys.readouterr().out
     text = model.privacy_report(1e-3, group_sizes=(2,)).to_text()
     assert "person with 2 clients" in text

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import keras_adaclip as ka
@@ -9,6 +10,7 @@ from keras_adaclip.federated import ClientData, FederatedSequential
 
 NUM_CLIENTS, SIZE, FEATURES, CLASSES = 12, 5, 4, 3
 SHAPES = [(FEATURES, CLASSES), (CLASSES,)]
+SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -27,9 +29,9 @@ def stack():
     return [keras.Input((FEATURES,)), layers.Dense(CLASSES)]
 
 
-def compiled(query, *, server=None, client_rate=0.5, chunk=None, **options):
+def compiled(query, *, server=None, client_rate=0.5, chunk=None, made_of=None, **options):
     keras.utils.set_random_seed(0)
-    model = FederatedSequential(stack())
+    model = FederatedSequential(made_of or stack())
     model.compile(
         optimizer=ka.integrations.tensorflow_privacy.QueryOptimizer(
             server or keras.optimizers.SGD(1.0), query, microbatch_size=chunk
@@ -41,27 +43,6 @@ def compiled(query, *, server=None, client_rate=0.5, chunk=None, **options):
         **options,
     )
     return model
-
-
-def contributions(values, batch, rate=0.5):
-    """What the clients of a batch of `CohortBatches` contribute, in closed form.
-
-    Args:
-        values: kernel and bias of the server.
-        batch: the arrays of a batch.
-        rate: learning rate of the clients.
-    """
-    found = []
-    for number in np.flatnonzero(batch["mask"]):
-        order = batch["order"][number]
-        rows = order[order >= 0]
-        x, y = batch["x"][number][rows], batch["y"][number][rows]
-        logits = x @ values[0] + values[1]
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        errors = shares / shares.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y]
-        gradients = (x.T @ errors / len(x), errors.mean(axis=0))
-        found.append([np.float32(rate * gradient) for gradient in gradients])
-    return found
 
 
 def weights(model):

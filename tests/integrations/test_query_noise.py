@@ -13,50 +13,28 @@ import tensorflow as tf
 from keras import layers
 
 import keras_adaclip as ka
-from tests.integrations.support import LOSS, NUM_CLIENTS, compiled, population, weights
+from tests.integrations.support import NUM_CLIENTS, compiled, population, weights
 
 queries = ka.integrations.tensorflow_privacy
 WIDTH = 1000
-SPECS = [
-    tf.TensorSpec(shape) for shape in [(4, WIDTH), (WIDTH,), (WIDTH, 3), (3,)]
-]  # 8,003 numbers
+# 8,003 numbers.
+SPECS = [tf.TensorSpec(shape) for shape in [(4, WIDTH), (WIDTH,), (WIDTH, 3), (3,)]]
 
 
 def wide(query):
-    """A model whose clients do not move, so that it is the noise that does."""
-    keras.utils.set_random_seed(0)
-    model = ka.federated.FederatedSequential(
-        [keras.Input((4,)), layers.Dense(WIDTH, activation="tanh"), layers.Dense(3)]
-    )
-    model.compile(
-        optimizer=queries.QueryOptimizer(keras.optimizers.SGD(1.0), query),
-        client_optimizer=keras.optimizers.SGD(0.0),
-        client_batch_size=None,
-        loss=LOSS,
-    )
-    return model
-
-
-class Steps(keras.callbacks.Callback):
-    """The change of the weights in each round."""
-
-    def __init__(self):
-        super().__init__()
-        self.changes = []
-
-    def on_train_begin(self, logs=None):
-        self._before = weights(self.model)
-
-    def on_train_batch_end(self, batch, logs=None):
-        after = weights(self.model)
-        self.changes.append(after - self._before)
-        self._before = after
+    """Return a model whose clients do not move, so that only the noise moves it."""
+    stack = [keras.Input((4,)), layers.Dense(WIDTH, activation="tanh"), layers.Dense(3)]
+    return compiled(query, made_of=stack, client_rate=0.0)
 
 
 def changes(model, cohort_size, epochs, **options):
-    steps = Steps()
-    model.fit(population(), cohort_size, epochs=epochs, verbose=0, callbacks=[steps], **options)
-    return np.stack(steps.changes)
+    """Return the change of the weights in each round."""
+    seen = [weights(model)]
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(weights(model))
+    )
+    model.fit(population(), cohort_size, epochs=epochs, verbose=0, callbacks=[look], **options)
+    return np.diff(seen, axis=0)
 
 
 def assert_stddev(draws, expected):

@@ -6,61 +6,52 @@ import pytest
 import tensorflow as tf
 
 import keras_adaclip as ka
-from keras_adaclip.federated.cohorts import CohortBatches
 from tests.federated import oracle
 from tests.integrations.support import (
+    LOSS,
     NUM_CLIENTS,
     SHAPES,
+    SPECS,
     arrays,
     compiled,
-    contributions,
     population,
+    stack,
     weights,
 )
 
 queries = ka.integrations.tensorflow_privacy
 COHORT, ROUNDS = 6, 3
-SPECS = [tf.TensorSpec(shape) for shape in SHAPES]
 
 
 def quantile(noise=0.0, count_stddev=0.0, expected=COHORT):
     return queries.QuantileAdaptiveClipSumQuery(0.2, noise, 0.5, 0.4, count_stddev, expected)
 
 
+def sums(clip_norm=0.3):
+    return queries.GaussianSumQuery(clip_norm, 0.0)
+
+
+def tree():
+    return queries.TreeResidualSumQuery.build_l2_gaussian_query(0.3, 0.0, SPECS)
+
+
+# Query, number of clients at a time, whether results are means.
 NOISELESS = {
-    "GaussianSumQuery": lambda: queries.GaussianSumQuery(0.3, 0.0),
-    "QuantileAdaptiveClipSumQuery": quantile,
-    "NormalizedQuery": lambda: queries.NormalizedQuery(quantile(), 7.0),
-    "NestedQuery": lambda: queries.NestedQuery(
-        [queries.GaussianSumQuery(0.3, 0.0), queries.GaussianSumQuery(0.1, 0.0)]
-    ),
-    "NoPrivacyAverageQuery": lambda: queries.NoPrivacyAverageQuery(),
-    "TreeResidualSumQuery": lambda: queries.TreeResidualSumQuery.build_l2_gaussian_query(
-        0.3, 0.0, SPECS
-    ),
-    "RestartQuery": lambda: queries.RestartQuery(
-        queries.QAdaClipTreeResSumQuery(0.3, 0.0, SPECS, 0.5, 0.4, 0.0, COHORT),
-        queries.PeriodicRoundRestartIndicator(2),
+    "sum": (sums, None, False),
+    "quantile": (quantile, None, False),
+    "normalized": (lambda: queries.NormalizedQuery(quantile(), 7.0), 1, True),
+    "nested": (lambda: queries.NestedQuery([sums(), sums(0.1)]), 4, False),
+    "average": (lambda: queries.NoPrivacyAverageQuery(), None, True),
+    "restarted tree": (
+        lambda: queries.RestartQuery(tree(), queries.PeriodicRoundRestartIndicator(2)),
+        None,
+        False,
     ),
 }
-IS_MEAN = {"NormalizedQuery", "NoPrivacyAverageQuery"}
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    """The batches that `fit` drew, as arrays."""
-    batches, take = [], CohortBatches.__getitem__
-
-    def recording(cohorts, index):
-        batches.append(take(cohorts, index))
-        return batches[-1]
-
-    monkeypatch.setattr(CohortBatches, "__getitem__", recording)
-    return batches
 
 
 def by_hand(query, state, found):
-    """Result and next state of one round."""
+    """Return result and next state of one round."""
     parameters = query.derive_sample_params(state)
     sample = query.initial_sample_state([tf.zeros(shape) for shape in SHAPES])
     for contribution in found:
@@ -71,55 +62,48 @@ def by_hand(query, state, found):
     return [part.numpy() for part in tf.nest.flatten(result)], state
 
 
-CASES = [*((name, None) for name in NOISELESS), ("NormalizedQuery", 1), ("NestedQuery", 4)]
-
-
 @pytest.mark.filterwarnings("ignore:Epsilon is infinite")
-@pytest.mark.parametrize(("name", "chunk"), CASES)
-def test_rounds_are_those_of_the_query_by_hand(name, chunk, recorded):
-    model = compiled(NOISELESS[name](), server=keras.optimizers.SGD(0.7), chunk=chunk)
-    before = oracle.arrays(model.trainable_variables)
+@pytest.mark.parametrize("name", list(NOISELESS))
+def test_rounds_are_those_of_the_query_by_hand(name, monkeypatch):
+    make, chunk, is_mean = NOISELESS[name]
+    recorded = oracle.record_batches(monkeypatch)
+    model = compiled(make(), server=keras.optimizers.SGD(0.7), chunk=chunk)
+    expected = oracle.arrays(model.trainable_variables)
     model.fit(population(), COHORT, epochs=1, steps_per_epoch=ROUNDS, verbose=0)
-
-    query, expected = NOISELESS[name](), before
+    plain, query = keras.Sequential(stack()), make()
+    plain.compile(loss=LOSS)
     state = query.initial_global_state()
     for batch in recorded[:ROUNDS]:
-        result, state = by_hand(query, state, contributions(expected, batch))
-        divisor = 1.0 if name in IS_MEAN else COHORT
-        gradients = [part / divisor for part in result]
-        expected = [value - 0.7 * part for value, part in zip(expected, gradients, strict=True)]
+        found = oracle.contributions(plain, keras.optimizers.SGD(0.5), expected, batch)
+        result, state = by_hand(query, state, found)
+        rate = 0.7 if is_mean else 0.7 / COHORT
+        expected = [value - rate * part for value, part in zip(expected, result, strict=True)]
     for ours, theirs in zip(oracle.arrays(model.trainable_variables), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     theirs = {key: float(value) for key, value in query.derive_metrics(state).items()}
     assert model.optimizer.query_metrics == pytest.approx(theirs, rel=1e-5)
 
 
-@pytest.mark.parametrize("change", ["huge", "nan"])
-@pytest.mark.parametrize("name", ["GaussianSumQuery", "QuantileAdaptiveClipSumQuery"])
-def test_all_data_of_one_client_move_its_own_bounded_contribution(name, change):
-    found, statistics = [], []
+@pytest.mark.parametrize("change", [1e6, np.nan])
+def test_all_data_of_one_client_move_its_own_bounded_contribution(change):
+    found, norms = [], []
     for changed in (False, True):
         x, y, ids = arrays()
         if changed:
-            of_client = ids == 3
-            x[of_client] = {"huge": 1e6, "nan": np.nan}[change]
-        query = queries.GaussianSumQuery(0.05, 0.0) if name == "GaussianSumQuery" else quantile()
-        model = compiled(query)
+            x[ids == 3] = change
+        model = compiled(quantile())
         before = weights(model)
-        clients = ka.federated.ClientData.from_arrays(x, y, ids)
         # Everyone takes part, so that the two differ by this client alone.
+        clients = ka.federated.ClientData.from_arrays(x, y, ids)
         model.fit(clients, NUM_CLIENTS, epochs=1, verbose=0)
         assert np.all(np.isfinite(weights(model)))
         found.append(weights(model) - before)
-        statistics.append(model.optimizer.clip_norm)
+        norms.append(model.optimizer.clip_norm)
     moved = NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
-    clip_norm = 0.05 if name == "GaussianSumQuery" else 0.2
     # Replaced: twice the norm. A client that is not finite adds zeros: once.
-    bound = clip_norm * (1.0 if change == "nan" else 2.0)
-    assert 1e-4 < moved <= bound * (1 + 1e-4)
-    if name != "GaussianSumQuery":
-        # One client's bit of twelve, by the learning rate of the norm, over the expected six.
-        assert abs(np.log(statistics[1] / statistics[0])) <= 0.4 / COHORT * (1 + 1e-4)
+    assert 1e-4 < moved <= 0.2 * (1.0 if np.isnan(change) else 2.0) * (1 + 1e-4)
+    # One bit of twelve, by the learning rate of the norm, over the expected six.
+    assert abs(np.log(norms[1] / norms[0])) <= 0.4 / COHORT * (1 + 1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Epsilon is infinite")
@@ -144,10 +128,7 @@ def test_a_client_without_examples_abstains(sampling, chunk):
 
 
 def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
-    def empty(cohorts, index):
-        return cohorts.take(np.array([], int), np.random.default_rng(0))
-
-    monkeypatch.setattr(CohortBatches, "__getitem__", empty)
+    oracle.draw_nobody(monkeypatch)
     model = compiled(queries.GaussianSumQuery(1.0, 2.0))
     before = weights(model)
     model.fit(population(), COHORT, epochs=1, steps_per_epoch=1, verbose=0)

@@ -13,7 +13,7 @@ import keras_adaclip as ka
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 
 queries = ka.integrations.tensorflow_privacy
-NUM_STEPS, EXPECTED_UNITS = 100, 20
+NUM_STEPS, EXPECTED_UNITS = 50, 20
 
 
 def records(generator):
@@ -22,9 +22,8 @@ def records(generator):
     return (scale * generator.normal(size=(EXPECTED_UNITS, 3))).astype(np.float32)
 
 
-@pytest.mark.parametrize("update", ["geometric", "linear"])
-@pytest.mark.parametrize("target", [0.1, 0.5, 0.8])
-def test_a_hundred_steps_take_the_same_course(update, target):
+@pytest.mark.parametrize(("update", "target"), [("geometric", 0.5), ("linear", 0.8)])
+def test_steps_take_the_same_course(update, target):
     learning_rate, start = 0.2, 0.7
     query = queries.QuantileAdaptiveClipSumQuery(
         initial_l2_norm_clip=start,

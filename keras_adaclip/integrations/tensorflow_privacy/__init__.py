@@ -2,7 +2,6 @@
 
 query_optimizer     `QueryOptimizer`, which replaces `DPOptimizer`: a round, and saving
 query_accounting    its noise in the ledger
-event_noise         the noise multiplier of the event that a query reports
 trees               noise that is summed over a tree: its noise multiplier, and its restarts
 library             the one place that imports TensorFlow Privacy
 

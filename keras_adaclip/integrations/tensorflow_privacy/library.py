@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import Any
 
+_LIBRARY = "tensorflow_privacy."
 # The module of each class below `tensorflow_privacy.privacy.dp_query`.
 CLASSES = {
     "DPQuery": "dp_query",
@@ -33,31 +34,11 @@ def library_class(name: str) -> Any:
     """Return a class of TensorFlow Privacy.
 
     Args:
-        name: one of `CLASSES`.
+        name: One of `CLASSES`.
 
     Raises:
         ImportError: If TensorFlow Privacy is not installed.
     """
-    return getattr(_module(CLASSES[name]), name)
-
-
-def is_instance(value: Any, *names: str) -> bool:
-    """Return whether `value` is of one of these classes; an unimported one has no instance."""
-    loaded = [
-        getattr(sys.modules[_path(CLASSES[name])], name)
-        for name in names
-        if _path(CLASSES[name]) in sys.modules
-    ]
-    return isinstance(value, tuple(loaded))
-
-
-def is_own(value: Any) -> bool:
-    """Return whether the class of `value` is TensorFlow Privacy's own, not one derived from it."""
-    return type(value).__module__.startswith("tensorflow_privacy.")
-
-
-def _module(name: str) -> Any:
-    """Return a module of queries, imported on demand."""
     sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
     try:
         importlib.import_module("tensorflow_privacy")
@@ -67,9 +48,15 @@ def _module(name: str) -> Any:
             "pip install keras-adaclip[tensorflow,tensorflow-privacy], on Python 3.11, in an "
             "environment of its own, since it pins old releases of NumPy and dp-accounting."
         ) from error
-    return importlib.import_module(_path(name))
+    return getattr(importlib.import_module(f"{_LIBRARY}privacy.dp_query.{CLASSES[name]}"), name)
 
 
-def _path(module: str) -> str:
-    """Return the full name of a module of queries."""
-    return f"tensorflow_privacy.privacy.dp_query.{module}"
+def is_instance(value: Any, *names: str) -> bool:
+    """Return whether `value` is of one of these classes, without importing them."""
+    bases = {base.__name__ for base in type(value).__mro__ if base.__module__.startswith(_LIBRARY)}
+    return not bases.isdisjoint(names)
+
+
+def is_own(value: Any) -> bool:
+    """Return whether the class of `value` is TensorFlow Privacy's own, not one derived from it."""
+    return type(value).__module__.startswith(_LIBRARY)

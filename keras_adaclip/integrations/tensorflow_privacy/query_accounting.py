@@ -1,16 +1,37 @@
-"""The ledger of an optimizer whose noise is that of a query, and the restarts of its trees."""
+"""The ledger of an optimizer whose noise is that of a query, and the restarts of its trees.
+
+Gaussian mechanisms on the same clients are one Gaussian mechanism: with noise multipliers z_k,
+
+    z = (sum_k z_k^-2)^(-1/2)
+
+since each sum, divided by its sensitivity, is a coordinate of one vector that moves by at most
+sqrt(K), and scaling each by its noise leaves N(0, I). So the ledger composes, under Poisson
+sampling, `PoissonSampledDpEvent(q, ComposedDpEvent([GaussianDpEvent(z_k), ...]))`, as one
+`PoissonSampledDpEvent(q, GaussianDpEvent(z))`: exactly, and for every accountant.
+
+Any other event (Laplace, sampling inside of a query, an unsupported event) is not a Gaussian
+mechanism, and is not accounted: epsilon is then infinite.
+"""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    SelfComposedDpEvent,
+)
+from keras import ops
 
 from keras_adaclip import noise
 from keras_adaclip.accounting import LedgerRow, Sampling
 from keras_adaclip.integrations.tensorflow_privacy import trees
-from keras_adaclip.integrations.tensorflow_privacy.event_noise import noise_of_event
 from keras_adaclip.integrations.tensorflow_privacy.library import is_instance
 from keras_adaclip.optimizers import AccountedOptimizer, RunSettings
 
@@ -25,9 +46,9 @@ class QueryAccounting(AccountedOptimizer):
     """Keeps the ledger in step with the noise that a query reports.
 
     Args:
-        inner_optimizer: the optimizer that applies the updates.
-        query: a `DPQuery`.
-        name: name of the optimizer.
+        inner_optimizer: The optimizer that applies the updates.
+        query: A `DPQuery`.
+        name: The name of the optimizer.
 
     Guarantees:
         The noise multiplier of a ledger row is a little below that of the query's event when the
@@ -41,7 +62,6 @@ class QueryAccounting(AccountedOptimizer):
         super().__init__(inner_optimizer, 0.0, name)
         self._query = query
         self._is_mean = _is_mean(query)
-        self._sampling = Sampling.STREAM
         self._rounds = QueryRounds(query, self._noise_of)
 
     @property
@@ -49,14 +69,10 @@ class QueryAccounting(AccountedOptimizer):
         """Sums the clients of a round."""
         return self._rounds
 
-    @property
+    @property  # type: ignore[misc]
     def noise_multiplier(self) -> float | None:
         """The noise multiplier of the next round, 0 if unknown; None before the model is built."""
         return self._noise_multiplier_at(0, None) if self.built else None
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, noise_multiplier: Any) -> None:
-        raise AttributeError("The noise of a `QueryOptimizer` is its query's own.")
 
     def begin_epoch(self, is_pass: bool) -> None:
         """Open the row that counts a later epoch of the run; trees restart with a pass."""
@@ -85,17 +101,7 @@ class QueryAccounting(AccountedOptimizer):
         self._build_ledger()
 
     def _prepare_run(self, settings: RunSettings) -> None:
-        """Restart the trees, and warn if the rounds of this run cannot be accounted.
-
-        Raises:
-            ValueError: If the run scales the noise.
-        """
-        if settings.noise_scale != 1.0:
-            raise ValueError(
-                "The noise of a `QueryOptimizer` is its query's own, and cannot be scaled. "
-                f"Received: noise_scale={settings.noise_scale}"
-            )
-        self._sampling = settings.sampling
+        """Restart the trees, and warn if the rounds of this run cannot be accounted."""
         share = 0.0
         if settings.sampling is Sampling.SHUFFLE:
             share = trees.share_of_pass(-(-settings.num_examples // settings.expected_batch_size))
@@ -121,7 +127,7 @@ class QueryAccounting(AccountedOptimizer):
                 f"a round of `{name}` is not a Gaussian mechanism that is known here (its event is "
                 "unsupported), and counts as a release without noise"
             )
-        if trees.has_trees(self._query) and self._sampling is not Sampling.SHUFFLE:
+        if trees.has_trees(self._query) and self._run_settings.sampling is not Sampling.SHUFFLE:
             return (
                 f"the noise of `{name}` protects a client that takes part once in a tree, which "
                 'only `fit(sampling="shuffle")` ensures; here it counts as none'
@@ -166,12 +172,10 @@ def _is_mean(query: Any) -> bool:
     Raises:
         ValueError: If some parts of a nested query are means and others are sums.
     """
-    if is_instance(query, "NormalizedQuery", "NoPrivacyAverageQuery"):
-        return True
     if is_instance(query, "RestartQuery"):
         return _is_mean(query._inner_query)
     if not is_instance(query, "NestedQuery"):
-        return False
+        return is_instance(query, "NormalizedQuery", "NoPrivacyAverageQuery")
     found = {_is_mean(part) for part in keras.tree.flatten(query._queries)}
     if len(found) > 1:
         raise ValueError(
@@ -179,3 +183,38 @@ def _is_mean(query: Any) -> bool:
             "which are then divided by the expected number of clients."
         )
     return found.pop()
+
+
+def noise_of_event(event: DpEvent) -> Tensor | None:
+    """Return the noise multiplier of the Gaussian mechanism that is equivalent to an event.
+
+    Args:
+        event: An event of one round; its numbers may be tensors of a graph.
+
+    Returns:
+        A float32 scalar, 0 for a release without noise; None if there is no such mechanism.
+    """
+    gaussians = list(_gaussians(event))
+    if not gaussians or any(noise is None for noise, _ in gaussians):
+        return None
+    # In float64 no square overflows. Without noise, the sum is infinite and the result 0.
+    precisions = [
+        ops.cast(count, "float64") / ops.square(ops.cast(noise, "float64"))
+        for noise, count in gaussians
+    ]
+    return ops.cast(ops.rsqrt(sum(precisions)), "float32")
+
+
+def _gaussians(event: DpEvent, count: Any = 1) -> Iterator[tuple[Any, Any]]:
+    """Yield pairs of a noise multiplier, None if unknown, and a number of releases."""
+    if isinstance(event, ComposedDpEvent):
+        for part in event.events:
+            yield from _gaussians(part, count)
+    elif isinstance(event, SelfComposedDpEvent):
+        yield from _gaussians(event.event, event.count * count)
+    elif isinstance(event, GaussianDpEvent):
+        yield event.noise_multiplier, count
+    elif isinstance(event, NonPrivateDpEvent):
+        yield 0.0, count
+    elif not isinstance(event, NoOpDpEvent):
+        yield None, count

@@ -9,23 +9,15 @@ from typing import Any, Self
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_adaclip import backend
 from keras_adaclip.integrations.tensorflow_privacy import trees
-from keras_adaclip.integrations.tensorflow_privacy.library import is_instance, library_class
+from keras_adaclip.integrations.tensorflow_privacy.library import library_class
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
 from keras_adaclip.optimizers import check_microbatch_size
 
 Tensor = Any
 _QUERY_PREFIX = "query."
 _CLIP_METRICS = ("clip", "current_clip", "tree_agg_dpftrl_clip")
-_AUGMENTATION_STREAM = 2
-_INTEGER_QUERIES = {
-    "DiscreteGaussianSumQuery",
-    "DistributedDiscreteGaussianSumQuery",
-    "DistributedSkellamSumQuery",
-}
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -37,13 +29,13 @@ class QueryOptimizer(QueryAccounting):
     their shapes; `record_specs`, or the parts of a `NestedQuery`, must match it.
 
     Args:
-        optimizer: any Keras optimizer for the server: an instance, its name, or its config.
-        query: a `tensorflow_privacy.DPQuery`, or a function without arguments that makes one. With
+        optimizer: Any Keras optimizer for the server: an instance, its name, or its config.
+        query: A `tensorflow_privacy.DPQuery`, or a function without arguments that makes one. With
             a function registered with `keras.saving.register_keras_serializable`,
             `keras.models.load_model` restores the model with its optimizer. With a query, compile
             again after `load_model(compile=False)`, which keeps weights and ledger.
-        microbatch_size: number of clients that train at a time; None lets the step decide.
-        name: name of the optimizer.
+        microbatch_size: Number of clients that train at a time; None lets the step decide.
+        name: The name of the optimizer.
 
     Raises:
         ImportError: If TensorFlow Privacy is not installed.
@@ -71,6 +63,8 @@ class QueryOptimizer(QueryAccounting):
     """
 
     diagnostics = ("gradient_norm",)
+    # Queries do not report it.
+    unclipped_fraction = None
     _object_arguments = ("query",)
     _plain_model_message = (
         "A `QueryOptimizer` was given to a model that does not know the client of each example, so "
@@ -101,8 +95,8 @@ class QueryOptimizer(QueryAccounting):
         """Count the round, and apply the query's result as a gradient.
 
         Args:
-            grads: the sample of a round, from `FederatedModel`'s own step, and nothing else.
-            trainable_variables: the variables, in the order of a record.
+            grads: The sample of a round, from `FederatedModel`'s own step, and nothing else.
+            trainable_variables: The variables, in the order of a record.
 
         Raises:
             ValueError: If `grads` are plain gradients.
@@ -134,18 +128,6 @@ class QueryOptimizer(QueryAccounting):
         """The clipping norm of the next round if the query reports it, else None."""
         metrics = self.query_metrics
         return next((metrics[name] for name in _CLIP_METRICS if name in metrics), None)
-
-    @property
-    def unclipped_fraction(self) -> None:
-        """Always None: queries do not report it."""
-        return None
-
-    @property
-    def augmentation_seed(self) -> Tensor:
-        """Two integers, new for each step, for random numbers other than noise."""
-        step = ops.cast(self.iterations.value, "int32")
-        draw = backend.gaussian((2,), self._key.value, step, _AUGMENTATION_STREAM)
-        return ops.cast(ops.abs(draw) * 2.0**24, "int32")
 
     # Saving
 
@@ -195,16 +177,9 @@ class QueryOptimizer(QueryAccounting):
                 "function that makes the query, registered with "
                 "`keras.saving.register_keras_serializable`."
             )
-        if config.get("clip_norm") is not None:
-            raise ValueError(_INTEGERS_MESSAGE.format("model with `clip_norm`"))
+        # Only version 0.1 has `clip_norm`.
         kept = {name: value for name, value in config.items() if name != "clip_norm"}
         return super().from_config(kept, custom_objects)
-
-
-_INTEGERS_MESSAGE = (
-    "A {} adds up integers, and its discrete noise is not accounted for: epsilon would be "
-    "infinite. Use a `GaussianSumQuery` or a `QuantileAdaptiveClipSumQuery`."
-)
 
 
 def _check_query(given: Any) -> Any:
@@ -221,13 +196,11 @@ def _check_query(given: Any) -> Any:
             "Argument `query` must be a `DPQuery` of TensorFlow Privacy, or a function without "
             f"arguments that returns one. Received: query={query!r}"
         )
-    if is_instance(query, "TreeCumulativeSumQuery"):
+    inner = type(trees.unwrapped(query)).__name__
+    if inner in ("TreeCumulativeSumQuery", "QAdaClipTreeResSumQuery"):
         raise ValueError(
-            "A `TreeCumulativeSumQuery` returns the sum of all rounds so far, and an optimizer "
-            "takes that of one. Use a `TreeResidualSumQuery`, whose rounds add up to it."
+            f"A `{inner}` is not supported: its results are sums of all rounds so far, or its "
+            "clipping norm changes with its tree. Use a `TreeResidualSumQuery`."
         )
-    inner = query._numerator if is_instance(query, "NormalizedQuery") else query
-    if _INTEGER_QUERIES.intersection(base.__name__ for base in type(inner).__mro__):
-        raise ValueError(_INTEGERS_MESSAGE.format(f"`{type(inner).__name__}`"))
     trees.refuse_seed(query)
     return query

@@ -24,22 +24,22 @@ import tensorflow as tf
 from keras_adaclip.integrations.tensorflow_privacy.tensorflow_packing import Packing
 
 Tensor = Any
-# From an event and the state before it: the noise over the sensitivity, None where unknown.
+# Takes an event and the state before it; returns the noise multiplier, None if unknown.
 NoiseOf = Callable[[Any, Any], Tensor | None]
 
 _UNKNOWN = -1.0
 # Quotients of float32: what an event says may be off by that much.
 _TOLERANCE = 1.0 - 2.0**-17
-# What holds the noise of a tree, or sums without any: whoever reads it can subtract the noise.
+# The noise of a tree, and sums without noise: whoever reads these can subtract the noise.
 _SECRET_FIELDS = {"tree_state", "previous_tree_noise", "samples_cumulative_sum"}
 
 
 @dataclass(frozen=True)
 class QuerySample:
-    """What the clients of one round have added up to, before the noise.
+    """The sum over the clients of one round, before the noise.
 
     Args:
-        tensors: the query's sample state. Only `QueryRounds` makes it.
+        tensors: The query's sample state. Only `QueryRounds` makes it.
     """
 
     tensors: list[Tensor]
@@ -49,24 +49,22 @@ class QueryRounds:
     """The rounds of one query.
 
     Args:
-        query: a `DPQuery`.
-        noise_of: the noise multiplier of what one round released.
+        query: A `DPQuery`.
+        noise_of: Returns the noise multiplier of one round.
     """
 
     def __init__(self, query: Any, noise_of: NoiseOf) -> None:
         self.query = query
         self._noise_of = noise_of
 
-    def build(self, shapes: Sequence[Sequence[int]], encoding: Any = None) -> None:
-        """Makes the query's state, and traces a round of it.
+    def build(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Make the query's state, and trace a round of it.
 
         Args:
-            shapes: those of the trainable variables; a record is a list of as many tensors.
-            encoding: takes records to what the query can add up, and its results back; None where
-                it adds up float32.
+            shapes: The shapes of the trainable variables; a record is a list of as many tensors.
 
         Raises:
-            ValueError: where the query's result is not like a record, or its noise has a seed.
+            ValueError: If the query's result is not like a record, or its noise has a seed.
         """
         if tf.config.functions_run_eagerly():
             raise ValueError(
@@ -74,9 +72,7 @@ class QueryRounds:
                 "reach it. Call `tf.config.run_functions_eagerly(False)`; "
                 "`compile(run_eagerly=True)` is fine."
             )
-        self._encoding = encoding
-        dtype = tf.float32 if self._encoding is None else tf.int32
-        self._template = [tf.zeros(shape, dtype) for shape in shapes]
+        self._template = [tf.zeros(shape) for shape in shapes]
         sample = self.query.initial_sample_state(self._template)
         self._sample = Packing(sample)
         self._empty = self._sample.flat(sample)
@@ -89,7 +85,9 @@ class QueryRounds:
         ]
         self._accumulate = tf.function(self._accumulated, autograph=False)
         self._finish = tf.function(self._finished, autograph=False)
-        self._try = tf.function(self._tried, autograph=False)
+        self._try = tf.function(
+            lambda: self._released(self.start(), self.state)[2], autograph=False
+        )
         records = [tf.TensorSpec((1, *shape)) for shape in shapes]
         for concrete in (
             self._accumulate.get_concrete_function(records, tf.TensorSpec((1,), tf.bool)),
@@ -100,17 +98,17 @@ class QueryRounds:
     # A round
 
     def start(self) -> list[Tensor]:
-        """The sample state of no client at all."""
+        """Return the sample state of no client."""
         return [tf.identity(value) for value in self._empty]
 
     def accumulated(
         self, deltas: Sequence[Tensor], present: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The sample state of some clients.
+        """Return the sample state of some clients.
 
         Args:
-            deltas: one tensor of shape `(num_clients, *variable.shape)` for each variable.
-            present: bool of shape `(num_clients,)`, false for padding.
+            deltas: One tensor of shape `(num_clients, *variable.shape)` for each variable.
+            present: Bool of shape `(num_clients,)`, false for padding.
 
         Returns:
             The sample state; norms of shape `(num_clients, 1)`, zero where not finite; whether
@@ -120,21 +118,21 @@ class QueryRounds:
         return list(sample), norms, finite
 
     def merged(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[Tensor]:
-        """The sample state of the clients of both."""
+        """Return the sample state of the clients of both."""
         return self._sample.flat(
             self.query.merge_sample_states(self._sample.packed(one), self._sample.packed(other))
         )
 
     def sample(self, tensors: Sequence[Tensor]) -> QuerySample:
-        """What `finished` takes."""
+        """Return the argument of `finished`."""
         return QuerySample(list(tensors))
 
     def finished(self, sample: QuerySample, stated_noise: Tensor) -> list[Tensor]:
-        """What the query releases of a round; its state moves on.
+        """Return the query's result for a round, and move its state on.
 
         Args:
-            sample: the round's clients.
-            stated_noise: float32 scalar, the noise multiplier that is accounted; 0 for none.
+            sample: The clients of the round.
+            stated_noise: Float32 scalar, the noise multiplier that is accounted; 0 for none.
 
         Returns:
             Float32 tensors of the shapes of the variables.
@@ -150,21 +148,22 @@ class QueryRounds:
 
     @state.setter
     def state(self, state: Any) -> None:
+        """Set the query's global state."""
         for variable, value in zip(self._variables, self._state.flat(state), strict=True):
             variable.assign(value)
 
     def noise_multiplier(self) -> float | None:
-        """The noise over the sensitivity in the next round, None where it is not known."""
+        """Return the noise multiplier of the next round, None if it is not known."""
         value = float(self._try())
         return None if value == _UNKNOWN else value
 
     def metrics(self) -> dict[str, float]:
-        """What the query tells of its state, such as a threshold, by name."""
+        """Return the query's metrics, such as its clipping norm, by name."""
         metrics = self.query.derive_metrics(self.state)
         return {str(name): float(value) for name, value in metrics.items()}
 
     def saved(self) -> dict[str, np.ndarray]:
-        """The state but for what lays the noise bare, by name."""
+        """Return the state by name, without the fields that reveal the noise."""
         return {
             name: variable.numpy()
             for name, variable in zip(self._state.names, self._variables, strict=True)
@@ -172,7 +171,7 @@ class QueryRounds:
         }
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raises where `values` are not those of `saved` for a query like this one."""
+        """Raise a `ValueError` unless `values` are the saved state of a query like this one."""
         present = self.saved()
         if set(values) != set(present) or any(
             np.shape(values[name]) != array.shape for name, array in present.items()
@@ -184,8 +183,7 @@ class QueryRounds:
             )
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """The inverse of `saved`; what is not saved stays what it is."""
-        self.check(values)
+        """Assign what `saved` returned and `check` accepts; the rest of the state stays."""
         for name, variable in zip(self._state.names, self._variables, strict=True):
             if name in values:
                 variable.assign(tf.cast(np.asarray(values[name]), variable.dtype))
@@ -193,6 +191,7 @@ class QueryRounds:
     # What is traced
 
     def _accumulated(self, deltas: list[Tensor], present: Tensor) -> Any:
+        """Return what `accumulated` returns."""
         squares = [
             tf.reduce_sum(tf.square(delta), axis=list(range(1, len(delta.shape))))
             for delta in deltas
@@ -206,11 +205,12 @@ class QueryRounds:
         with _no_global_seed():
             params = self.query.derive_sample_params(self.state)
 
-            def add_client(number: Tensor, *sample: Tensor) -> list[Tensor]:
+            def add_client(sample: list[Tensor], client: list[Tensor]) -> list[Tensor]:
+                """Return the sample state with one more client, if it is present."""
+                *record, is_present = client
+
                 def added() -> list[Tensor]:
-                    record = [delta[number] for delta in deltas]
-                    if self._encoding is not None:
-                        record = self._encoding.encode(record, tf.random.uniform)
+                    """Return the sample state with the client."""
                     return self._sample.flat(
                         self.query.accumulate_preprocessed_record(
                             self._sample.packed(sample),
@@ -219,50 +219,41 @@ class QueryRounds:
                     )
 
                 kept = [tf.identity(value) for value in sample]
-                return [number + 1, *tf.cond(present[number], added, lambda: kept)]
+                return list(tf.cond(is_present, added, lambda: kept))
 
-            _, *sample = tf.while_loop(
-                lambda number, *_: number < tf.shape(present)[0],
-                add_client,
-                [tf.constant(0), *self.start()],
-                parallel_iterations=1,
-            )
+            sample = tf.foldl(add_client, [*deltas, present], self.start(), parallel_iterations=1)
         return sample, tf.where(finite, norms, 0.0)[:, None], finite
 
     def _finished(self, sample: list[Tensor], stated_noise: Tensor) -> list[Tensor]:
+        """Return what `finished` returns."""
+        results, state, noise = self._released(sample, self.state)
+        noise = tf.maximum(noise, 0.0)
+        # Not a number is not enough either.
+        is_enough = tf.logical_or(stated_noise == 0.0, _TOLERANCE * noise >= stated_noise)
+        enough = tf.debugging.Assert(is_enough, [_TOO_LITTLE_NOISE, noise, stated_noise])
+        # Within a graph; outside of one it has raised already.
+        with tf.control_dependencies([] if enough is None else [enough]):
+            results = [tf.identity(tf.cast(value, tf.float32)) for value in results]
+            for variable, value in zip(self._variables, state, strict=True):
+                variable.assign(value)
+        return [
+            tf.ensure_shape(value, part.shape)
+            for value, part in zip(results, self._template, strict=True)
+        ]
+
+    def _released(
+        self, sample: list[Tensor], state: Any
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the query's result, its next state, and its noise multiplier.
+
+        Raises:
+            ValueError: If the result is not like a record.
+        """
         with _no_global_seed():
-            state = self.state
             result, new_state, event = self.query.get_noised_result(
                 self._sample.packed(sample), state
             )
             noise = self._noise_of(event, state)
-            noise = tf.constant(0.0) if noise is None else tf.cast(noise, tf.float32)
-            # Not a number is not enough either.
-            is_enough = tf.logical_or(stated_noise == 0.0, _TOLERANCE * noise >= stated_noise)
-            enough = tf.debugging.Assert(is_enough, [_TOO_LITTLE_NOISE, noise, stated_noise])
-            # Within a graph; outside of one it has raised already.
-            with tf.control_dependencies([] if enough is None else [enough]):
-                values = [tf.identity(value) for value in self._results(result)]
-                for variable, value in zip(
-                    self._variables, self._state.flat(new_state), strict=True
-                ):
-                    variable.assign(value)
-        if self._encoding is not None:
-            values = self._encoding.decode(values)
-        return [
-            tf.ensure_shape(tf.cast(value, tf.float32), part.shape)
-            for value, part in zip(values, self._template, strict=True)
-        ]
-
-    def _tried(self) -> Tensor:
-        with _no_global_seed():
-            state = self.state
-            *_, event = self.query.get_noised_result(self._sample.packed(self.start()), state)
-            noise = self._noise_of(event, state)
-        return tf.constant(_UNKNOWN) if noise is None else tf.cast(noise, tf.float32)
-
-    def _results(self, result: Any) -> list[Tensor]:
-        """The tensors of a result, if it is like a record."""
         values = [] if isinstance(result, tf.RaggedTensor) else tf.nest.flatten(result)
         if len(values) != len(self._template) or not all(
             part.shape.is_compatible_with(value.shape)
@@ -273,26 +264,22 @@ class QueryRounds:
                 f"tensors of the shapes {[tuple(part.shape) for part in self._template]}, those of "
                 f"the trainable variables. Received: {result}"
             )
-        return values
+        noise = tf.constant(_UNKNOWN) if noise is None else tf.cast(noise, tf.float32)
+        return values, self._state.flat(new_state), noise
 
     def _shapes_of_state(self, values: Sequence[Tensor]) -> list[tf.TensorShape]:
-        """The shapes that the state can take: that of a tree grows."""
-        later: list[tf.TensorShape] = []
+        """Return the shapes that the state can take: that of a tree grows."""
 
         @tf.function(autograph=False)
-        def round_of_none() -> None:
-            with _no_global_seed():
-                result, state, _ = self.query.get_noised_result(
-                    self._sample.packed(self.start()),
-                    self._state.packed([tf.identity(value) for value in values]),
-                )
-            self._results(result)
-            later.extend(value.shape for value in self._state.flat(state))
+        def round_of_none() -> list[Tensor]:
+            """Return the state after a round."""
+            state = self._state.packed([tf.identity(value) for value in values])
+            return self._released(self.start(), state)[1]
 
-        round_of_none.get_concrete_function()
+        later = round_of_none.get_concrete_function().outputs
         return [
-            value.shape.most_specific_compatible_shape(shape)
-            for value, shape in zip(values, later, strict=True)
+            value.shape.most_specific_compatible_shape(after.shape)
+            for value, after in zip(values, later, strict=True)
         ]
 
 
@@ -306,7 +293,7 @@ _TOO_LITTLE_NOISE = (
 
 @contextlib.contextmanager
 def _no_global_seed() -> Iterator[None]:
-    """Lets random operations of the graph that is traced take their seeds from the system."""
+    """Let random operations of the traced graph take their seeds from the operating system."""
     graph = tf.compat.v1.get_default_graph()
     seed, graph.seed = graph.seed, None
     try:
@@ -316,7 +303,7 @@ def _no_global_seed() -> Iterator[None]:
 
 
 def _refuse_seeds(graph: Any, query: Any) -> None:
-    """Raises where a random operation of a graph has a seed of its own."""
+    """Raise a `ValueError` if a random operation of a graph has a fixed seed."""
     functions = [function.node_def for function in graph.library.function]
     for node in (node for nodes in [graph.node, *functions] for node in nodes):
         if any(name in node.attr and node.attr[name].i != 0 for name in ("seed", "seed2")):

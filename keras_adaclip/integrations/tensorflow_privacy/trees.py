@@ -28,20 +28,19 @@ from keras_adaclip.integrations.tensorflow_privacy.library import is_instance, i
 Tensor = Any
 _LIBRARY = "tensorflow_privacy."
 _L2_CLIPPING = "build_l2_gaussian_query.<locals>.l2_clip_fn"
-_SUM, _ADAPTIVE = "TreeResidualSumQuery", "QAdaClipTreeResSumQuery"
 
 
 def has_trees(query: Any) -> bool:
     """Return whether a query is, or wraps, one that sums its noise over a tree."""
-    return is_instance(_unwrapped(query), _SUM, _ADAPTIVE)
+    return is_instance(unwrapped(query), "TreeResidualSumQuery")
 
 
 def node_noise(query: Any, state: Any) -> Tensor | None:
-    """Return the noise of a node over the bound of a contribution, for all trees together.
+    """Return the noise of a node over the bound of a contribution.
 
     Args:
-        query: a query that `has_trees`.
-        state: its global state.
+        query: A query that `has_trees`.
+        state: Its global state.
 
     Returns:
         A float32 scalar; None if clipping or noise is not TensorFlow Privacy's own.
@@ -51,18 +50,7 @@ def node_noise(query: Any, state: Any) -> Tensor | None:
     inner = _inner(query)
     if inner is not None:
         return node_noise(inner[1], getattr(state, inner[0]))
-    if is_instance(query, _ADAPTIVE):
-        estimator = query._quantile_estimator_query._below_estimate_query
-        estimator_state = state.quantile_estimator_state.below_estimate_state
-        sums = node_noise(query._sum_query, state.sum_state)
-        counts = node_noise(estimator, estimator_state)
-        if sums is None or counts is None:
-            return None
-        joint = 1.0 / ops.sqrt(1.0 / ops.square(sums) + 1.0 / ops.square(counts))
-        least = ops.minimum(sums, counts)
-        return ops.where(least > 0.0, joint, least)
-    generator = query._tree_aggregator.value_generator
-    clips = query._clip_fn
+    generator, clips = query._tree_aggregator.value_generator, query._clip_fn
     if not (clips.__module__.startswith(_LIBRARY) and clips.__qualname__.endswith(_L2_CLIPPING)):
         return None
     if not (is_own(generator) and is_instance(generator, "GaussianNoiseGenerator")):
@@ -74,48 +62,40 @@ def share_of_pass(num_rounds: int) -> float:
     """Return the noise multiplier of a tree over that of a node, for one round a client.
 
     Args:
-        num_rounds: number of rounds in the tree, at least 1.
+        num_rounds: Number of rounds in the tree, at least 1.
     """
     # ceil(log2(n + 1)) of an integer is its number of binary digits.
     return float(num_rounds.bit_length() ** -0.5)
 
 
 def restarted(query: Any, state: Any) -> Any:
-    """Return the global state with fresh trees and fresh keys.
+    """Return the global state with a fresh tree and a fresh key.
 
     Args:
-        query: a query that `has_trees`.
-        state: its global state.
+        query: A query that `has_trees`.
+        state: Its global state.
     """
     inner = _inner(query)
     if inner is not None:
         field, wrapped = inner
         return state._replace(**{field: restarted(wrapped, getattr(state, field))})
-    if is_instance(query, _ADAPTIVE):
-        estimator = query._quantile_estimator_query._below_estimate_query
-        counts = state.quantile_estimator_state.below_estimate_state
-        counts = counts._replace(
-            numerator_state=_with_key(estimator._numerator, counts.numerator_state)
-        )
-        state = state._replace(
-            sum_state=_with_key(query._sum_query, state.sum_state),
-            quantile_estimator_state=state.quantile_estimator_state._replace(
-                below_estimate_state=counts
-            ),
-        )
-    else:
-        state = _with_key(query, state)
+    tree = state.tree_state
+    if is_instance(query._tree_aggregator.value_generator, "GaussianNoiseGenerator"):
+        # TensorFlow Privacy adds counters to both numbers: leave room for them.
+        seeds = np.frombuffer(os.urandom(16), np.int64) >> 2
+        seeds = ops.convert_to_tensor(seeds, "int64")
+        generator_state = tree.value_generator_state._replace(seeds=seeds)
+        tree = tree._replace(value_generator_state=generator_state)
     # Residuals are reset without results.
-    return query.reset_state(None, state)
+    return query.reset_state(None, state._replace(tree_state=tree))
 
 
 def refuse_seed(query: Any) -> None:
     """Raise if the user has given a seed for the noise of a tree."""
     if not has_trees(query):
         return
-    query = _unwrapped(query)
-    sums = query._sum_query if is_instance(query, _ADAPTIVE) else query
-    seed = getattr(sums._tree_aggregator.value_generator, "_seed", None)
+    query = unwrapped(query)
+    seed = getattr(query._tree_aggregator.value_generator, "_seed", None)
     if seed is not None:
         raise ValueError(
             f"The noise of the `{type(query).__name__}` comes from a fixed seed, and whoever knows "
@@ -123,18 +103,10 @@ def refuse_seed(query: Any) -> None:
         )
 
 
-def _with_key(query: Any, state: Any) -> Any:
-    """Return the state of one tree with a fresh key."""
-    if not is_instance(query._tree_aggregator.value_generator, "GaussianNoiseGenerator"):
-        return state
-    # TensorFlow Privacy adds counters to both numbers: leave room for them.
-    seeds = np.frombuffer(os.urandom(16), np.int64) >> 2
-    generator_state = state.tree_state.value_generator_state._replace(
-        seeds=ops.convert_to_tensor(seeds, "int64")
-    )
-    return state._replace(
-        tree_state=state.tree_state._replace(value_generator_state=generator_state)
-    )
+def unwrapped(query: Any) -> Any:
+    """Return the innermost query."""
+    inner = _inner(query)
+    return query if inner is None else unwrapped(inner[1])
 
 
 def _inner(query: Any) -> tuple[str, Any] | None:
@@ -144,9 +116,3 @@ def _inner(query: Any) -> tuple[str, Any] | None:
     if is_instance(query, "NormalizedQuery"):
         return "numerator_state", query._numerator
     return None
-
-
-def _unwrapped(query: Any) -> Any:
-    """Return the innermost query."""
-    inner = _inner(query)
-    return query if inner is None else _unwrapped(inner[1])

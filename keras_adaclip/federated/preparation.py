@@ -1,0 +1,209 @@
+"""The preparation of a federated `fit`: what would break the guarantee, and the size of chunks."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
+from keras_adaclip.backend import keras_private
+from keras_adaclip.federated.cohorts import CohortBatches
+from keras_adaclip.federated.local_training import with_rows_masked
+from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.gradients import Batch, call_model, finite_rows
+from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.training import (
+    CONVOLUTIONS,
+    Finding,
+    PrivacyIssue,
+    Probe,
+    compile_issues,
+    issues_of_clients,
+    refuse,
+    refuse_other_weights,
+    refuse_unsupported,
+)
+
+_RANDOM_LOSS = (
+    "It gave two values for the same targets and predictions: it keeps state or draws random "
+    "numbers, so it is not known whether it counts the rows that pad the last batch of a client.",
+    "Make it a function of `(y_true, y_pred)` alone; random numbers belong into a layer.",
+)
+_COUNTING_LOSS = (
+    "It counts the rows that pad the last batch of a client: it does not heed Keras's mask of the "
+    "predictions.",
+    "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one value for "
+    "each entry of all axes but the last.",
+)
+# On a CPU, convolutions with a different kernel for each client have no fast implementation, and
+# recurrent layers loop on their own.
+_SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *CONVOLUTIONS)
+# Weights of all clients of a chunk: with gradients and optimizer states they take 256 MiB.
+_MOST_WEIGHTS = 1 << 24
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
+_DEVIATIONS = 6.0
+
+
+def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
+    """Raise if training `model` over clients would not be private, or not what it seems.
+
+    Args:
+        model: A compiled and built federated model.
+        rows: A few examples to run the model on.
+        row_counts: The numbers of rows that local batches have.
+
+    Returns:
+        What was found of the state of a model without issues.
+
+    Raises:
+        ValueError: With every issue, one a line.
+    """
+    refuse_unsupported(model)
+    refuse_other_weights(model)
+    finding = Probe(model, rows, counts_rows=True).examined(eagerly=True)
+    found = [*issues_of_clients(finding), *_loss_issues(model, rows, row_counts)]
+    refuse(model, found + compile_issues(model))
+    return finding
+
+
+def refuse_unsuited_settings(
+    optimizer: AccountedOptimizer, settings: FederatedSettings, jit_compile: Any
+) -> None:
+    """Raise if `compile` got an argument that an optimizer with its own aggregation cannot heed.
+
+    Args:
+        optimizer: An optimizer whose `aggregation` is not None.
+        settings: The client arguments of `compile`.
+        jit_compile: The argument of `compile`.
+
+    Raises:
+        ValueError: If an argument does not go with the optimizer.
+    """
+    jit_compile = True if jit_compile is True else None
+    unsuited = [settings.client_weighting, settings.cohort_noise_size, jit_compile]
+    names = ("client_weighting", "cohort_noise_size", "jit_compile")
+    for name, value in zip(names, unsuited, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"Argument `{name}` does not go with a `{type(optimizer).__name__}`: its query "
+                "alone bounds and noises what clients add, and XLA may draw the same noise in "
+                f"every process. Leave it out. Received: {name}={value!r}"
+            )
+
+
+def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> int:
+    """Choose how many clients train at a time, and set the shapes of the batches.
+
+    Small models spend their time on overhead, which clients that train side by side share. Where
+    that is not faster, one client trains after another.
+
+    Args:
+        model: A compiled and built federated model.
+        cohorts: The rounds.
+        branches: Whether the model branches on values, so that clients cannot train side by side.
+
+    Returns:
+        The number of clients in a chunk, which train side by side if there are several.
+
+    Raises:
+        ValueError: If the optimizer's `microbatch_size` is `"auto"`.
+    """
+    chunk_size = model.optimizer.microbatch_size
+    if chunk_size == "auto":
+        raise ValueError(
+            "Argument `microbatch_size` of a federated model must be a number of clients or None. "
+            "Received: microbatch_size='auto'"
+        )
+    num_shards = backend.num_batch_shards()
+    if branches or not _is_fast_side_by_side(model):
+        chunk_size = 1
+    elif chunk_size is None:
+        size = math.ceil(cohorts.cohort_size / num_shards)
+        most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
+        # About four equal chunks a round.
+        num_chunks = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
+        chunk_size = math.ceil(size / num_chunks)
+    # So many clients on each device.
+    chunk_size *= num_shards
+    cohorts.num_shards = num_shards
+    cohorts.num_seeds = len(keras_private.seed_generator_states(model))
+    if backend.needs_fixed_shapes(model):
+        largest = cohorts.cohort_size
+        if cohorts.sampling is Sampling.POISSON:
+            deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
+            largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
+        cohorts.num_padded_clients = math.ceil(largest / chunk_size) * chunk_size
+    return int(chunk_size)
+
+
+def _is_fast_side_by_side(model: keras.Model) -> bool:
+    """Return whether clients train faster side by side than one after another."""
+    layers = keras_private.flatten_layers(model)
+    if backend.computes_on_cpu() and (
+        not backend.trains_faster_side_by_side(model.count_params())
+        or any(isinstance(layer, _SLOW_SIDE_BY_SIDE) for layer in layers)
+    ):
+        return False
+    # On PyTorch, Keras seeds a generator with a number, which clients side by side do not have.
+    return not (backend.loops_in_python() and keras_private.seed_generator_states(model))
+
+
+def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list[PrivacyIssue]:
+    """Return the loss if it counts the rows that pad a batch, or if that is not known."""
+    rows = finite_rows(rows)
+    num_rows = keras.tree.flatten(rows.x)[0].shape[0]
+    missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
+
+    def losses() -> list[Any]:
+        """Return the loss without padding, twice, and with padding."""
+        # Once for all: another call may draw other random numbers.
+        y_pred = call_model(model, rows.x, training=False)
+        loss = functools.partial(_loss_with_padding, model, rows, y_pred)
+        zeros = (loss(each, ops.zeros_like) for each in missing)
+        return [*map(loss, (0, 0, *missing)), *zeros]
+
+    values = backend.evaluate(losses, [*model.variables, *model.metrics_variables])
+    alone, again, *padded = (float(value) for value in values)
+    if not math.isfinite(alone):
+        return []
+    # An example of zeros alone may be none at all, as where zeros are masked words.
+    padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
+    is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
+    if not is_close(again):
+        return [PrivacyIssue("loss", *_RANDOM_LOSS)]
+    if not all(map(is_close, padded)):
+        return [PrivacyIssue("loss", *_COUNTING_LOSS)]
+    return []
+
+
+def _loss_with_padding(
+    model: keras.Model,
+    rows: Batch,
+    y_pred: Any,
+    missing: int,
+    changed: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Return the loss of some rows beside `missing` copies of the first, `changed` and masked."""
+
+    def padded(value: Any) -> Any:
+        """Append the copies."""
+        filler = changed(ops.repeat(value[:1], missing, axis=0))
+        return ops.concatenate([value, filler], axis=0)
+
+    def padded_prediction(value: Any) -> Any:
+        """Append the copies, and mask them."""
+        mask = keras_private.mask_of(value)
+        value = keras_private.attach_mask(padded(value), None if mask is None else padded(mask))
+        return with_rows_masked(value, ops.arange(value.shape[0]) < value.shape[0] - missing)
+
+    x, y = (
+        None if part is None else keras.tree.map_structure(padded, part)
+        for part in (rows.x, rows.y)
+    )
+    y_pred = keras.tree.map_structure(padded_prediction, y_pred)
+    with keras_private.without_regularizers(model):
+        return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred, training=True))
