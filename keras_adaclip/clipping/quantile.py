@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip._checks import check_choice, check_positive, check_real, optional
+from keras_adaclip._checks import check_between, check_choice, check_positive, optional
 from keras_adaclip.clipping.adaptive import AdaptiveClipping
 from keras_adaclip.clipping.groups import (
     LARGEST_CLIP_NORM,
@@ -90,12 +90,7 @@ class QuantileClipping(AdaptiveClipping):
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
-        self.target_quantile = check_real("target_quantile", target_quantile)
-        if not 0.0 <= self.target_quantile <= 1.0:
-            raise ValueError(
-                "Argument `target_quantile` must lie between 0 and 1. "
-                f"Received: target_quantile={target_quantile!r}"
-            )
+        self.target_quantile = check_between("target_quantile", target_quantile, 0.0, 1.0)
         self.initial_clip_norm = check_clip_norm("initial_clip_norm", initial_clip_norm)
         self.learning_rate = check_positive("learning_rate", learning_rate)
         self.count_noise_stddev = optional(check_positive, "count_noise_stddev", count_noise_stddev)

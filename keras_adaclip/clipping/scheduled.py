@@ -78,12 +78,6 @@ class ScheduledClipping(ClippingStrategy):
         Raises:
             ValueError: If the schedule counts in epochs and their length is unknown.
         """
-        if self.schedule.needs_steps_per_epoch and not steps_per_epoch:
-            raise ValueError(
-                f"The schedule {type(self.schedule).__name__} counts in epochs, and the number "
-                "of steps in an epoch is unknown. Pass `steps_per_epoch` to the schedule or to "
-                "`fit`."
-            )
         return {
             "clip_norm": self._clip_norm(state, step, steps_per_epoch),
             "steps_per_epoch": np.asarray(steps_per_epoch or 0, np.int32),

@@ -26,12 +26,13 @@ from keras_adaclip.gradients.losses import (
 )
 from keras_adaclip.gradients.plan import (
     GradientPlan,
+    LayerReport,
     fast_calls_of,
+    layer_reports,
     looped_plan,
     make_plan,
     unproven_plan,
 )
-from keras_adaclip.gradients.report import LayerReport, layer_reports
 
 __all__ = [
     "Augmentation",

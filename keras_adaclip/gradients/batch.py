@@ -152,7 +152,7 @@ def finite_rows(rows: Batch) -> Batch:
             value = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
         return ops.convert_to_tensor(value)
 
-    return Batch(*(mapped(clean, part) for part in (rows.x, rows.y, rows.sample_weight)))
+    return rows._map(clean, None)
 
 
 def repeated(rows: Batch, size: int) -> Batch:
@@ -167,7 +167,7 @@ def repeated(rows: Batch, size: int) -> Batch:
         """Return `size` rows."""
         return ops.take(value, np.arange(size) % value.shape[0], axis=0)
 
-    return Batch(*(mapped(take, part) for part in (rows.x, rows.y, rows.sample_weight)))
+    return rows._map(take, None)
 
 
 def mapped(function: Callable[[Any], Tensor], part: Any) -> Any:

@@ -17,11 +17,12 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.clipping import CurrentClipping
+from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.contributions import clipped_contributions
+from keras_adaclip.gradients.contributions import BatchGradients, clipped_contributions
+from keras_adaclip.gradients.forms import Materialized
+from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
 from keras_adaclip.gradients.layerwise import per_example_gradients
-from keras_adaclip.gradients.looped import looped_contributions
 from keras_adaclip.gradients.losses import regularization_loss
 from keras_adaclip.gradients.plan import GradientPlan
 
@@ -69,7 +70,7 @@ class Observed:
 
 
 def clipped_sum(
-    model: keras.Model, batch: Batch, clipping: CurrentClipping, plan: GradientPlan
+    model: keras.Model, batch: Batch, clipping: Clipper, plan: GradientPlan
 ) -> tuple[ClippedSum, Observed]:
     """Return the sum of the examples' clipped gradients, and results of the forward pass.
 
@@ -81,13 +82,11 @@ def clipped_sum(
     """
     if plan.is_layerwise:
         gradients, forward = per_example_gradients(model, batch, plan)
-        if clipping.coordinates is not None:
-            gradients = gradients.in_coordinates(clipping.coordinates)
         sums, norms, finite, factors = clipped_contributions(
             gradients, batch.present, clipping, ops.isfinite(forward.losses)
         )
     else:
-        (sums, norms, finite, factors), forward = looped_contributions(model, batch, clipping)
+        (sums, norms, finite, factors), forward = _looped_contributions(model, batch, clipping)
     total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
     observed = Observed(
         forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors
@@ -109,3 +108,42 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
         lambda: (regularization_loss(model), ()), variables, model.variables
     )
     return ClippedSum(total.gradients, total.statistics, gradients)
+
+
+def _looped_contributions(
+    model: keras.Model, batch: Batch, clipping: Clipper
+) -> tuple[tuple[list[Tensor], Tensor, Tensor, Tensor], Forward]:
+    """Return the clipped sums of a batch, with each example differentiated alone.
+
+    Args:
+        model: A built model with a compiled loss.
+        batch: The examples.
+        clipping: The clipping strategy with the thresholds of this step.
+
+    Returns:
+        The results of `clipped_contributions`, and of a forward pass over the batch.
+    """
+    trainable = model.trainable_variables
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+
+    def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        """Add the contribution of one example."""
+        alone = batch.rows(index, 1)
+        gradients, loss = single_gradient(model, alone)
+        parts: list[Any] = [Materialized(ops.expand_dims(value, 0)) for value in gradients]
+        is_sound = ops.reshape(ops.isfinite(loss), (1,))
+        sums, norms, finite, factors = clipped_contributions(
+            BatchGradients(trainable, parts, 1), alone.present, clipping, is_sound
+        )
+        totals = [total + part for total, part in zip(carry[:-1], sums, strict=True)]
+        found = (norms, ops.cast(finite, "float32")[:, None], factors)
+        rows = ops.slice_update(carry[-1], [index, 0], ops.concatenate(found, axis=1))
+        return [*totals, rows]
+
+    num_groups = clipping.groups.num_groups
+    carry = [ops.zeros(variable.shape, "float32") for variable in trainable]
+    carry.append(ops.zeros((batch.num_rows, 2 * num_groups + 1), "float32"))
+    forward = forward_alone(model, batch, training=True)
+    *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
+    norms, finite, factors = rows[:, :num_groups], rows[:, num_groups], rows[:, num_groups + 1 :]
+    return (sums, norms, finite > 0.0, factors), forward

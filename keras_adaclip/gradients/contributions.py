@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.clipping import CurrentClipping, ParameterGroups
+from keras_adaclip.clipping import Clipper, ParameterGroups
 from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 
 Tensor = Any
@@ -39,11 +39,12 @@ class BatchGradients:
         Args:
             coordinates: Centre and scale of each variable.
         """
-        parts = [
-            _shifted_and_scaled(part, centre, scale, self.num_rows)
-            for part, (centre, scale) in zip(self.parts, coordinates, strict=True)
-        ]
-        return BatchGradients(self.variables, list(parts), self.num_rows)
+        parts: list[PerExampleGradient | None] = []
+        for part, (centre, scale) in zip(self.parts, coordinates, strict=True):
+            unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
+            values = (part or unused).materialize()
+            parts.append(Materialized((values - centre) / scale))
+        return BatchGradients(self.variables, parts, self.num_rows)
 
     def squared_norms(self, groups: ParameterGroups) -> Tensor:
         """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
@@ -83,15 +84,14 @@ class BatchGradients:
 def clipped_contributions(
     contributions: BatchGradients,
     present: Tensor,
-    clipping: CurrentClipping,
+    clipping: Clipper,
     is_sound: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Return the sum of the units' clipped contributions.
 
     Args:
-        contributions: The contribution of each unit to each variable, in the clipping strategy's
-            coordinates.
+        contributions: The contribution of each unit to each variable.
         present: Bool of shape `(batch_size,)`, false for padding.
         clipping: The clipping strategy with the thresholds of this step.
         is_sound: Bool of shape `(batch_size,)`, false for units that add nothing, as if they were
@@ -104,6 +104,9 @@ def clipped_contributions(
         not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors of
         shape `(batch_size, num_groups)`.
     """
+    coordinates = clipping.coordinates
+    if coordinates is not None:
+        contributions = contributions.in_coordinates(coordinates)
     squared_norms = contributions.squared_norms(clipping.groups)
     if is_sound is not None:
         squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
@@ -116,13 +119,3 @@ def clipped_contributions(
         factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
     sums = contributions.weighted_sums(factors, finite, clipping.groups)
     return sums, norms, finite, factors
-
-
-def _shifted_and_scaled(
-    part: PerExampleGradient | None, centre: Tensor, scale: Tensor, num_rows: Any
-) -> Materialized:
-    """Return the contributions as `(g - centre) / scale`, with None as zeros."""
-    if part is None:
-        rows = ops.ones((num_rows, *([1] * len(centre.shape))), "float32")
-        return Materialized(-rows * (centre / scale))
-    return Materialized((part.materialize() - centre) / scale)

@@ -19,7 +19,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch, repeated
 from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule
-from keras_adaclip.gradients.taps import TapRecorder, tapped
+from keras_adaclip.gradients.layerwise import TapRecorder
 
 # Layers that call the layers inside them in a loop, so that taps cannot leave these calls.
 LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -85,17 +85,17 @@ def examine_calls(
 
                 return watched_call
 
-            recorder = TapRecorder(lambda value: value)
+            recorder = TapRecorder()
             with counted_outputs(model) as outputs:
                 calls = {
                     layer: watched(layer, layer.call)
                     for layer, rule in rules.items()
                     if isinstance(rule, GeneralRule)
                 }
-                with tapped(rules, recorder, calls):
+                with recorder.tapped(rules, calls):
                     watched(None, call_model)(model, batch.x, training=True)
         found.outputs_per_example = sum(outputs) // size
-        recorded = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
+        recorded = recorder.calls(recorder.tensors, recorder.taps)
         called[:] = [call.layer for call in recorded]
         leading[size] = [
             [_leading(value) for value in keras.tree.flatten((call.args, call.kwargs))]
@@ -125,6 +125,16 @@ def examine_calls(
     return found
 
 
+def layers_outside_loops(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yield the layers of a model, but of a loop only the loop itself."""
+    inside: set[int] = set()
+    for layer in keras_private.flatten_layers(model):
+        if id(layer) not in inside:
+            yield layer
+            if isinstance(layer, LOOPS):
+                inside.update(map(id, keras_private.flatten_layers(layer)))
+
+
 @contextmanager
 def counted_outputs(model: keras.Model) -> Iterator[list[int]]:
     """Count the numbers that layers return within the context.
@@ -150,15 +160,11 @@ def counted_outputs(model: keras.Model) -> Iterator[list[int]]:
 
         return counted_call
 
-    calls: dict[keras.layers.Layer, Callable[..., Any]] = {}
-    inside_loops: set[int] = set()
-    for layer in keras_private.flatten_layers(model):
-        _, *inner = keras_private.flatten_layers(layer)
-        is_loop = isinstance(layer, LOOPS)
-        if is_loop:
-            inside_loops.update(map(id, inner))
-        if id(layer) not in inside_loops and (is_loop or not inner):
-            calls[layer] = counted(layer.call)
+    calls = {
+        layer: counted(layer.call)
+        for layer in layers_outside_loops(model)
+        if isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1
+    }
     with keras_private.replaced_calls(calls):
         yield sizes
 

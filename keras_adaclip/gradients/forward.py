@@ -11,9 +11,9 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.augmentation import drawing_for_each_example
 from keras_adaclip.gradients.batch import Batch, mapped
-from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.gradients.preprocessing import drawing_for_each_example
+from keras_adaclip.gradients.losses import compute_loss, per_example_losses
 from keras_adaclip.sampling import as_array, common_length
 
 Tensor = Any
@@ -101,6 +101,39 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
     takes_training = "training" in inspect.signature(type(model).call).parameters
     with drawing_for_each_example(model) if training else nullcontext():
         return model(x, training=training) if takes_training else model(x)
+
+
+def single_gradient(
+    model: keras.Model, alone: Batch, training: bool = True
+) -> tuple[list[Tensor], Tensor]:
+    """Return the gradient of one example's loss, float32 per trainable variable, and the loss.
+
+    Args:
+        model: A built model with a compiled loss.
+        alone: A batch of one. The mean loss is used if it has several copies.
+        training: The mode of the forward pass.
+    """
+
+    def loss() -> tuple[Tensor, Any]:
+        """Return the mean loss over the copies, twice."""
+        y_pred = call_model(model, alone.x, training)
+        parts = (y_pred, alone.x, alone.y, alone.sample_weight)
+        losses = [
+            compute_loss(model, *(sliced(part, slice(row, row + 1)) for part in parts))
+            for row in range(alone.num_copies)
+        ]
+        value = ops.mean(ops.stack(losses))
+        return value, value
+
+    # The loss updates the trackers of single outputs. Only random generators may keep their state.
+    seeds = keras_private.seed_generator_states(model)
+    variables = [*model.variables, *model.metrics_variables]
+    with keras.StatelessScope([(variable, variable.value) for variable in variables]) as scope:
+        loss_value, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
+        updated = [scope.get_current_value(state) for state in seeds]
+    for variable, new_value in zip(seeds, updated, strict=True):
+        variable.assign(new_value)
+    return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
 
 
 def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:

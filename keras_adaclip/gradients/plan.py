@@ -5,6 +5,7 @@ gradients of the same rows, one row at a time. This finds what no table of layer
 that are used outside the layer that owns them, layers that merge axes into the batch.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +14,12 @@ import keras
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.batch import Batch, finite_rows
-from keras_adaclip.gradients.examination import LOOPS, examine_calls
+from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
+from keras_adaclip.gradients.examination import LOOPS, examine_calls, layers_outside_loops
+from keras_adaclip.gradients.forms import PerExampleGradient
+from keras_adaclip.gradients.forward import call_model
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, rule_for
+from keras_adaclip.gradients.layerwise import TapRecorder, gradients_of_calls
 from keras_adaclip.gradients.proof import numbers_per_example_if_exact
 
 
@@ -146,12 +150,8 @@ def assign_rules(
     """Return the rule and the trainable weights of each layer that has any."""
     rules: dict[keras.layers.Layer, LayerRule] = {}
     variables: dict[keras.layers.Layer, list[keras.Variable]] = {}
-    inside_loops: set[int] = set()
-    for layer in keras_private.flatten_layers(model):
-        if id(layer) in inside_loops:
-            continue
+    for layer in layers_outside_loops(model):
         if isinstance(layer, LOOPS):
-            inside_loops.update(id(inner) for inner in keras_private.flatten_layers(layer))
             own = list(layer.trainable_variables)
         else:
             own = keras_private.own_trainable_variables(layer)
@@ -173,3 +173,63 @@ def fast_calls_of(
     find = backend.fast_call_in_loop if in_loop else backend.fast_call
     calls = {layer: find(layer) for layer in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How the per-example gradients of one layer are computed.
+
+    Args:
+        layer: Name of the layer.
+        kind: Name of its class, empty for the whole model.
+        rule: Name of the rule that turns inputs and cotangents into per-example gradients.
+        norms: How the norm of its largest gradient is computed.
+        bytes_per_example: Bytes written per example for norms and sums. None if they depend on the
+            length of a sequence.
+    """
+
+    layer: str
+    kind: str
+    rule: str
+    norms: str
+    bytes_per_example: int | None
+
+
+def layer_reports(model: keras.Model, rows: Batch, plan: GradientPlan) -> list[LayerReport]:
+    """Return a report on each layer with trainable weights.
+
+    Args:
+        model: A built model. It need not be compiled.
+        rows: A few examples, for shapes. Targets are not used.
+        plan: The model's plan.
+    """
+    if not plan.is_layerwise:
+        return [LayerReport("(whole model)", "", "one by one", "written out", 0)]
+    rows = repeated(finite_rows(Batch(rows.x)), 2)
+    parts: dict[int, PerExampleGradient] = {}
+
+    def record() -> None:
+        """Call the model, and take the tapped tensors themselves for their cotangents."""
+        recorder = TapRecorder()
+        held = [*model.variables, *model.metrics_variables]
+        with (
+            keras.StatelessScope([(variable, variable.value) for variable in held]),
+            recorder.tapped(plan.rules, plan.fast_calls),
+        ):
+            call_model(model, rows.x, training=True)
+            calls = recorder.calls(recorder.tensors, recorder.taps)
+            parts.update(gradients_of_calls(plan, calls))
+
+    backend.trace(record)
+    reports = []
+    for (layer, rule), own in zip(plan.rules.items(), plan.variables.values(), strict=True):
+        used = [variable for variable in own if id(variable) in parts]
+        norms, held = "not used", []
+        if used:
+            largest = max(used, key=lambda variable: math.prod(variable.shape))
+            norms = parts[id(largest)].form
+            held = [parts[id(variable)].numbers_per_example for variable in used]
+        size = None if None in held else 4 * sum(n for n in held if n is not None)
+        kind = type(layer).__name__
+        reports.append(LayerReport(layer.name, kind, name_of_rule(rule), norms, size))
+    return reports

@@ -16,9 +16,9 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch, mapped, repeated
+from keras_adaclip.gradients.forward import single_gradient
 from keras_adaclip.gradients.layers import is_differentiable
 from keras_adaclip.gradients.layerwise import per_example_gradients
-from keras_adaclip.gradients.looped import single_gradient
 
 if TYPE_CHECKING:
     from keras_adaclip.gradients.plan import GradientPlan

@@ -13,7 +13,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip import noise
-from keras_adaclip.clipping import CurrentClipping, ParameterGroups
+from keras_adaclip.clipping import Clipper, ParameterGroups
 from keras_adaclip.clipping.groups import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
@@ -103,7 +103,7 @@ class Returning(ka.clipping.FixedClipping):
 @pytest.mark.parametrize("factor", [-1e9, -3.0, 0.25, 3.0, 1e30, math.inf, -math.inf, math.nan])
 def test_no_factor_of_a_strategy_lets_a_contribution_pass_its_bound(factor):
     strategy = Returning(factor)
-    current = CurrentClipping(strategy, SINGLE, tensors(strategy.initial_state(SINGLE)))
+    current = Clipper(strategy, SINGLE, tensors(strategy.initial_state(SINGLE)))
     finite = ops.ones((len(NORMS),), "bool")
     found = ops.convert_to_numpy(current.factors(ops.convert_to_tensor(NORMS[:, None]), finite))
     assert np.isfinite(found).all()
@@ -174,7 +174,7 @@ def test_a_short_contribution_stays_whole(name):
 def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
     groups = GROUPS[groups]
     strategy = strategy_for(name, allocation)
-    clipping = CurrentClipping(strategy, groups, tensors(state_of(strategy, groups)))
+    clipping = Clipper(strategy, groups, tensors(state_of(strategy, groups)))
     norms = np.zeros((4, groups.num_groups), np.float32)
     norms[0] = 1e18
     finite = np.array([True, False, False, True])
@@ -184,12 +184,9 @@ def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
     np.testing.assert_array_equal(found[1:3], 0.0)
     assert (found[[0, 3]] > 0.0).all()
     sums = ops.convert_to_numpy(clipping.summed_statistics(*arguments))
-    without_padding = summed_statistics(strategy, clipping.state, norms[present], finite[present])
-    assert sums.shape == (strategy.num_statistics(groups.num_groups),)
-    np.testing.assert_allclose(sums, without_padding)
-    # One that is not finite counts like one that is as long as can be.
-    endless = np.where(finite[:, None], norms, np.float32(1e18))[present]
-    np.testing.assert_allclose(sums, summed_statistics(strategy, clipping.state, endless))
+    # A unit that is not finite counts like one that is as long as can be, padding not at all.
+    longest = np.where(finite[:, None], norms, np.float32(1e18))[present]
+    np.testing.assert_allclose(sums, summed_statistics(strategy, clipping.state, longest))
 
 
 @every_strategy
@@ -211,9 +208,9 @@ def test_sum_and_statistics_together_cost_the_total(name, noise_multiplier, num_
 
 def in_coordinates(strategy, state, groups, unit):
     """A unit, of shape `(num_groups, 2)`, as the strategy sees it."""
-    if not strategy.has_coordinates:
-        return unit
     pairs = strategy.coordinates(tensors(state), groups)
+    if pairs is None:
+        return unit
     pairs = [tuple(map(ops.convert_to_numpy, pair)) for pair in pairs]
     return np.stack([(part - a) / b for part, (a, b) in zip(unit, pairs, strict=True)])
 
@@ -251,7 +248,7 @@ def test_the_joint_sensitivity_is_what_the_split_pays_for(name, groups, allocati
     strategy, total = strategy_for(name, allocation), 2.0
     num_groups = groups.num_groups
     state = strategy.initial_state(groups)
-    if not strategy.has_coordinates:
+    if name != "AdaClip":
         state["clip_norm"] = np.linspace(0.5, 2.0, num_groups).astype(np.float32)
     of_sum, of_statistics = strategy.noise_split(total, 100.0, num_groups)
     stddevs = noise.group_stddevs(
@@ -298,20 +295,10 @@ def test_the_next_state_is_finite_after_any_release(name, groups, allocation):
         assert all(np.isfinite(array).all() for array in after.values())
         assert (after["clip_norm"] >= SMALLEST_CLIP_NORM * 0.999).all()
         assert (after["clip_norm"] <= LARGEST_CLIP_NORM * 1.001).all()
-        if strategy.has_coordinates:
-            pairs = strategy.coordinates(tensors(after), groups)
-            for centre, scale in (map(ops.convert_to_numpy, pair) for pair in pairs):
-                assert np.isfinite(centre).all()
-                assert (scale > 0.0).all()
-
-
-def test_the_price_of_the_statistics_is_said():
-    strategy = ka.clipping.QuantileClipping(count_noise_stddev=4.0)
-    of_sum = (1.0 - 1 / 64.0) ** -0.5
-    text = strategy.describe(noise_multiplier=1.0, expected_units=100)
-    price = f"{100 * (of_sum - 1):.3g}% more noise, the price of 1 private statistic with"
-    assert f"z = 1, of the sum z_D = {of_sum:.6g} ({price}" in text
-    assert "3 groups, noise allocation 'global'" in strategy.describe(1.0, 100, num_groups=3)
+        for pair in strategy.coordinates(tensors(after), groups) or []:
+            centre, scale = map(ops.convert_to_numpy, pair)
+            assert np.isfinite(centre).all()
+            assert (scale > 0.0).all()
 
 
 def test_a_trained_optimizer_tells_what_was_paid():
@@ -319,7 +306,10 @@ def test_a_trained_optimizer_tells_what_was_paid():
     model = pure_noise_model(optimizer)
     model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
     of_sum = (1.0 - 2 / 64.0) ** -0.5
-    assert f"z_D = {of_sum:.6g} (" in optimizer.described()["clipping"]
+    price = f"({100 * (of_sum - 1):.3g}% more noise, the price of 2 private statistics with"
+    text = optimizer.described()["clipping"]
+    assert f"z = 1, of the sum z_D = {of_sum:.6g} {price}" in text
+    assert "2 groups, noise allocation 'global'" in text
 
 
 @pytest.mark.parametrize(
@@ -331,22 +321,23 @@ def test_a_trained_optimizer_tells_what_was_paid():
         (ka.clipping.MeanNormClipping, "initial_clip_norm"),
     ],
 )
-def test_a_clip_norm_out_of_range_is_refused(cls, argument):
-    for value, message in ((0.0, "must be positive"), (math.nan, "must be finite")):
-        with pytest.raises(ValueError, match=f"Argument `{argument}` {message}"):
-            cls(**{argument: value})
-    for value in (1e-30, 1e30):
-        with pytest.raises(ValueError, match=f"Argument `{argument}` must lie between 1e-10"):
-            cls(**{argument: value})
-    for value in (True, "1", np.ones((2, 2))):
-        with pytest.raises(TypeError, match=f"Argument `{argument}` must be a number"):
-            cls(**{argument: value})
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0.0, ValueError, "must be positive"),
+        (1e-30, ValueError, "must lie between 1e-10"),
+        (1e30, ValueError, "must lie between 1e-10"),
+        (True, TypeError, "must be a number"),
+    ],
+)
+def test_a_clip_norm_out_of_range_is_refused(cls, argument, value, error, message):
+    with pytest.raises(error, match=f"Argument `{argument}` {message}"):
+        cls(**{argument: value})
 
 
 @pytest.mark.parametrize(
     ("identifier", "expected"),
     [
-        (0.5, ka.clipping.FixedClipping),
         (np.float32(0.5), ka.clipping.FixedClipping),
         (ka.clipping.FixedClipping(0.5, groups="per_layer"), ka.clipping.FixedClipping),
         ("quantile", ka.clipping.QuantileClipping),
@@ -359,20 +350,13 @@ def test_a_clip_norm_out_of_range_is_refused(cls, argument):
         (keras.optimizers.schedules.CosineDecay(1.0, 10), ka.clipping.ScheduledClipping),
     ],
 )
-def test_what_a_user_may_write_for_a_strategy(identifier, expected):
+def test_numbers_names_and_schedules_are_strategies(identifier, expected):
     assert type(ka.clipping.get(identifier)) is expected
 
 
 @pytest.mark.parametrize(
-    ("identifier", "error", "message"),
-    [
-        ("median", ValueError, "must be a clipping strategy .* clipping='median'"),
-        (-1.0, ValueError, "must be positive"),
-        (None, TypeError, "must be a clipping strategy .* clipping=None"),
-        (True, TypeError, "must be a clipping strategy"),
-        ([1.0], TypeError, "must be a clipping strategy"),
-    ],
+    ("identifier", "error"), [("median", ValueError), (None, TypeError), (True, TypeError)]
 )
-def test_what_is_no_strategy(identifier, error, message):
-    with pytest.raises(error, match=message):
+def test_anything_else_is_no_strategy(identifier, error):
+    with pytest.raises(error, match=f"must be a clipping strategy .* clipping={identifier!r}"):
         ka.clipping.get(identifier)

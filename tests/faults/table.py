@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "contributions are not clipped",
-        "clipping/clipping_state.py",
+        "clipping/clipper.py",
         "return ops.where(counted, factors, 0.0)",
         "return ops.where(counted, ops.ones_like(factors), 0.0)",
         "tests/clipping",
@@ -322,12 +322,12 @@ FAULTS = (
     Fault(
         "AdaClip takes its centres off the sum of a batch, not off each gradient",
         "gradients/contributions.py",
-        "return Materialized((part.materialize() - centre) / scale)",
-        """written = Materialized((part.materialize() - centre) / scale)
-    written.weighted_sum = lambda factors, finite: (
-        part.weighted_sum(factors, finite) - ops.sum(factors) * centre
-    ) / scale
-    return written""",
+        "parts.append(Materialized((values - centre) / scale))",
+        """written = Materialized((values - centre) / scale)
+            written.weighted_sum = lambda factors, finite, part=part, pair=(centre, scale): (
+                part.weighted_sum(factors, finite) - ops.sum(factors) * pair[0]
+            ) / pair[1]
+            parts.append(written)""",
         "tests/gradients/test_factored.py",
     ),
     Fault(
@@ -571,7 +571,7 @@ FAULTS = (
     ),
     Fault(
         "layers with one histogram for all images of a batch are not refused",
-        "gradients/preprocessing.py",
+        "gradients/augmentation.py",
         "        if isinstance(inner, _MIXING):\n",
         "        if False:\n",
         "tests/gradients/test_preprocessing.py",

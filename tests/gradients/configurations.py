@@ -73,11 +73,8 @@ TABLES = {
             "Dense": {
                 "softmax": lambda: layers.Dense(5, activation="softmax"),
                 "no_bias": lambda: layers.Dense(5, use_bias=False),
-                "own_activation": lambda: layers.Dense(5, activation=lambda v: v * ops.tanh(v)),
                 "leaky_relu": lambda: layers.Dense(5, activation=layers.LeakyReLU()),
                 "frozen_kernel": lambda: layers.Dense(5),
-                "frozen_bias": lambda: layers.Dense(5),
-                "low_rank": lambda: layers.Dense(5, lora_rank=2),
                 "low_rank_scaled": lambda: layers.Dense(
                     5, lora_rank=2, lora_alpha=3, activation="tanh"
                 ),
@@ -85,15 +82,13 @@ TABLES = {
             "general": {"prelu": lambda: layers.PReLU()},
             "": {"frozen": lambda: layers.Dense(5, trainable=False)},
         },
-        frozen={"frozen_kernel": "kernel", "frozen_bias": "bias"},
+        frozen={"frozen_kernel": "kernel"},
     ),
     "convolutions_1d": Table(
         (7, 4),
         {
             "Convolution": {
-                "valid": lambda: layers.Conv1D(3, 3, activation="relu"),
                 "same_strides": lambda: layers.Conv1D(3, 4, strides=2, padding="same"),
-                "strides_over_kernel": lambda: layers.Conv1D(3, 2, strides=3, use_bias=False),
                 "causal_strides": lambda: layers.Conv1D(3, 2, strides=2, padding="causal"),
                 "causal_dilation": lambda: layers.Conv1D(3, 2, dilation_rate=3, padding="causal"),
                 "groups": lambda: layers.Conv1D(4, 3, groups=2, padding="same"),
@@ -107,17 +102,14 @@ TABLES = {
             "Convolution": {
                 "valid": lambda: layers.Conv2D(3, 3, activation="relu"),
                 "same_strides": lambda: layers.Conv2D(3, 3, strides=2, padding="same"),
-                "same_strides_even": lambda: layers.Conv2D(3, 2, strides=2, padding="same"),
                 "unequal_strides": lambda: layers.Conv2D(3, 2, strides=(2, 1), use_bias=False),
                 "unequal_dilation": lambda: layers.Conv2D(3, (2, 1), dilation_rate=(1, 3)),
                 "groups": lambda: layers.Conv2D(4, 3, groups=2),
-                "one_by_one": lambda: layers.Conv2D(3, 1),
                 "frozen_kernel": lambda: layers.Conv2D(3, 2),
-                "frozen_bias": lambda: layers.Conv2D(3, 2),
             },
             "general": {"own_operation": lambda: StandardizedConv2D(3, 2)},
         },
-        frozen={"frozen_kernel": "kernel", "frozen_bias": "bias"},
+        frozen={"frozen_kernel": "kernel"},
     ),
     "convolutions_3d": Table(
         (4, 3, 4, 2),
@@ -126,7 +118,6 @@ TABLES = {
                 "same_strides": lambda: layers.Conv3D(
                     2, (3, 2, 2), strides=(2, 1, 2), padding="same"
                 ),
-                "dilation": lambda: layers.Conv3D(2, 2, dilation_rate=(1, 2, 3), use_bias=False),
             },
             "TransposedConvolution": {
                 "transposed": lambda: layers.Conv3DTranspose(2, 3, strides=2, padding="same"),
@@ -144,9 +135,7 @@ TABLES = {
                     2, dilation_rate=2, use_bias=False
                 ),
             },
-            "general": {"separable": lambda: layers.SeparableConv1D(4, 2)},
             "TransposedConvolution": {
-                "valid": lambda: layers.Conv1DTranspose(2, 3, activation="tanh"),
                 "output_padding": lambda: layers.Conv1DTranspose(
                     2, 4, strides=3, output_padding=2, padding="same"
                 ),
@@ -164,22 +153,17 @@ TABLES = {
                 "depthwise_strides": lambda: layers.DepthwiseConv2D(
                     3, strides=2, padding="same", depth_multiplier=3
                 ),
-                "depthwise_frozen_kernel": lambda: layers.DepthwiseConv2D(2),
             },
             "general": {"separable": lambda: layers.SeparableConv2D(3, 2, strides=2)},
             "TransposedConvolution": {
                 "transposed_strides": lambda: layers.Conv2DTranspose(
                     3, (3, 2), strides=(2, 1), padding="same"
                 ),
-                "transposed_strides_over_kernel": lambda: layers.Conv2DTranspose(
-                    3, 2, strides=3, padding="same", use_bias=False
-                ),
                 "transposed_output_padding": lambda: layers.Conv2DTranspose(
                     3, 3, strides=2, padding="same", output_padding=(1, 0)
                 ),
             },
         },
-        frozen={"depthwise_frozen_kernel": "kernel"},
     ),
     "channels_first_and_dilated_transposed": Table(
         (4, 5, 4),
@@ -213,23 +197,20 @@ TABLES = {
                 "layer_no_scale": lambda: layers.LayerNormalization(scale=False),
                 "layer_rms": lambda: layers.LayerNormalization(axis=[1, 2], rms_scaling=True),
                 "layer_frozen_gamma": lambda: layers.LayerNormalization(),
-                "layer_frozen_beta": lambda: layers.LayerNormalization(),
                 "group": lambda: layers.GroupNormalization(2),
                 "group_no_scale": lambda: layers.GroupNormalization(1, scale=False),
-                "group_no_center": lambda: layers.GroupNormalization(-1, center=False),
             },
             "general": {
                 "rms": lambda: layers.RMSNormalization(),
                 "prelu_shared": lambda: layers.PReLU(shared_axes=[1]),
             },
         },
-        frozen={"layer_frozen_gamma": "gamma", "layer_frozen_beta": "beta"},
+        frozen={"layer_frozen_gamma": "gamma"},
     ),
     "einsum_dense": Table(
         (3, 4),
         {
             "EinsumDense": {
-                "dense": lambda: layers.EinsumDense("abc,cd->abd", (3, 5), "tanh", bias_axes="d"),
                 "dots": lambda: layers.EinsumDense("...c,cd->...d", 5, bias_axes="d"),
                 "dots_behind": lambda: layers.EinsumDense("ab...,bc->ac...", 5, bias_axes="c"),
                 "turned": lambda: layers.EinsumDense("abc,dc->abd", (3, 5), bias_axes="bd"),
@@ -239,7 +220,6 @@ TABLES = {
                 "groups_behind": lambda: layers.EinsumDense("abc,bdc->adc", (5, 4), bias_axes="c"),
                 "scale": lambda: layers.EinsumDense("abc,c->abc", (3, 4)),
                 "summed_input": lambda: layers.EinsumDense("abc,bd->ad", 5),
-                "frozen_kernel": lambda: layers.EinsumDense("abc,cd->abd", (3, 5), bias_axes="d"),
                 "low_rank_heads": lambda: layers.EinsumDense(
                     "abc,cde->abde", (3, 2, 5), bias_axes="de", lora_rank=2
                 ),
@@ -254,7 +234,6 @@ TABLES = {
                 ),
             },
         },
-        frozen={"frozen_kernel": "kernel"},
     ),
     "embeddings": Table(
         (5,),

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import CurrentClipping, FixedClipping, ParameterGroups
+from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, call_model, clipped_sum, looped_plan, make_plan
 from tests import oracles
 
@@ -98,7 +98,7 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_cop
         }
         with training_scope(model):
             batch = Batch(x, y, sample_weight, mask, num_copies)
-            current = CurrentClipping(clipping, groups, state)
+            current = Clipper(clipping, groups, state)
             total, observed = clipped_sum(model, batch, current, plan)
         return {
             "gradients": total.gradients,

@@ -8,7 +8,7 @@ from tests.gradients.architectures import case
 from tests.gradients.support import LOOPED, assert_close, plan_for, row_gradients, runner
 
 COPIES = 3
-NAMES = ["convolution_groups", "reversible_embedding", "embedding_masked_mean", "shared_general"]
+NAMES = ["convolution_groups", "embedding_masked_mean", "shared_dense", "shared_general"]
 
 
 def copied_case(name):

@@ -92,14 +92,6 @@ def test_padding_adds_zero_whatever_it_holds(case):
         np.testing.assert_array_equal(found.factors[~present], [0.0, 0.0])
 
 
-def test_only_padding_adds_exactly_zero(case):
-    run, x, y, _, _ = case
-    found = run(np.full_like(x, np.nan), y, None, np.zeros(4, bool))
-    for gradient in found.gradients:
-        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
-    np.testing.assert_array_equal(found.statistics, [0.0])
-
-
 # One dense unit with two inputs
 
 
@@ -110,15 +102,6 @@ def one_unit(is_looped, y, loss="mse", **options):
     model = built(model, x, y, loss=loss)
     model.set_weights([np.full((2, 1), 0.5, np.float32), np.zeros(1, np.float32)])
     return model, x, LOOPED if is_looped else plan_for(model, x, np.zeros_like(y))
-
-
-@pytest.mark.parametrize("is_looped", [False, True])
-def test_a_gradient_of_zero_has_factor_one(is_looped):
-    y = np.array([[1.0], [3.0], [1.0]], np.float32)
-    model, x, plan = one_unit(is_looped, y)
-    found = runner(model, plan, 1e-6)(x, y)
-    np.testing.assert_allclose(found.factors, [1.0, 1e-6 / np.sqrt(48.0), 1.0], rtol=1e-5)
-    np.testing.assert_allclose(found.norms, [0.0, np.sqrt(48.0), 0.0], atol=1e-12, rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_looped", [False, True])

@@ -77,7 +77,7 @@ def precisions_of_products():
 
     def run(inputs, cotangents):
         part = OuterProduct(inputs, cotangents, (500, 400))
-        assert part.uses_gram
+        assert part.form == "Gram matrices"
         gradients = BatchGradients(variables, [part], 2)
         norms = gradients.squared_norms(groups)
         return norms, gradients.weighted_sums(norms, norms[:, 0] > 0.0, groups)

@@ -37,18 +37,14 @@ class EinsumDenseRule(LayerRule):
     def covers(self, layer: Any) -> bool:
         """Return whether the first axis is the batch, and no letter occurs twice in one term."""
         equation = _Equation.of(layer)
-        if equation is None or (
-            layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs)
-        ):
+        if layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs):
             return False
-        return not layer.lora_enabled or equation.ends_free
+        return equation.is_batched and (equation.ends_free or not layer.lora_enabled)
 
     def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
         """Return the gradients of kernel and bias, or of the two factors of LoRA and the bias."""
-        equation, layer = _Equation.of(call.layer), call.layer
-        if equation is None:
-            raise ValueError(f"No rule covers {call.layer.name}: {call.layer.equation!r}")
-        cotangents, scale = ops.cast(call.cotangents[0], "float32"), lora_scale(layer)
+        equation, layer, scale = _Equation.of(call.layer), call.layer, lora_scale(call.layer)
+        cotangents = ops.cast(call.cotangents[0], "float32")
 
         def gradient(variable: keras.Variable) -> PerExampleGradient:
             """Return the gradient of one variable."""
@@ -79,18 +75,18 @@ class _Equation:
     outputs: str
 
     @classmethod
-    def of(cls, layer: Any) -> "_Equation | None":
-        """Return the equation without dots, None if it is not a batch of matrix products."""
+    def of(cls, layer: Any) -> "_Equation":
+        """Return the equation without dots."""
         left, outputs = layer.equation.split("->")
         inputs, kernel = left.split(",")
         num_dots = layer.input_spec.ndim - len(inputs.replace("...", ""))
         unused = "".join(letter for letter in _LETTERS if letter not in layer.equation)
         inputs, outputs = (text.replace("...", unused[:num_dots]) for text in (inputs, outputs))
-        equation = cls(inputs, kernel, outputs)
-        return equation if equation._is_batched() else None
+        return cls(inputs, kernel, outputs)
 
-    def _is_batched(self) -> bool:
-        """Return whether the equation is a batch of matrix products, batch first."""
+    @property
+    def is_batched(self) -> bool:
+        """Whether the equation is a batch of matrix products, batch first."""
         texts = (self.inputs, self.kernel, self.outputs)
         return (
             all(text.isalpha() and len(set(text)) == len(text) for text in texts)
