@@ -19,12 +19,10 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.contributions import BatchGradients, clipped_contributions
 from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
-from keras_adaclip.gradients.layerwise import per_example_gradients
+from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, per_example_gradients
 from keras_adaclip.gradients.losses import regularization_loss
-from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
 
@@ -94,6 +92,46 @@ def clipped_sum(
     return total, observed
 
 
+def clipped_contributions(
+    contributions: BatchGradients,
+    present: Tensor,
+    clipping: Clipper,
+    is_sound: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Return the sum of the units' clipped contributions.
+
+    Args:
+        contributions: The contribution of each unit to each variable.
+        present: Bool of shape `(batch_size,)`, false for padding.
+        clipping: The clipping strategy with the thresholds of this step.
+        is_sound: Bool of shape `(batch_size,)`, false for units that add nothing, as if they were
+            not finite. None means all true.
+        weights: Float32 of shape `(batch_size,)`, factors of the clipped contributions, cut to the
+            interval from 0 to 1. None means ones.
+
+    Returns:
+        One sum per variable; norms of shape `(batch_size, num_groups)`, zero for units that are
+        not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors of
+        shape `(batch_size, num_groups)`.
+    """
+    coordinates = clipping.coordinates
+    if coordinates is not None:
+        contributions = contributions.in_coordinates(coordinates)
+    squared_norms = contributions.squared_norms(clipping.groups)
+    if is_sound is not None:
+        squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
+    norms = ops.sqrt(squared_norms)
+    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)
+    norms = ops.where(finite[:, None], norms, 0.0)
+    factors = clipping.factors(norms, finite)
+    if weights is not None:
+        # No contribution exceeds its bound, whatever the weights are.
+        factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
+    sums = contributions.weighted_sums(factors, finite, clipping.groups)
+    return sums, norms, finite, factors
+
+
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
     """Return the sum with the gradient of the weight regularizers, which needs no noise.
 
@@ -132,18 +170,17 @@ def _looped_contributions(
         gradients, loss = single_gradient(model, alone)
         parts: list[Any] = [Materialized(ops.expand_dims(value, 0)) for value in gradients]
         is_sound = ops.reshape(ops.isfinite(loss), (1,))
-        sums, norms, finite, factors = clipped_contributions(
+        sums, norms, finite, _ = clipped_contributions(
             BatchGradients(trainable, parts, 1), alone.present, clipping, is_sound
         )
         totals = [total + part for total, part in zip(carry[:-1], sums, strict=True)]
-        found = (norms, ops.cast(finite, "float32")[:, None], factors)
-        rows = ops.slice_update(carry[-1], [index, 0], ops.concatenate(found, axis=1))
+        found = ops.concatenate([norms, ops.cast(finite, "float32")[:, None]], axis=1)
+        rows = ops.slice_update(carry[-1], [index, 0], found)
         return [*totals, rows]
 
-    num_groups = clipping.groups.num_groups
     carry = [ops.zeros(variable.shape, "float32") for variable in trainable]
-    carry.append(ops.zeros((batch.num_rows, 2 * num_groups + 1), "float32"))
+    carry.append(ops.zeros((batch.num_rows, clipping.num_groups + 1), "float32"))
     forward = forward_alone(model, batch, training=True)
     *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
-    norms, finite, factors = rows[:, :num_groups], rows[:, num_groups], rows[:, num_groups + 1 :]
-    return (sums, norms, finite > 0.0, factors), forward
+    norms, finite = rows[:, :-1], rows[:, -1] > 0.0
+    return (sums, norms, finite, clipping.factors(norms, finite)), forward

@@ -9,27 +9,78 @@ During the forward pass the instance attribute `call` of a layer is replaced by 
 function, in which the layer's rule places the taps. The layer's code is not changed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.contributions import BatchGradients
-from keras_adaclip.gradients.forms import PerExampleGradient, combined
-from keras_adaclip.gradients.forward import Forward, call_discarding_state
-from keras_adaclip.gradients.layers import LayerRule, TappedCall
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient, combined
+from keras_adaclip.gradients.forward import Forward, call_model, keeping_random_states_only
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.losses import per_example_losses
-
-if TYPE_CHECKING:
-    from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
 Calls = Mapping[keras.layers.Layer, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """The rule of each layer, or the reason for differentiating one example after another.
+
+    Args:
+        rules: The rule of each layer with trainable weights. Empty if `looped_reason` is set.
+        variables: The trainable variables of each of these layers.
+        looped_reason: Why examples are differentiated one after another, None if the plan is
+            layer-wise.
+        batched: For layers with the general rule, the positions of the arguments that have a
+            batch axis.
+        fast_calls: Faster equivalents of the `call` of some layers.
+        numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
+            those of forward and backward pass. 0 if not known.
+        outputs_per_example: Numbers that the layers return for one example. 0 if not known.
+    """
+
+    rules: Mapping[keras.layers.Layer, LayerRule]
+    variables: Mapping[keras.layers.Layer, list[keras.Variable]]
+    looped_reason: str | None = None
+    batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    fast_calls: Calls = field(default_factory=dict)
+    numbers_per_example: int = 0
+    outputs_per_example: int = 0
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether all examples are differentiated at once, not one after another."""
+        return self.looped_reason is None
+
+    def describe(self) -> dict[str, str]:
+        """Return the rule of each layer with trainable weights, by the layer's name."""
+        if not self.is_layerwise:
+            return {"(whole model)": f"one example after another: {self.looped_reason}"}
+        return {layer.name: name_of_rule(rule) for layer, rule in self.rules.items()}
+
+
+def looped_plan(reason: str) -> GradientPlan:
+    """Return the plan of last resort.
+
+    Args:
+        reason: Why nothing faster is possible, for `check` and `private_summary`.
+    """
+    return GradientPlan({}, {}, reason)
+
+
+def name_of_rule(rule: LayerRule) -> str:
+    """Return the name of a rule for users."""
+    if isinstance(rule, GeneralRule):
+        return "general (vmap of this layer's vector-Jacobian product)"
+    return type(rule).__name__
 
 
 class TapRecorder:
@@ -106,8 +157,70 @@ class TapRecorder:
         return call
 
 
+@dataclass(frozen=True)
+class BatchGradients:
+    """The contribution of every unit to every trainable variable.
+
+    Args:
+        variables: The trainable variables.
+        parts: The contributions to each variable, None if it was not used.
+        num_rows: The number of rows of the batch.
+    """
+
+    variables: list[keras.Variable]
+    parts: list[PerExampleGradient | None]
+    num_rows: Any
+
+    def in_coordinates(self, coordinates: Sequence[tuple[Tensor, Tensor]]) -> "BatchGradients":
+        """Return the contributions as `(g - centre) / scale`, written out.
+
+        Args:
+            coordinates: Centre and scale of each variable.
+        """
+        parts: list[PerExampleGradient | None] = []
+        for part, (centre, scale) in zip(self.parts, coordinates, strict=True):
+            unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
+            values = (part or unused).materialize()
+            parts.append(Materialized((values - centre) / scale))
+        return BatchGradients(self.variables, parts, self.num_rows)
+
+    def squared_norms(self, groups: ParameterGroups) -> Tensor:
+        """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
+
+        Args:
+            groups: The groups of the trainable variables.
+        """
+        norms: list[list[Tensor]] = [[] for _ in groups.names]
+        for part, number in zip(self.parts, groups.assignment, strict=True):
+            if part is not None:
+                with backend.full_precision():
+                    norms[number].append(part.squared_norms())
+        unused = ops.zeros((self.num_rows,), "float32")
+        return ops.stack([sum(parts[1:], parts[0]) if parts else unused for parts in norms], axis=1)
+
+    def weighted_sums(
+        self, factors: Tensor, finite: Tensor, groups: ParameterGroups
+    ) -> list[Tensor]:
+        """Return the sum of `factors[i, k]` times contribution i, for each variable of group k.
+
+        Args:
+            factors: Float32 of shape `(batch_size, num_groups)`, zero where not finite.
+            finite: Bool of shape `(batch_size,)`.
+            groups: The groups of the variables.
+        """
+        with backend.full_precision():
+            return [
+                ops.zeros(variable.shape, "float32")
+                if part is None
+                else part.weighted_sum(factors[:, number], finite)
+                for variable, part, number in zip(
+                    self.variables, self.parts, groups.assignment, strict=True
+                )
+            ]
+
+
 def per_example_gradients(
-    model: keras.Model, batch: Batch, plan: "GradientPlan", training: bool = True
+    model: keras.Model, batch: Batch, plan: GradientPlan, training: bool = True
 ) -> tuple[BatchGradients, Forward]:
     """Return the gradients of all examples, and the results of the forward pass.
 
@@ -123,8 +236,8 @@ def per_example_gradients(
         """Return the total loss, and everything else that the forward pass yields."""
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with recorder.tapped(plan.rules, plan.fast_calls):
-            y_pred = call_discarding_state(model, batch.x, training)
+        with recorder.tapped(plan.rules, plan.fast_calls), keeping_random_states_only(model):
+            y_pred = call_model(model, batch.x, training)
         losses, increments = per_example_losses(
             model, batch.x, batch.y, y_pred, batch.sample_weight
         )
@@ -146,7 +259,7 @@ def per_example_gradients(
 
 
 def gradients_of_calls(
-    plan: "GradientPlan", calls: list[TappedCall], num_copies: int = 1
+    plan: GradientPlan, calls: list[TappedCall], num_copies: int = 1
 ) -> dict[int, PerExampleGradient]:
     """Return the gradients of each variable that was used, by the variable's id.
 

@@ -125,13 +125,13 @@ FAULTS = (
     Fault(
         "each group clipped to the whole norm",
         "clipping/groups.py",
-        "share = min(max(clip_norm / num_groups**0.5, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)",
+        "share = clip_norm / self.num_groups**0.5",
         "share = clip_norm",
         "tests/clipping",
     ),
     Fault(
         "not-a-number contributions added",
-        "gradients/contributions.py",
+        "gradients/clipped_sum.py",
         "finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)",
         "finite = present",
         "tests/gradients/test_not_finite.py",
@@ -300,7 +300,7 @@ FAULTS = (
     ),
     Fault(
         "weights of clients beyond one",
-        "gradients/contributions.py",
+        "gradients/clipped_sum.py",
         "factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]",
         "factors = factors * weights[:, None]",
         "tests/federated/test_privacy.py",
@@ -321,7 +321,7 @@ FAULTS = (
     ),
     Fault(
         "AdaClip takes its centres off the sum of a batch, not off each gradient",
-        "gradients/contributions.py",
+        "gradients/layerwise.py",
         "parts.append(Materialized((values - centre) / scale))",
         """written = Materialized((values - centre) / scale)
             written.weighted_sum = lambda factors, finite, part=part, pair=(centre, scale): (
@@ -711,7 +711,7 @@ FAULTS = (
     ),
     Fault(
         "norms and sums in TF32",
-        "gradients/contributions.py",
+        "gradients/layerwise.py",
         "                with backend.full_precision():\n",
         "                if True:\n",
         "tests/gradients/test_precision.py",

@@ -9,7 +9,7 @@ from keras import layers, ops
 
 from keras_adaclip.clipping import QuantileClipping
 from keras_adaclip.gradients import GradientPlan
-from keras_adaclip.gradients.plan import assign_rules
+from keras_adaclip.gradients.examination import assign_rules
 from tests import oracles
 from tests.gradients.support import (
     LOOPED,

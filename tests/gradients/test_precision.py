@@ -112,16 +112,15 @@ def test_norms_and_sums_are_never_taken_in_tf32():
             found = precisions_of_products()
         assert len(found) == 3
         assert all("HIGHEST" in precision for precision in found)
-    else:
-        import torch
+        return
+    import torch
 
-        torch.set_float32_matmul_precision("medium")
-        try:
-            found = precisions_of_products()
-            assert torch.get_float32_matmul_precision() == "medium"
-        finally:
-            torch.set_float32_matmul_precision("highest")
-        assert found == [("ieee", "ieee")] * 3
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert precisions_of_products() == [("ieee", "ieee")] * 3
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's switch")

@@ -88,13 +88,12 @@ class LayerRule(abc.ABC):
             activation = layer.activation
 
             def tapped_activation(value: Tensor, *rest: Any, **options: Any) -> Tensor:
+                """Return the activation of the tapped input."""
                 return activation(tap(value), *rest, **options)
 
-            keras_private.set_attribute(layer, "activation", tapped_activation)
-            try:
+            methods = {layer: {"activation": tapped_activation}}
+            with keras_private.replaced_methods(methods):
                 return call(*args, **kwargs), []
-            finally:
-                keras_private.set_attribute(layer, "activation", activation)
         outputs = call(*args, **kwargs)
         return keras.tree.map_structure(
             lambda value: tap(value) if is_differentiable(value) else value, outputs
