@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 from keras import layers, ops
 
 from tests.gradients.support import built, with_other_weights
@@ -18,7 +17,6 @@ class Architecture:
     shapes: Any
     make: Any
     rules: Any
-    not_on: tuple[str, ...] = ()
 
     def data(self, rows):
         """Inputs, and targets of the model's output shapes."""
@@ -146,11 +144,6 @@ def recurrent():
 
 
 ARCHITECTURES = {
-    "dense_sequence_gram": Architecture(
-        (2, 8),
-        lambda: stack(layers.Dense(5, activation="relu"), layers.Dense(2), shape=(2, 8)),
-        ["Dense"] * 2,
-    ),
     "convolution_groups": Architecture(
         (4, 4, 2),
         lambda: stack(
@@ -168,13 +161,6 @@ ARCHITECTURES = {
             dtype="int32",
         ),
         ["Embedding", "Dense"],
-    ),
-    # Keras's layer fails on PyTorch for an axis that is not among the last ones.
-    "layer_normalization_first_axis": Architecture(
-        (3, 4),
-        lambda: stack(layers.LayerNormalization(axis=1), layers.Dense(2), shape=(3, 4)),
-        ["Normalization", "Dense"],
-        not_on=("torch",),
     ),
     "shared_dense": Architecture((3,), lambda: functional((3,), twice(layers.Dense(3))), ["Dense"]),
     "shared_embedding": Architecture(
@@ -208,8 +194,6 @@ ARCHITECTURES = {
 def case(name):
     """An architecture, its model compiled and with other weights, and three examples."""
     architecture = ARCHITECTURES[name]
-    if keras.backend.backend() in architecture.not_on:
-        pytest.skip(f"{keras.backend.backend()} cannot run this layer (on a CPU)")
     model, x, y = architecture.data(rows=3)
     arguments = {"loss_weights": [0.3, 2.0]} if name == "inputs_and_outputs" else {}
     model = built(model, x, y, loss=["mse", "mae"] if arguments else "mse", **arguments)

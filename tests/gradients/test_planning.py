@@ -8,14 +8,12 @@ from keras import layers, ops
 import keras_adaclip as ka
 from keras_adaclip.gradients import LayerRule, Materialized
 from keras_adaclip.gradients.layers import rule
-from tests import oracles
-from tests.gradients.architectures import stack
+from tests.gradients.architectures import functional, stack
 from tests.gradients.support import (
     LOOPED,
-    assert_close,
     built,
+    check_against_rows,
     plan_for,
-    row_gradients,
     rules,
     runner,
 )
@@ -39,25 +37,14 @@ class ActiveInTraining(keras.Model):
         return outputs * ops.sum(ops.square(self.dense.kernel)) if training else outputs
 
 
-class Lookup(layers.Layer):
+class Scaled(layers.Layer):
     """Has a weight, and an argument that all examples share."""
 
-    def build(self, *_):
+    def build(self, inputs_shape, shared_shape):
         self.scale = self.add_weight(shape=(3,), initializer="ones")
 
     def call(self, inputs, shared):
         return ops.matmul(inputs * self.scale, shared)
-
-
-class Shared(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.lookup = Lookup()
-        self.lookup.build()
-        self.dense = layers.Dense(2)
-
-    def call(self, inputs):
-        return self.dense(self.lookup(inputs, shared=ops.eye(3) * 2.0))
 
 
 class NoisyWeights(layers.Layer):
@@ -69,15 +56,11 @@ class NoisyWeights(layers.Layer):
         return self.noise(inputs * self.scale, training=training)
 
 
-class Reversed(keras.Model):
+def reversed_rows():
     """Puts the rows of the batch in another order and back again."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(2)
-
-    def call(self, inputs):
-        return ops.flip(self.dense(ops.flip(inputs, axis=0)), axis=0)
+    return functional(
+        (3,), lambda inputs: ops.flip(layers.Dense(2)(ops.flip(inputs, axis=0)), axis=0)
+    )
 
 
 class OnParameters(keras.Model):
@@ -95,29 +78,28 @@ class OnParameters(keras.Model):
     ("make", "reason"),
     [
         (ActiveInTraining, "differ from plain ones"),
-        (Reversed, "differ from plain ones"),
+        (reversed_rows, "differ from plain ones"),
         (OnParameters, "without the batch axis"),
         (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
     ],
     ids=["training only", "reversed rows", "called on parameters", "random layer with weights"],
 )
-def test_what_no_layer_alone_can_answer_for_goes_through_the_whole_model(make, reason):
+def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make, reason):
     model = make()
     x, y = data(model)
     plan = plan_for(built(model, x, y), x, y)
-    assert rules(plan) == "whole"
-    assert reason in plan.looped_reason
+    assert not plan.is_layerwise
     assert reason in plan.describe()["(whole model)"]
 
 
 def test_an_argument_that_all_examples_share_is_not_split():
-    model = Shared()
+    model = functional(
+        (3,), lambda inputs: layers.Dense(2)(Scaled()(inputs, shared=ops.eye(3) * 2.0))
+    )
     x, y = data(model)
-    model = built(model, x, y)
-    plan = plan_for(model, x, y)
+    plan = plan_for(built(model, x, y), x, y)
     assert rules(plan) == ["general", "Dense"]
-    expected = oracles.clipped_sums(row_gradients(model, x, y), 0.5)
-    assert_close(runner(model, plan, 0.5)(x, y).gradients, expected)
+    check_against_rows(model, x, y, plan)
 
 
 class Root(layers.Layer):
@@ -261,14 +243,6 @@ def test_layerwise_refuses_a_model_that_does_not_go_layer_by_layer():
     model.optimizer.gradient_method = "auto"
     model.fit(X, Y, batch_size=2, verbose=0)
     assert not model.gradient_plan.is_layerwise
-
-
-def test_the_method_is_checked_and_saved():
-    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0, gradient_method="layerwise")
-    with pytest.raises(ValueError, match="gradient_method='fast'"):
-        optimizer.gradient_method = "fast"
-    restored = ka.optimizers.DPOptimizer.from_config(optimizer.get_config())
-    assert restored.gradient_method == "layerwise"
 
 
 class TurnsRandom(layers.Layer):

@@ -170,20 +170,3 @@ class Negative(keras.optimizers.schedules.LearningRateSchedule):
 def test_values_stay_positive_and_finite(schedule, expected):
     assert schedule.value_at(LAST_STEP) == pytest.approx(expected, rel=1e-12)
     assert value_of(schedule(as_tensor(LAST_STEP))) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "of_keras",
-    [
-        keras.optimizers.schedules.CosineDecay(0.1, 40, warmup_target=0.5, warmup_steps=10),
-        keras.optimizers.schedules.PiecewiseConstantDecay([5, 20], [1.0, 0.5, 0.25]),
-    ],
-    ids=lambda schedule: type(schedule).__name__,
-)
-def test_keras_schedules_are_schedules(of_keras):
-    schedule = ka.schedules.get(of_keras)
-    expected = [float(ops.convert_to_numpy(of_keras(step))) for step in range(40)]
-    found = [schedule.value_at(step) for step in range(40)]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    again = ka.schedules.get(keras.saving.serialize_keras_object(of_keras))
-    assert again.get_config() == schedule.get_config()
