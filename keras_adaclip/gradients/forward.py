@@ -161,7 +161,8 @@ def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
         """Return some rows of inputs and targets."""
         return mapped(lambda array: array[indices], data)
 
-    keras_private.build_for_training(model, *rows(np.arange(min(3, num_examples))), None)
+    few_x, few_y = rows(np.arange(min(3, num_examples)))
+    keras_private.build_for_training(model, few_x, few_y, None)
 
     def losses(piece: Any) -> Tensor:
         """Return the losses of one batch."""
