@@ -6,9 +6,7 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.gradients import Batch
 from keras_adaclip.models import private_training
-from tests.gradients.support import numpy, tensors
 
 X, Y = np.split(np.random.default_rng(0).normal(size=(200, 5)).astype("float32"), [3], axis=1)
 
@@ -41,11 +39,3 @@ def test_no_batch_size_makes_the_step_trace_again(monkeypatch):
     assert len(sizes) > 5
     assert traced[0] >= 1
     assert len(set(traced)) == 1, traced
-
-
-def test_padding_rows_follow_those_of_the_batch():
-    batch = Batch(*tensors([X[:5], {"y": Y[:5]}, None])).padded_to_multiple(4)
-    assert batch.num_rows == 8
-    np.testing.assert_array_equal(numpy(batch.mask), np.arange(8) < 5)
-    np.testing.assert_array_equal(numpy(batch.y["y"])[5:], np.zeros((3, 2)))
-    np.testing.assert_array_equal(numpy(batch.rows(4, 4).x)[0], X[4])
