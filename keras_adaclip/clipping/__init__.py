@@ -34,7 +34,7 @@ _NAMED = {"quantile": QuantileClipping, "automatic": AutomaticClipping}
 
 
 def get(identifier: Any) -> ClippingStrategy:
-    """Return the clipping strategy that a user means.
+    """Return the clipping strategy for a `clipping` argument.
 
     Args:
         identifier: a strategy, a number (a fixed norm), a schedule of norms, `"quantile"`,

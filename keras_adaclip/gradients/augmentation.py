@@ -1,4 +1,4 @@
-"""Augmentation: copies of one example, averaged *before* clipping, and layers that draw.
+"""Augmentation: copies of one example, averaged *before* clipping, by layers of Keras.
 
     g_i = (1 / k) sum_j gradient(loss(model(augment_j(x_i)), y_i))
 

@@ -52,7 +52,7 @@ class KerasSchedule(Schedule):
 
 
 def get(identifier: Any) -> Schedule:
-    """Return the schedule that a user means.
+    """Return the schedule for a `schedule` argument.
 
     Args:
         identifier: a schedule, a learning rate schedule of Keras, or a config of either, made by

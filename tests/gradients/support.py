@@ -56,10 +56,10 @@ def plan_for(model, x, y=None, sample_weight=None):
 
 
 def rules(plan):
-    """The way of each layer in order: a rule's name or "general"; or the word "whole"."""
+    """The rule of each layer in order, such as "Dense" or "general"; or the word "whole"."""
     if not plan.is_layerwise:
         return "whole"
-    return [way.split(" ")[0].removesuffix("Rule") for way in plan.describe().values()]
+    return [rule.split(" ")[0].removesuffix("Rule") for rule in plan.describe().values()]
 
 
 def held(model):
