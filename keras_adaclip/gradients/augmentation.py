@@ -16,7 +16,7 @@ classes are changed, on batches of images, and only while a model is called.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -65,19 +65,18 @@ class Augmentation:
             batch: The examples, one row each.
             seed: Integer tensor of shape `(2,)`, the seed of the layer's random numbers.
         """
-        copies = batch.copied(self.multiplicity)
+        number = self.multiplicity
+        copies = batch.map_rows(lambda v: ops.repeat(v, number, axis=0), batch.mask, number)
         states = keras_private.seed_generator_states(self.layer)
         mapping = [(variable, variable.value) for variable in self.layer.variables]
         # The layer is not part of the model, so its generators' state would not be carried from
         # one compiled step to the next.
-        for number, state in enumerate(states):
-            mapping.append((state, ops.cast(seed + number, state.dtype)))
+        mapping += [(each, ops.cast(seed + i, each.dtype)) for i, each in enumerate(states)]
         # The layer sees the one tensor alone, as in the examination.
         (inputs,) = keras.tree.flatten(copies.x)
         with keras.StatelessScope(mapping), drawing_for_each_example(self.layer):
             augmented = self.layer(inputs, training=True)
-        x = keras.tree.pack_sequence_as(copies.x, [augmented])
-        return Batch(x, copies.y, copies.sample_weight, batch.mask, self.multiplicity)
+        return replace(copies, x=keras.tree.pack_sequence_as(copies.x, [augmented]))
 
 
 def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManager[None]:

@@ -73,14 +73,6 @@ class Batch:
         mask = None if self.mask is None else take(self.mask, 1)
         return self.map_rows(take, mask, self.num_copies)
 
-    def copied(self, num_copies: int) -> "Batch":
-        """Return a batch with several copies of each unit's row.
-
-        Args:
-            num_copies: Number of copies.
-        """
-        return self.map_rows(lambda v: ops.repeat(v, num_copies, axis=0), self.mask, num_copies)
-
     def padded_to_multiple(self, size: int) -> "Batch":
         """Return the batch padded with masked rows of zeros.
 
@@ -133,7 +125,13 @@ class Batch:
     def map_rows(
         self, function: Callable[[Tensor], Tensor], mask: Tensor | None, num_copies: int = 1
     ) -> "Batch":
-        """Return a batch with `function` applied to inputs, targets and weights."""
+        """Return a batch with `function` applied to inputs, targets and weights.
+
+        Args:
+            function: Takes and returns a tensor of rows.
+            mask: The mask of the result.
+            num_copies: The number of rows that each unit of the result has.
+        """
         x, y, sample_weight = (mapped(function, v) for v in (self.x, self.y, self.sample_weight))
         return Batch(x, y, sample_weight, mask, num_copies)
 
