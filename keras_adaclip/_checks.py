@@ -75,6 +75,17 @@ def check_positive(name: str, value: object) -> float:
     return number
 
 
+def check_between(name: str, value: object, minimum: float, maximum: float) -> float:
+    """Returns `value` as a `float` between `minimum` and `maximum`, ends included."""
+    number = check_real(name, value)
+    if not minimum <= number <= maximum:
+        raise ValueError(
+            f"Argument `{name}` must lie between {minimum:g} and {maximum:g}. "
+            f"Received: {name}={number}"
+        )
+    return number
+
+
 def check_between_0_and_1(name: str, value: object, *, with_0: bool = False) -> float:
     """Returns `value` as a `float` strictly between 0 and 1.
 

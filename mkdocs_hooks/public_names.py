@@ -47,7 +47,7 @@ SHARED_NAMES = {
     ),
     "keras_adaclip.audit": frozenset({"by_rising_score"}),
     "keras_adaclip.callbacks": frozenset({"EpochCheck", "PassCounter"}),
-    "keras_adaclip.clipping": frozenset({"CurrentClipping"}),
+    "keras_adaclip.clipping": frozenset({"Clipper"}),
     "keras_adaclip.gradients": frozenset(
         {
             "Augmentation",

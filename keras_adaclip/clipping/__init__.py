@@ -7,7 +7,7 @@ import keras
 
 from keras_adaclip.clipping.adaclip import AdaClip
 from keras_adaclip.clipping.automatic import AutomaticClipping
-from keras_adaclip.clipping.clipping_state import CurrentClipping
+from keras_adaclip.clipping.clipper import Clipper
 from keras_adaclip.clipping.fixed import FixedClipping
 from keras_adaclip.clipping.groups import ParameterGroups
 from keras_adaclip.clipping.mean_norm import MeanNormClipping
@@ -20,7 +20,7 @@ __all__ = [
     "AdaClip",
     "AutomaticClipping",
     "ClippingStrategy",
-    "CurrentClipping",
+    "Clipper",
     "FixedClipping",
     "MeanNormClipping",
     "ParameterGroups",
@@ -34,7 +34,7 @@ _NAMED = {"quantile": QuantileClipping, "automatic": AutomaticClipping}
 
 
 def get(identifier: Any) -> ClippingStrategy:
-    """Return the clipping strategy that a user means.
+    """Return the clipping strategy for a `clipping` argument.
 
     Args:
         identifier: a strategy, a number (a fixed norm), a schedule of norms, `"quantile"`,

@@ -16,15 +16,18 @@ Source: Pichapati et al. 2019, "AdaCliP: adaptive clipping for private SGD", alg
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip._checks import check_between_0_and_1, check_positive
+from keras_adaclip._checks import check_between, check_between_0_and_1
 from keras_adaclip.clipping.groups import ParameterGroups
 from keras_adaclip.clipping.strategy import ClippingStrategy, Release, State, Tensor
+
+# The square of a larger centre is not finite in float32.
+_LARGEST_CENTRE = 1e15
+_VARIANCES = (1e-20, 1e20)
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -60,8 +63,6 @@ class AdaClip(ClippingStrategy):
         Pichapati et al. 2019, sections 3 and 4.
     """
 
-    has_coordinates = True
-
     def __init__(
         self,
         beta1: float = 0.9,
@@ -72,8 +73,8 @@ class AdaClip(ClippingStrategy):
         super().__init__()
         self.beta1 = check_between_0_and_1("beta1", beta1, with_0=True)
         self.beta2 = check_between_0_and_1("beta2", beta2, with_0=True)
-        self.min_variance = _check_variance("min_variance", min_variance)
-        self.max_variance = _check_variance("max_variance", max_variance)
+        self.min_variance = check_between("min_variance", min_variance, *_VARIANCES)
+        self.max_variance = check_between("max_variance", max_variance, *_VARIANCES)
         if self.min_variance > self.max_variance:
             raise ValueError(
                 "Argument `min_variance` must not be above `max_variance`. "
@@ -85,22 +86,22 @@ class AdaClip(ClippingStrategy):
         state = {"clip_norm": np.ones(1, np.float32)}
         variance = math.sqrt(self.min_variance * self.max_variance)
         for number, shape in enumerate(groups.shapes):
-            state[_centre(number)] = np.zeros(shape, np.float32)
-            state[_variance(number)] = np.full(shape, variance, np.float32)
+            state[f"centre_{number}"] = np.zeros(shape, np.float32)
+            state[f"variance_{number}"] = np.full(shape, variance, np.float32)
         return state
 
     def coordinates(self, state: State, groups: ParameterGroups) -> list[tuple[Tensor, Tensor]]:
         """Return centre `a` and scale `b` of each variable."""
-        return self._coordinates(state, len(groups.shapes))
+        return _coordinates(state, len(groups.shapes))
 
     def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
         """Return `a + b mean`, the noised means in the coordinates of the gradient."""
-        pairs = self._coordinates(state, len(means))
+        pairs = _coordinates(state, len(means))
         return [centre + scale * mean for (centre, scale), mean in zip(pairs, means, strict=True)]
 
     def update(self, state: State, release: Release) -> State:
         """Move centres and variances towards the release."""
-        pairs = self._coordinates(state, len(release.means))
+        pairs = _coordinates(state, len(release.means))
         gradients = self.gradients(state, release.means)
         updated = {"clip_norm": state["clip_norm"]}
         for number, ((centre, scale), gradient, stddev) in enumerate(
@@ -108,49 +109,23 @@ class AdaClip(ClippingStrategy):
         ):
             moved = self.beta1 * centre + (1.0 - self.beta1) * gradient
             # The coordinates of the next step are finite, however large the noise was.
-            updated[_centre(number)] = ops.clip(moved, -_LARGEST_CENTRE, _LARGEST_CENTRE)
+            updated[f"centre_{number}"] = ops.clip(moved, -_LARGEST_CENTRE, _LARGEST_CENTRE)
             # `g - a` is `b mean` with the old centre, which is independent of the noise in `g`. The
             # variance of that noise is subtracted.
             mean = release.means[number]
             spread = ops.square(scale) * (ops.square(mean) - ops.square(stddev))
             seen = ops.clip(spread, self.min_variance, self.max_variance)
-            variance = state[_variance(number)]
-            updated[_variance(number)] = self.beta2 * variance + (1.0 - self.beta2) * seen
+            variance = state[f"variance_{number}"]
+            updated[f"variance_{number}"] = self.beta2 * variance + (1.0 - self.beta2) * seen
         return updated
 
-    @staticmethod
-    def _coordinates(state: State, num_variables: int) -> list[tuple[Tensor, Tensor]]:
-        """Return centre and scale of each variable."""
-        stddevs = [ops.sqrt(state[_variance(number)]) for number in range(num_variables)]
-        sums = [ops.sum(stddev) for stddev in stddevs]
-        total = sum(sums[1:], sums[0])
-        return [
-            (state[_centre(number)], ops.sqrt(stddev * total))
-            for number, stddev in enumerate(stddevs)
-        ]
 
-
-# The square of a larger number is not finite in float32.
-_LARGEST_CENTRE = 1e15
-_SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e-20, 1e20
-
-
-def _check_variance(name: str, value: Any) -> float:
-    """Return a variance in the range of float32."""
-    variance = check_positive(name, value)
-    if not _SMALLEST_VARIANCE <= variance <= _LARGEST_VARIANCE:
-        raise ValueError(
-            f"Argument `{name}` must lie between {_SMALLEST_VARIANCE:g} and "
-            f"{_LARGEST_VARIANCE:g}. Received: {name}={value!r}"
-        )
-    return variance
-
-
-def _centre(number: int) -> str:
-    """Return the name of a centre in the state."""
-    return f"centre_{number}"
-
-
-def _variance(number: int) -> str:
-    """Return the name of a variance in the state."""
-    return f"variance_{number}"
+def _coordinates(state: State, num_variables: int) -> list[tuple[Tensor, Tensor]]:
+    """Return centre and scale of each variable."""
+    stddevs = [ops.sqrt(state[f"variance_{number}"]) for number in range(num_variables)]
+    sums = [ops.sum(stddev) for stddev in stddevs]
+    total = sum(sums[1:], sums[0])
+    return [
+        (state[f"centre_{number}"], ops.sqrt(stddev * total))
+        for number, stddev in enumerate(stddevs)
+    ]

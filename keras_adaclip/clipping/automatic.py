@@ -9,12 +9,7 @@ stronger", section 3 (AUTO-S).
 import keras
 import numpy as np
 
-from keras_adaclip.clipping.groups import (
-    GroupsArgument,
-    ParameterGroups,
-    check_clip_norm,
-    split_evenly,
-)
+from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import ClippingStrategy, State, Tensor
 
 
@@ -62,7 +57,7 @@ class AutomaticClipping(ClippingStrategy):
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
         """Return the bound of each group."""
-        return {"clip_norm": split_evenly(self.clip_norm, groups.num_groups)}
+        return {"clip_norm": groups.split_evenly(self.clip_norm)}
 
     def clip_factors(self, state: State, norms: Tensor) -> Tensor:
         """Return `clip_norm / (norm + stabilizer)`, of shape `(batch_size, num_groups)`."""

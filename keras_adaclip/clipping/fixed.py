@@ -9,12 +9,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from keras_adaclip.clipping.groups import (
-    GroupsArgument,
-    ParameterGroups,
-    check_clip_norm,
-    split_evenly,
-)
+from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import ClippingStrategy
 
 
@@ -55,9 +50,7 @@ class FixedClipping(ClippingStrategy):
     ) -> None:
         super().__init__(groups, noise_allocation)
         self.clip_norm: float | list[float]
-        if isinstance(clip_norm, np.ndarray) and clip_norm.ndim == 1:
-            clip_norm = clip_norm.tolist()
-        if isinstance(clip_norm, (list, tuple)):
+        if isinstance(clip_norm, (list, tuple, np.ndarray)):
             self.clip_norm = [check_clip_norm("clip_norm", value) for value in clip_norm]
         else:
             self.clip_norm = check_clip_norm("clip_norm", clip_norm)
@@ -69,7 +62,7 @@ class FixedClipping(ClippingStrategy):
             ValueError: If the number of norms is not the number of groups.
         """
         if not isinstance(self.clip_norm, list):
-            return {"clip_norm": split_evenly(self.clip_norm, groups.num_groups)}
+            return {"clip_norm": groups.split_evenly(self.clip_norm)}
         if len(self.clip_norm) != groups.num_groups:
             raise ValueError(
                 "Argument `clip_norm` must have one norm for each group, or be a single number. "

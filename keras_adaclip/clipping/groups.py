@@ -77,13 +77,7 @@ class ParameterGroups:
         numbers: dict[Hashable, int] = {}
         assignment = []
         for variable in variables:
-            key = key_of(variable)
-            if not isinstance(key, Hashable):
-                raise TypeError(
-                    "The function given as `groups` must return a name for each variable. "
-                    f"Received: {key!r} for variable {variable.path!r}"
-                )
-            assignment.append(numbers.setdefault(key, len(numbers)))
+            assignment.append(numbers.setdefault(key_of(variable), len(numbers)))
         shapes = tuple(tuple(map(int, variable.shape)) for variable in variables)
         return cls(tuple(map(str, numbers)), tuple(assignment), shapes)
 
@@ -97,20 +91,23 @@ class ParameterGroups:
         tuples = tuple(tuple(map(int, shape)) for shape in shapes)
         return cls(("all",), (0,) * len(tuples), tuples, is_flat=True)
 
+    def split_evenly(self, clip_norm: float) -> np.ndarray:
+        """Return equal norms whose joint norm is `clip_norm`: `C_k = C / sqrt(K)`.
 
-def split_evenly(clip_norm: float, num_groups: int) -> np.ndarray:
-    """Return equal norms whose joint norm is `clip_norm`: `C_k = C / sqrt(K)`.
+        Args:
+            clip_norm: the joint norm C.
 
-    Returns:
-        A float32 array of shape `(num_groups,)`.
+        Returns:
+            A float32 array of shape `(num_groups,)`.
 
-    Example:
+        Example:
 
-    >>> split_evenly(1.0, 4)
-    array([0.5, 0.5, 0.5, 0.5], dtype=float32)
-    """
-    share = min(max(clip_norm / num_groups**0.5, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
-    return np.full(num_groups, share, np.float32)
+        >>> ParameterGroups(("a", "b", "c", "d"), (), ()).split_evenly(1.0)
+        array([0.5, 0.5, 0.5, 0.5], dtype=float32)
+        """
+        share = clip_norm / self.num_groups**0.5
+        share = min(max(share, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
+        return np.full(self.num_groups, share, np.float32)
 
 
 def check_clip_norm(name: str, value: Any) -> float:

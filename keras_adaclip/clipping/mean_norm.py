@@ -19,7 +19,6 @@ from keras_adaclip.clipping.groups import (
     GroupsArgument,
     ParameterGroups,
     check_clip_norm,
-    split_evenly,
 )
 from keras_adaclip.clipping.strategy import Release, State, Tensor
 
@@ -88,7 +87,7 @@ class MeanNormClipping(AdaptiveClipping):
 
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
         """Return the norm of each group."""
-        return {"clip_norm": split_evenly(self.initial_clip_norm, groups.num_groups)}
+        return {"clip_norm": groups.split_evenly(self.initial_clip_norm)}
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor:
         """Return `min(norm, R) / R - 1/2`; 1/2 for a unit that is not finite."""

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip._checks import check_choice, check_positive, check_real, optional
+from keras_adaclip._checks import check_between, check_choice, check_positive, optional
 from keras_adaclip.clipping.adaptive import AdaptiveClipping
 from keras_adaclip.clipping.groups import (
     LARGEST_CLIP_NORM,
@@ -25,7 +25,6 @@ from keras_adaclip.clipping.groups import (
     GroupsArgument,
     ParameterGroups,
     check_clip_norm,
-    split_evenly,
 )
 from keras_adaclip.clipping.strategy import Release, State, Tensor
 
@@ -90,18 +89,17 @@ class QuantileClipping(AdaptiveClipping):
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
-        self.target_quantile = check_real("target_quantile", target_quantile)
-        if not 0.0 <= self.target_quantile <= 1.0:
-            raise ValueError(
-                "Argument `target_quantile` must lie between 0 and 1. "
-                f"Received: target_quantile={target_quantile!r}"
-            )
+        self.target_quantile = check_between("target_quantile", target_quantile, 0.0, 1.0)
         self.initial_clip_norm = check_clip_norm("initial_clip_norm", initial_clip_norm)
         self.learning_rate = check_positive("learning_rate", learning_rate)
         self.count_noise_stddev = optional(check_positive, "count_noise_stddev", count_noise_stddev)
         self.update_rule = check_choice("update", update, ("geometric", "linear"))
         self.min_clip_norm = optional(check_clip_norm, "min_clip_norm", min_clip_norm)
         self.max_clip_norm = optional(check_clip_norm, "max_clip_norm", max_clip_norm)
+        # The lower bound is above zero, from which no factor leads back.
+        default = SMALLEST_CLIP_NORM if self.update_rule == "geometric" else 1e-6
+        self._lowest = self.min_clip_norm or min(default, self.initial_clip_norm)
+        self._highest = self.max_clip_norm or LARGEST_CLIP_NORM
         if not self._lowest <= self.initial_clip_norm <= self._highest:
             raise ValueError(
                 "Argument `initial_clip_norm` must lie between `min_clip_norm` and "
@@ -109,24 +107,10 @@ class QuantileClipping(AdaptiveClipping):
                 f"min_clip_norm={min_clip_norm}, max_clip_norm={max_clip_norm}"
             )
 
-    @property
-    def _lowest(self) -> float:
-        """The lower bound: from zero, no factor leads back."""
-        default = SMALLEST_CLIP_NORM if self.update_rule == "geometric" else 1e-6
-        return float(self.min_clip_norm or min(default, self.initial_clip_norm))
-
-    @property
-    def _highest(self) -> float:
-        """The upper bound of the norm."""
-        return float(self.max_clip_norm or LARGEST_CLIP_NORM)
-
     def initial_state(self, groups: ParameterGroups) -> dict[str, np.ndarray]:
         """Return the norms, and the noised shares of unclipped units in the latest step."""
-        clip_norms = np.clip(
-            split_evenly(self.initial_clip_norm, groups.num_groups),
-            np.float32(self._lowest),
-            np.float32(self._highest),
-        )
+        clip_norms = groups.split_evenly(self.initial_clip_norm)
+        clip_norms = np.clip(clip_norms, np.float32(self._lowest), np.float32(self._highest))
         shares = np.zeros(groups.num_groups, np.float32)
         return {"clip_norm": clip_norms, "unclipped_fraction": shares}
 

@@ -18,7 +18,6 @@ from keras_adaclip.clipping.groups import (
     SMALLEST_CLIP_NORM,
     GroupsArgument,
     ParameterGroups,
-    split_evenly,
 )
 from keras_adaclip.clipping.strategy import ClippingStrategy, Release, State
 
@@ -66,7 +65,7 @@ class ScheduledClipping(ClippingStrategy):
         # An approximation: `begin_run` sets the norm of the first step.
         first = self.schedule.value_at(0, 1)
         return {
-            "clip_norm": split_evenly(first, groups.num_groups),
+            "clip_norm": groups.split_evenly(first),
             "steps_per_epoch": np.zeros((), np.int32),
         }
 
@@ -78,12 +77,6 @@ class ScheduledClipping(ClippingStrategy):
         Raises:
             ValueError: If the schedule counts in epochs and their length is unknown.
         """
-        if self.schedule.needs_steps_per_epoch and not steps_per_epoch:
-            raise ValueError(
-                f"The schedule {type(self.schedule).__name__} counts in epochs, and the number "
-                "of steps in an epoch is unknown. Pass `steps_per_epoch` to the schedule or to "
-                "`fit`."
-            )
         return {
             "clip_norm": self._clip_norm(state, step, steps_per_epoch),
             "steps_per_epoch": np.asarray(steps_per_epoch or 0, np.int32),
@@ -102,5 +95,7 @@ class ScheduledClipping(ClippingStrategy):
 
     def _clip_norm(self, state: State, step: int, steps_per_epoch: int | None) -> np.ndarray:
         """Return the schedule's norm for a step, divided among the groups."""
-        value = self.schedule.value_at(step, steps_per_epoch)
-        return split_evenly(value, len(state["clip_norm"]))
+        share = self.schedule.value_at(step, steps_per_epoch) / len(state["clip_norm"]) ** 0.5
+        return np.full_like(
+            state["clip_norm"], np.clip(share, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
+        )

@@ -60,8 +60,6 @@ class ClippingStrategy(Configurable, abc.ABC):
         sum and for the strategy's own statistics.
     """
 
-    # Whether contributions are clipped in the strategy's own coordinates.
-    has_coordinates: ClassVar[bool] = False
     # Whether the state never changes, so that loading a checkpoint must not change it either.
     is_constant: ClassVar[bool] = False
     groups: GroupsArgument = "flat"
@@ -135,8 +133,10 @@ class ClippingStrategy(Configurable, abc.ABC):
         """
         return noise_multiplier, 0.0
 
-    def coordinates(self, state: State, groups: ParameterGroups) -> list[tuple[Tensor, Tensor]]:
-        """Return centre and scale of each variable, for a strategy with `has_coordinates`.
+    def coordinates(
+        self, state: State, groups: ParameterGroups
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """Return centre and scale of each variable, None to clip the gradients as they are.
 
         Unit i is clipped as `(g_i - centre) / scale`. Both may depend on earlier releases only.
 
@@ -144,7 +144,7 @@ class ClippingStrategy(Configurable, abc.ABC):
             state: the state of this step.
             groups: the groups of the trainable variables.
         """
-        raise NotImplementedError
+        return None
 
     def gradients(self, state: State, means: Sequence[Tensor]) -> list[Tensor]:
         """Return the noised means in the coordinates of the gradient.

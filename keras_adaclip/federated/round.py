@@ -64,8 +64,6 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
             [Materialized(each) for each in contributions_of(chunk.x)],
             ops.shape(chunk.x["num_steps"])[0],
         )
-        if clipping.coordinates is not None:
-            contributions = contributions.in_coordinates(clipping.coordinates)
         sums, norms, finite, _ = clipped_contributions(
             contributions, chunk.present, clipping, weights=chunk.x["weight"]
         )

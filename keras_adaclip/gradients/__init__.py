@@ -5,10 +5,11 @@ from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
     Observed,
+    clipped_contributions,
     clipped_sum,
     with_regularization,
 )
-from keras_adaclip.gradients.contributions import BatchGradients, clipped_contributions
+from keras_adaclip.gradients.examination import fast_calls_of, unproven_plan
 from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Lookup,
@@ -18,20 +19,14 @@ from keras_adaclip.gradients.forms import (
 )
 from keras_adaclip.gradients.forward import call_model, example_losses
 from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, looped_plan
 from keras_adaclip.gradients.losses import (
     add_to_output_loss_trackers,
     compute_loss,
     per_example_losses,
     regularization_loss,
 )
-from keras_adaclip.gradients.plan import (
-    GradientPlan,
-    fast_calls_of,
-    looped_plan,
-    make_plan,
-    unproven_plan,
-)
-from keras_adaclip.gradients.report import LayerReport, layer_reports
+from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan
 
 __all__ = [
     "Augmentation",

@@ -1,4 +1,4 @@
-"""Augmented copies of one example, averaged *before* clipping.
+"""Augmentation: copies of one example, averaged *before* clipping, by layers of Keras.
 
     g_i = (1 / k) sum_j gradient(loss(model(augment_j(x_i)), y_i))
 
@@ -6,9 +6,17 @@ The copies of an example are one contribution with one norm, so they cost no pri
 
 Source: De et al. 2022, "Unlocking high-accuracy differentially private image classification
 through scale", section 3.
+
+Keras's `RandomCrop` draws one position for the whole batch, and cannot be compiled on JAX. Here it
+draws a position for each image. Layers that mix the examples of a batch are refused: `Equalization`
+uses one histogram for the whole batch, `RandAugment` and `AugMix` contain it, and on TensorFlow
+`RandomElasticTransform` can put the first image of a batch in place of all others. Only Keras's own
+classes are changed, on batches of images, and only while a model is called.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -16,9 +24,15 @@ from keras import ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.preprocessing import drawing_for_each_example
 
 Tensor = Any
+
+_MIXING = (
+    keras.layers.Equalization,
+    keras.layers.RandAugment,
+    keras.layers.AugMix,
+    keras.layers.RandomElasticTransform,
+)
 
 
 @dataclass(frozen=True)
@@ -51,16 +65,69 @@ class Augmentation:
             batch: The examples, one row each.
             seed: Integer tensor of shape `(2,)`, the seed of the layer's random numbers.
         """
-        copies = batch.copied(self.multiplicity)
+        number = self.multiplicity
+        copies = batch.map_rows(lambda v: ops.repeat(v, number, axis=0), batch.mask, number)
         states = keras_private.seed_generator_states(self.layer)
         mapping = [(variable, variable.value) for variable in self.layer.variables]
         # The layer is not part of the model, so its generators' state would not be carried from
         # one compiled step to the next.
-        for number, state in enumerate(states):
-            mapping.append((state, ops.cast(seed + number, state.dtype)))
+        mapping += [(each, ops.cast(seed + i, each.dtype)) for i, each in enumerate(states)]
         # The layer sees the one tensor alone, as in the examination.
         (inputs,) = keras.tree.flatten(copies.x)
         with keras.StatelessScope(mapping), drawing_for_each_example(self.layer):
             augmented = self.layer(inputs, training=True)
-        x = keras.tree.pack_sequence_as(copies.x, [augmented])
-        return Batch(x, copies.y, copies.sample_weight, batch.mask, self.multiplicity)
+        return replace(copies, x=keras.tree.pack_sequence_as(copies.x, [augmented]))
+
+
+def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManager[None]:
+    """Return a context for calls in training mode, in which each example draws for itself.
+
+    Args:
+        layer: A layer or model. Layers inside it are changed too.
+
+    Raises:
+        ValueError: If one of Keras's layers mixes the examples of a batch.
+    """
+    methods = {}
+    for inner in keras_private.flatten_layers(layer):
+        if isinstance(inner, _MIXING):
+            raise ValueError(
+                f"Layer {inner.name!r} ({type(inner).__name__}) cannot be used in private "
+                "training, because it mixes the examples of a batch. Apply it to the data before "
+                "training, or use augmentations such as RandomFlip, RandomRotation and RandomCrop."
+            )
+        if type(inner) is keras.layers.RandomCrop:
+            methods[inner] = _crop_methods(inner)
+    return keras_private.replaced_methods(methods)
+
+
+def _crop_methods(layer: Any) -> dict[str, Callable[..., Any]]:
+    """Return methods of `RandomCrop` that crop each image at its own position."""
+    axes = {layer.height_axis: layer.height, layer.width_axis: layer.width}
+
+    def get_random_transformation(data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Draw the first row and column of each image's crop."""
+        margins = [data.shape[axis] - size for axis, size in axes.items()]
+        # Otherwise Keras resizes, and draws nothing.
+        if not training or len(data.shape) != 4 or min(margins) <= 0:
+            return type(layer).get_random_transformation(layer, data, training, seed)
+        shape = (ops.shape(data)[0],)
+        generator = layer.generator if seed is None else seed
+        return [keras.random.randint(shape, 0, most + 1, seed=generator) for most in margins]
+
+    def transform_images(images: Tensor, transformation: Any, training: bool = True) -> Tensor:
+        """Crop each image."""
+        if not ops.is_tensor(transformation[0]):
+            return type(layer).transform_images(layer, images, transformation, training)
+        images = ops.cast(images, layer.compute_dtype)
+        for (axis, size), starts in zip(axes.items(), transformation, strict=True):
+            places = ops.expand_dims(starts, 1) + ops.arange(size, dtype=starts.dtype)
+            shape = [-1, 1, 1, 1]
+            shape[axis] = size
+            images = ops.take_along_axis(images, ops.reshape(places, shape), axis=axis)
+        return images
+
+    return {
+        "get_random_transformation": get_random_transformation,
+        "transform_images": transform_images,
+    }

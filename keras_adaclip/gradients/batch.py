@@ -71,15 +71,7 @@ class Batch:
             return ops.slice(value, starts, (size * copies, *ops.shape(value)[1:]))
 
         mask = None if self.mask is None else take(self.mask, 1)
-        return self._map(take, mask, self.num_copies)
-
-    def copied(self, num_copies: int) -> "Batch":
-        """Return a batch with several copies of each unit's row.
-
-        Args:
-            num_copies: Number of copies.
-        """
-        return self._map(lambda v: ops.repeat(v, num_copies, axis=0), self.mask, num_copies)
+        return self.map_rows(take, mask, self.num_copies)
 
     def padded_to_multiple(self, size: int) -> "Batch":
         """Return the batch padded with masked rows of zeros.
@@ -89,14 +81,14 @@ class Batch:
         """
         missing = -self.num_rows % size
         if isinstance(missing, int) and missing == 0:
-            return self._map(lambda value: value, self.present)
+            return self.map_rows(lambda value: value, self.present)
 
         def pad(value: Tensor) -> Tensor:
             """Append the missing rows."""
             filler = ops.zeros((missing, *ops.shape(value)[1:]), value.dtype)
             return ops.concatenate([value, filler], axis=0)
 
-        return self._map(pad, pad(self.present))
+        return self.map_rows(pad, pad(self.present))
 
     def in_shards(self, num_shards: int) -> "Batch":
         """Return the batch with an axis of shards after the axis of rows.
@@ -117,7 +109,7 @@ class Batch:
             parts = ops.reshape(value, (num_shards, size // num_shards, *rest))
             return ops.swapaxes(parts, 0, 1)
 
-        return self._map(divided, divided(self.present))
+        return self.map_rows(divided, divided(self.present))
 
     def out_of_shards(self) -> "Batch":
         """Return the units of a batch that `in_shards` made, or of some of its rows."""
@@ -128,12 +120,18 @@ class Batch:
             parts = ops.swapaxes(value, 0, 1)
             return backend.on_all_shards(ops.reshape(parts, (num_shards * size, *rest)))
 
-        return self._map(joined, joined(self.mask))
+        return self.map_rows(joined, joined(self.mask))
 
-    def _map(
+    def map_rows(
         self, function: Callable[[Tensor], Tensor], mask: Tensor | None, num_copies: int = 1
     ) -> "Batch":
-        """Return a batch with `function` applied to inputs, targets and weights."""
+        """Return a batch with `function` applied to inputs, targets and weights.
+
+        Args:
+            function: Takes and returns a tensor of rows.
+            mask: The mask of the result.
+            num_copies: The number of rows that each unit of the result has.
+        """
         x, y, sample_weight = (mapped(function, v) for v in (self.x, self.y, self.sample_weight))
         return Batch(x, y, sample_weight, mask, num_copies)
 
@@ -152,7 +150,7 @@ def finite_rows(rows: Batch) -> Batch:
             value = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
         return ops.convert_to_tensor(value)
 
-    return Batch(*(mapped(clean, part) for part in (rows.x, rows.y, rows.sample_weight)))
+    return rows.map_rows(clean, None)
 
 
 def repeated(rows: Batch, size: int) -> Batch:
@@ -167,7 +165,7 @@ def repeated(rows: Batch, size: int) -> Batch:
         """Return `size` rows."""
         return ops.take(value, np.arange(size) % value.shape[0], axis=0)
 
-    return Batch(*(mapped(take, part) for part in (rows.x, rows.y, rows.sample_weight)))
+    return rows.map_rows(take, None)
 
 
 def mapped(function: Callable[[Any], Tensor], part: Any) -> Any:

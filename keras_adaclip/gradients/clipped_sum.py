@@ -17,13 +17,12 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.clipping import CurrentClipping
+from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.contributions import clipped_contributions
-from keras_adaclip.gradients.layerwise import per_example_gradients
-from keras_adaclip.gradients.looped import looped_contributions
+from keras_adaclip.gradients.forms import Materialized
+from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
+from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, per_example_gradients
 from keras_adaclip.gradients.losses import regularization_loss
-from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
 
@@ -69,7 +68,7 @@ class Observed:
 
 
 def clipped_sum(
-    model: keras.Model, batch: Batch, clipping: CurrentClipping, plan: GradientPlan
+    model: keras.Model, batch: Batch, clipping: Clipper, plan: GradientPlan
 ) -> tuple[ClippedSum, Observed]:
     """Return the sum of the examples' clipped gradients, and results of the forward pass.
 
@@ -81,18 +80,56 @@ def clipped_sum(
     """
     if plan.is_layerwise:
         gradients, forward = per_example_gradients(model, batch, plan)
-        if clipping.coordinates is not None:
-            gradients = gradients.in_coordinates(clipping.coordinates)
         sums, norms, finite, factors = clipped_contributions(
             gradients, batch.present, clipping, ops.isfinite(forward.losses)
         )
     else:
-        (sums, norms, finite, factors), forward = looped_contributions(model, batch, clipping)
+        (sums, norms, finite, factors), forward = _looped_contributions(model, batch, clipping)
     total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
     observed = Observed(
         forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors
     )
     return total, observed
+
+
+def clipped_contributions(
+    contributions: BatchGradients,
+    present: Tensor,
+    clipping: Clipper,
+    is_sound: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Return the sum of the units' clipped contributions.
+
+    Args:
+        contributions: The contribution of each unit to each variable.
+        present: Bool of shape `(batch_size,)`, false for padding.
+        clipping: The clipping strategy with the thresholds of this step.
+        is_sound: Bool of shape `(batch_size,)`, false for units that add nothing, as if they were
+            not finite. None means all true.
+        weights: Float32 of shape `(batch_size,)`, factors of the clipped contributions, cut to the
+            interval from 0 to 1. None means ones.
+
+    Returns:
+        One sum per variable; norms of shape `(batch_size, num_groups)`, zero for units that are
+        not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors of
+        shape `(batch_size, num_groups)`.
+    """
+    coordinates = clipping.coordinates
+    if coordinates is not None:
+        contributions = contributions.in_coordinates(coordinates)
+    squared_norms = contributions.squared_norms(clipping.groups)
+    if is_sound is not None:
+        squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
+    norms = ops.sqrt(squared_norms)
+    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)
+    norms = ops.where(finite[:, None], norms, 0.0)
+    factors = clipping.factors(norms, finite)
+    if weights is not None:
+        # No contribution exceeds its bound, whatever the weights are.
+        factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
+    sums = contributions.weighted_sums(factors, finite, clipping.groups)
+    return sums, norms, finite, factors
 
 
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
@@ -109,3 +146,41 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
         lambda: (regularization_loss(model), ()), variables, model.variables
     )
     return ClippedSum(total.gradients, total.statistics, gradients)
+
+
+def _looped_contributions(
+    model: keras.Model, batch: Batch, clipping: Clipper
+) -> tuple[tuple[list[Tensor], Tensor, Tensor, Tensor], Forward]:
+    """Return the clipped sums of a batch, with each example differentiated alone.
+
+    Args:
+        model: A built model with a compiled loss.
+        batch: The examples.
+        clipping: The clipping strategy with the thresholds of this step.
+
+    Returns:
+        The results of `clipped_contributions`, and of a forward pass over the batch.
+    """
+    trainable = model.trainable_variables
+    changing = [*model.non_trainable_variables, *model.metrics_variables]
+
+    def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        """Add the contribution of one example."""
+        alone = batch.rows(index, 1)
+        gradients, loss = single_gradient(model, alone)
+        parts: list[Any] = [Materialized(ops.expand_dims(value, 0)) for value in gradients]
+        is_sound = ops.reshape(ops.isfinite(loss), (1,))
+        sums, norms, finite, _ = clipped_contributions(
+            BatchGradients(trainable, parts, 1), alone.present, clipping, is_sound
+        )
+        totals = [total + part for total, part in zip(carry[:-1], sums, strict=True)]
+        found = ops.concatenate([norms, ops.cast(finite, "float32")[:, None]], axis=1)
+        rows = ops.slice_update(carry[-1], [index, 0], found)
+        return [*totals, rows]
+
+    carry = [ops.zeros(variable.shape, "float32") for variable in trainable]
+    carry.append(ops.zeros((batch.num_rows, clipping.num_groups + 1), "float32"))
+    forward = forward_alone(model, batch, training=True)
+    *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
+    norms, finite = rows[:, :-1], rows[:, -1] > 0.0
+    return (sums, norms, finite, clipping.factors(norms, finite)), forward

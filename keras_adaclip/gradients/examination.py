@@ -6,9 +6,8 @@ axis, which layers draw random numbers, and how many numbers a forward pass writ
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -17,53 +16,35 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch, repeated
-from keras_adaclip.gradients.forward import call_model
-from keras_adaclip.gradients.layers import GeneralRule, LayerRule
-from keras_adaclip.gradients.taps import TapRecorder, tapped
+from keras_adaclip.gradients.forward import call_model, stateless
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall, rule_for
+from keras_adaclip.gradients.layerwise import GradientPlan, TapRecorder, looped_plan
 
 # Layers that call the layers inside them in a loop, so that taps cannot leave these calls.
 LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 _SIZES = (2, 3)
 
 
-@dataclass
-class Examination:
-    """The results of an examination.
-
-    Attributes:
-        reason: Why no layer-wise plan is possible, None if one may be.
-        batched: The positions of the batched arguments of each layer.
-        is_random: Whether training draws random numbers.
-        outputs_per_example: The numbers that the layers return for one example.
-    """
-
-    reason: str | None = None
-    batched: dict[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
-    is_random: bool = False
-    outputs_per_example: int = 0
-
-
-def examine_calls(
-    model: keras.Model, rows: Batch, rules: Mapping[keras.layers.Layer, LayerRule]
-) -> Examination:
-    """Examine the calls of a model's layers.
+def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
+    """Return the plan that an examination suggests, without a proof. No loss is needed.
 
     Args:
         model: A built model.
-        rows: A few examples, as tensors.
-        rules: The rule of each layer with trainable weights.
+        rows: Two or three examples, as tensors.
+
+    Returns:
+        The plan, and whether training draws random numbers.
     """
-    found = Examination()
-    leading: dict[int, list[list[int | None]]] = {}
-    called: list[keras.layers.Layer] = []
+    rules, variables = assign_rules(model)
+    traces: list[list[TappedCall]] = []
+    num_outputs: list[int] = []
     random: set[keras.layers.Layer | None] = set()
     states = keras_private.seed_generator_states(model)
-    held = [*model.variables, *model.metrics_variables]
 
     def forward(size: int) -> None:
         """Call the model on `size` rows, and note what happens."""
         batch = repeated(rows, size)
-        with keras.StatelessScope([(variable, variable.value) for variable in held]) as scope:
+        with stateless(model) as scope:
 
             def random_state() -> list[Any]:
                 """Return the states of all random generators."""
@@ -85,44 +66,90 @@ def examine_calls(
 
                 return watched_call
 
-            recorder = TapRecorder(lambda value: value)
+            recorder = TapRecorder()
             with counted_outputs(model) as outputs:
                 calls = {
                     layer: watched(layer, layer.call)
                     for layer, rule in rules.items()
                     if isinstance(rule, GeneralRule)
                 }
-                with tapped(rules, recorder, calls):
+                with recorder.tapped(rules, calls):
                     watched(None, call_model)(model, batch.x, training=True)
-        found.outputs_per_example = sum(outputs) // size
-        recorded = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
-        called[:] = [call.layer for call in recorded]
-        leading[size] = [
-            [_leading(value) for value in keras.tree.flatten((call.args, call.kwargs))]
-            for call in recorded
-        ]
+        num_outputs.append(sum(outputs) // size)
+        traces.append(recorder.calls(recorder.tensors, recorder.taps))
 
     for size in _SIZES:
         backend.trace(functools.partial(forward, size))
 
-    found.is_random = bool(random)
-    few, more = (leading[size] for size in _SIZES)
+    is_random = bool(random)
+    few, more = traces
     if len(few) != len(more):
-        found.reason = "the calls of its layers depend on the batch size"
-        return found
-    for layer, *sizes in zip(called, few, more, strict=True):
+        return looped_plan("the calls of its layers depend on the batch size"), is_random
+    batched: dict[keras.layers.Layer, frozenset[int]] = {}
+    for one, other in zip(few, more, strict=True):
+        layer, reason = one.layer, None
+        sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
         pairs = list(enumerate(zip(*sizes, strict=True)))
         follows = frozenset(number for number, pair in pairs if pair == _SIZES)
         changes = {number for number, (small, large) in pairs if small != large}
         if changes - follows or not follows:
-            found.reason = f"layer {layer.name!r} is called on something without the batch axis"
-        elif found.batched.setdefault(layer, follows) != follows:
-            found.reason = f"layer {layer.name!r} is called in different ways"
+            reason = "is called on something without the batch axis"
+        elif batched.setdefault(layer, follows) != follows:
+            reason = "is called with batches in different arguments"
         elif isinstance(rules[layer], GeneralRule) and layer in random:
-            found.reason = f"layer {layer.name!r} has weights and draws random numbers"
-        if found.reason is not None:
-            break
-    return found
+            reason = "has weights and draws random numbers"
+        if reason is not None:
+            return looped_plan(f"layer {layer.name!r} {reason}"), is_random
+    plan = GradientPlan(
+        rules,
+        variables,
+        batched=batched,
+        fast_calls=fast_calls_of(model),
+        outputs_per_example=num_outputs[0],
+    )
+    return plan, is_random
+
+
+def assign_rules(
+    model: keras.Model,
+) -> tuple[dict[keras.layers.Layer, LayerRule], dict[keras.layers.Layer, list[keras.Variable]]]:
+    """Return the rule and the trainable weights of each layer that has any."""
+    rules: dict[keras.layers.Layer, LayerRule] = {}
+    variables: dict[keras.layers.Layer, list[keras.Variable]] = {}
+    for layer in layers_outside_loops(model):
+        if isinstance(layer, LOOPS):
+            own = list(layer.trainable_variables)
+        else:
+            own = keras_private.own_trainable_variables(layer)
+        if own:
+            rules[layer] = rule_for(layer) or GeneralRule()
+            variables[layer] = own
+    return rules, variables
+
+
+def fast_calls_of(
+    model: keras.Model, in_loop: bool = False
+) -> dict[keras.layers.Layer, Callable[..., Any]]:
+    """Return faster equivalents of the `call` of a model's layers.
+
+    Args:
+        model: A built model.
+        in_loop: Whether the calls happen in a loop inside the step.
+    """
+    calls = {
+        layer: backend.fast_call(layer, in_loop) for layer in keras_private.flatten_layers(model)
+    }
+    return {layer: call for layer, call in calls.items() if call is not None}
+
+
+def layers_outside_loops(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yield the layers of a model, but of a loop only the loop itself."""
+    inside: set[int] = set()
+    for layer in keras_private.flatten_layers(model):
+        if id(layer) not in inside:
+            yield layer
+            if isinstance(layer, LOOPS):
+                inside.update(map(id, keras_private.flatten_layers(layer)))
 
 
 @contextmanager
@@ -150,15 +177,11 @@ def counted_outputs(model: keras.Model) -> Iterator[list[int]]:
 
         return counted_call
 
-    calls: dict[keras.layers.Layer, Callable[..., Any]] = {}
-    inside_loops: set[int] = set()
-    for layer in keras_private.flatten_layers(model):
-        _, *inner = keras_private.flatten_layers(layer)
-        is_loop = isinstance(layer, LOOPS)
-        if is_loop:
-            inside_loops.update(map(id, inner))
-        if id(layer) not in inside_loops and (is_loop or not inner):
-            calls[layer] = counted(layer.call)
+    calls = {
+        layer: counted(layer.call)
+        for layer in layers_outside_loops(model)
+        if isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1
+    }
     with keras_private.replaced_calls(calls):
         yield sizes
 

@@ -1,7 +1,8 @@
 """The forward pass: calls a model so that no state keeps anything of the data."""
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.augmentation import drawing_for_each_example
 from keras_adaclip.gradients.batch import Batch, mapped
-from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.gradients.preprocessing import drawing_for_each_example
+from keras_adaclip.gradients.losses import compute_loss, per_example_losses
 from keras_adaclip.sampling import as_array, common_length
 
 Tensor = Any
@@ -62,31 +63,36 @@ def sliced(part: Any, rows: slice) -> Any:
     return mapped(of_value, part)
 
 
-def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
-    """Return predictions and losses of the batch, and discard all changes of state."""
+def stateless(model: keras.Model) -> keras.StatelessScope:
+    """Return a scope with the model's variables as they are, which discards their changes."""
     variables = [*model.variables, *model.metrics_variables]
-    with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-        y_pred = call_model(model, batch.x, training)
-        losses, increments = per_example_losses(
-            model, batch.x, batch.y, y_pred, batch.sample_weight
-        )
-    return Forward(y_pred, losses, increments).of_units(batch.num_copies)
+    return keras.StatelessScope([(variable, variable.value) for variable in variables])
 
 
-def call_discarding_state(model: keras.Model, x: Any, training: bool) -> Any:
-    """Call the model, and keep the new state of random generators only.
+@contextmanager
+def keeping_random_states_only(model: keras.Model) -> Iterator[None]:
+    """Discard all changes of variables within the context but those of random generators.
 
     Everything else that a layer writes into a variable comes from the data, without clipping or
     noise.
     """
     seeds = keras_private.seed_generator_states(model)
-    with keras.StatelessScope([(v, v.value) for v in model.variables]) as scope:
-        y_pred = call_model(model, x, training)
+    with stateless(model) as scope:
+        yield
         states = [scope.get_current_value(state) for state in seeds]
     for state, value in zip(seeds, states, strict=True):
         if value is not None:
             state.assign(value)
-    return y_pred
+
+
+def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
+    """Return predictions and losses of the batch, and discard all changes of state."""
+    with stateless(model):
+        y_pred = call_model(model, batch.x, training)
+        losses, increments = per_example_losses(
+            model, batch.x, batch.y, y_pred, batch.sample_weight
+        )
+    return Forward(y_pred, losses, increments).of_units(batch.num_copies)
 
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:
@@ -101,6 +107,34 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
     takes_training = "training" in inspect.signature(type(model).call).parameters
     with drawing_for_each_example(model) if training else nullcontext():
         return model(x, training=training) if takes_training else model(x)
+
+
+def single_gradient(
+    model: keras.Model, alone: Batch, training: bool = True
+) -> tuple[list[Tensor], Tensor]:
+    """Return the gradient of one example's loss, float32 per trainable variable, and the loss.
+
+    Args:
+        model: A built model with a compiled loss.
+        alone: A batch of one. The mean loss is used if it has several copies.
+        training: The mode of the forward pass.
+    """
+
+    def loss() -> tuple[Tensor, Any]:
+        """Return the mean loss over the copies, twice."""
+        y_pred = call_model(model, alone.x, training)
+        parts = (y_pred, alone.x, alone.y, alone.sample_weight)
+        losses = [
+            compute_loss(model, *(sliced(part, slice(row, row + 1)) for part in parts))
+            for row in range(alone.num_copies)
+        ]
+        value = ops.mean(ops.stack(losses))
+        return value, value
+
+    variables = [*model.variables, *model.metrics_variables]
+    with keeping_random_states_only(model):
+        loss_value, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
+    return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
 
 
 def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
@@ -119,26 +153,27 @@ def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
         TypeError: If the data are not arrays.
         ValueError: If lengths differ.
     """
-    x, y = mapped(as_array, x), mapped(as_array, y)
-    num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
+    data = mapped(as_array, (x, y))
+    given = {name: part for name, part in zip("xy", data, strict=True) if part is not None}
+    num_examples = common_length(given)
 
-    def rows(part: Any, indices: np.ndarray) -> Any:
-        """Return some rows of inputs or targets."""
-        return mapped(lambda array: array[indices], part)
+    def rows(indices: np.ndarray) -> Any:
+        """Return some rows of inputs and targets."""
+        return mapped(lambda array: array[indices], data)
 
-    few = np.arange(min(3, num_examples))
-    keras_private.build_for_training(model, rows(x, few), rows(y, few), None)
+    few_x, few_y = rows(np.arange(min(3, num_examples)))
+    keras_private.build_for_training(model, few_x, few_y, None)
 
-    def losses(piece: tuple[Any, Any]) -> Any:
+    def losses(piece: Any) -> Tensor:
         """Return the losses of one batch."""
-        batch = Batch(*(mapped(ops.convert_to_tensor, part) for part in piece))
+        batch = Batch(*mapped(ops.convert_to_tensor, piece))
         return forward_alone(model, batch, training=False).losses
 
     # All pieces have one size, so that they compile once: the last one repeats its last row.
     size = min(_EVALUATED_ROWS, num_examples)
-    starts = range(0, num_examples, size)
-    indices = [np.minimum(np.arange(start, start + size), num_examples - 1) for start in starts]
-    pieces = [(rows(x, some), rows(y, some)) for some in indices]
-    variables = [*model.variables, *model.metrics_variables]
-    found = backend.evaluate_each(losses, variables, pieces)
+    pieces = [
+        rows(np.minimum(np.arange(start, start + size), num_examples - 1))
+        for start in range(0, num_examples, size)
+    ]
+    found = backend.evaluate_each(losses, [*model.variables, *model.metrics_variables], pieces)
     return np.concatenate(found)[:num_examples].astype(np.float64)

@@ -1,49 +1,234 @@
 """Per-example gradients layer by layer, from one forward and one backward pass.
 
 The total loss is the sum of the examples' losses, so the cotangent of a layer's output at example i
-is the gradient of that example's loss alone. Backpropagation stops at the tapped tensors. Weight
+is the gradient of that example's loss alone. Backpropagation stops at tapped tensors. Weight
 gradients are never formed for the batch: each layer's rule turns inputs and cotangents into
 per-example gradients in their cheapest form.
+
+During the forward pass the instance attribute `call` of a layer is replaced by a recording
+function, in which the layer's rule places the taps. The layer's code is not changed.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
-from keras_adaclip.gradients.contributions import BatchGradients
-from keras_adaclip.gradients.forms import Lookup, Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.forward import Forward, call_discarding_state
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient, combined
+from keras_adaclip.gradients.forward import Forward, call_model, keeping_random_states_only
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.gradients.taps import TapRecorder, tapped
-
-if TYPE_CHECKING:
-    from keras_adaclip.gradients.plan import GradientPlan
 
 Tensor = Any
-# Maps batch and predictions to the losses of the examples and their increments of the trackers.
-LossesOf = Callable[[Batch, Any], tuple[Tensor, list[Tensor]]]
+Calls = Mapping[keras.layers.Layer, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """The rule of each layer, or the reason for differentiating one example after another.
+
+    Args:
+        rules: The rule of each layer with trainable weights. Empty if `looped_reason` is set.
+        variables: The trainable variables of each of these layers.
+        looped_reason: Why examples are differentiated one after another, None if the plan is
+            layer-wise.
+        batched: For layers with the general rule, the positions of the arguments that have a
+            batch axis.
+        fast_calls: Faster equivalents of the `call` of some layers.
+        numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
+            those of forward and backward pass. 0 if not known.
+        outputs_per_example: Numbers that the layers return for one example. 0 if not known.
+    """
+
+    rules: Mapping[keras.layers.Layer, LayerRule]
+    variables: Mapping[keras.layers.Layer, list[keras.Variable]]
+    looped_reason: str | None = None
+    batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    fast_calls: Calls = field(default_factory=dict)
+    numbers_per_example: int = 0
+    outputs_per_example: int = 0
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether all examples are differentiated at once, not one after another."""
+        return self.looped_reason is None
+
+    def describe(self) -> dict[str, str]:
+        """Return the rule of each layer with trainable weights, by the layer's name."""
+        if not self.is_layerwise:
+            return {"(whole model)": f"one example after another: {self.looped_reason}"}
+        return {layer.name: name_of_rule(rule) for layer, rule in self.rules.items()}
+
+
+def looped_plan(reason: str) -> GradientPlan:
+    """Return the plan of last resort.
+
+    Args:
+        reason: Why nothing faster is possible, for `check` and `private_summary`.
+    """
+    return GradientPlan({}, {}, reason)
+
+
+def name_of_rule(rule: LayerRule) -> str:
+    """Return the name of a rule for users."""
+    if isinstance(rule, GeneralRule):
+        return "general (vmap of this layer's vector-Jacobian product)"
+    return type(rule).__name__
+
+
+class TapRecorder:
+    """Collects the calls of tapped layers during one forward pass.
+
+    Args:
+        tap: Function that registers a tensor for differentiation and returns it.
+
+    Attributes:
+        tensors: For each call, the tensors among its arguments and those that its rule kept. They
+            have to be returned from a pure function.
+        taps: The tapped tensors so far.
+    """
+
+    def __init__(self, tap: Callable[[Tensor], Tensor] = lambda value: value) -> None:
+        self.tensors: list[list[Tensor]] = []
+        self.taps: list[Tensor] = []
+        self._tap = tap
+        # For each call: the layer, its arguments, the places of tensors among them, and its taps.
+        self._calls: list[tuple[keras.layers.Layer, Any, list[int], list[int]]] = []
+
+    def tapped(
+        self, rules: Mapping[keras.layers.Layer, LayerRule], calls: Calls
+    ) -> AbstractContextManager[None]:
+        """Return a context in which layers record their calls.
+
+        Args:
+            rules: The layers to tap, with their rules.
+            calls: Replacements of the `call` of some layers, tapped or not.
+        """
+        own = {layer: self._tapped_call(layer, rule, calls) for layer, rule in rules.items()}
+        return keras_private.replaced_calls({**calls, **own})
+
+    def calls(self, tensors: list[list[Tensor]], cotangents: list[Tensor]) -> list[TappedCall]:
+        """Return the recorded calls.
+
+        Args:
+            tensors: The value of `tensors` after it was returned from the pure function.
+            cotangents: The gradients with respect to the taps, in their order.
+        """
+        calls = []
+        for (layer, structure, places, numbers), values in zip(self._calls, tensors, strict=True):
+            flat = keras.tree.flatten(structure)
+            for place, value in zip(places, values, strict=False):
+                flat[place] = value
+            args, kwargs = keras.tree.pack_sequence_as(structure, flat)
+            own = [cotangents[number] for number in numbers]
+            calls.append(TappedCall(layer, args, kwargs, own, kept=values[len(places) :]))
+        return calls
+
+    def _tapped_call(
+        self, layer: keras.layers.Layer, rule: LayerRule, calls: Calls
+    ) -> Callable[..., Any]:
+        """Return a `call` that records its arguments and the tensors that the rule keeps."""
+        original = calls.get(layer, layer.call)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer through its rule."""
+            numbers: list[int] = []
+
+            def tap(value: Tensor) -> Tensor:
+                """Tap one tensor, and note the number of the tap."""
+                numbers.append(len(self.taps))
+                self.taps.append(value)
+                return keras_private.attach_mask(self._tap(value), keras_private.mask_of(value))
+
+            outputs, kept = rule.tapped_call(layer, original, tap, args, kwargs)
+            flat = keras.tree.flatten((args, kwargs))
+            places = [place for place, value in enumerate(flat) if ops.is_tensor(value)]
+            self._calls.append((layer, (args, kwargs), places, numbers))
+            self.tensors.append([*(flat[place] for place in places), *kept])
+            return outputs
+
+        return call
+
+
+@dataclass(frozen=True)
+class BatchGradients:
+    """The contribution of every unit to every trainable variable.
+
+    Args:
+        variables: The trainable variables.
+        parts: The contributions to each variable, None if it was not used.
+        num_rows: The number of rows of the batch.
+    """
+
+    variables: list[keras.Variable]
+    parts: list[PerExampleGradient | None]
+    num_rows: Any
+
+    def in_coordinates(self, coordinates: Sequence[tuple[Tensor, Tensor]]) -> "BatchGradients":
+        """Return the contributions as `(g - centre) / scale`, written out.
+
+        Args:
+            coordinates: Centre and scale of each variable.
+        """
+        parts: list[PerExampleGradient | None] = []
+        for part, (centre, scale) in zip(self.parts, coordinates, strict=True):
+            unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
+            values = (part or unused).materialize()
+            parts.append(Materialized((values - centre) / scale))
+        return BatchGradients(self.variables, parts, self.num_rows)
+
+    def squared_norms(self, groups: ParameterGroups) -> Tensor:
+        """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
+
+        Args:
+            groups: The groups of the trainable variables.
+        """
+        norms: list[list[Tensor]] = [[] for _ in groups.names]
+        for part, number in zip(self.parts, groups.assignment, strict=True):
+            if part is not None:
+                with backend.full_precision():
+                    norms[number].append(part.squared_norms())
+        unused = ops.zeros((self.num_rows,), "float32")
+        return ops.stack([sum(parts[1:], parts[0]) if parts else unused for parts in norms], axis=1)
+
+    def weighted_sums(
+        self, factors: Tensor, finite: Tensor, groups: ParameterGroups
+    ) -> list[Tensor]:
+        """Return the sum of `factors[i, k]` times contribution i, for each variable of group k.
+
+        Args:
+            factors: Float32 of shape `(batch_size, num_groups)`, zero where not finite.
+            finite: Bool of shape `(batch_size,)`.
+            groups: The groups of the variables.
+        """
+        with backend.full_precision():
+            return [
+                ops.zeros(variable.shape, "float32")
+                if part is None
+                else part.weighted_sum(factors[:, number], finite)
+                for variable, part, number in zip(
+                    self.variables, self.parts, groups.assignment, strict=True
+                )
+            ]
 
 
 def per_example_gradients(
-    model: keras.Model,
-    batch: Batch,
-    plan: "GradientPlan",
-    training: bool = True,
-    losses_of: LossesOf | None = None,
+    model: keras.Model, batch: Batch, plan: GradientPlan, training: bool = True
 ) -> tuple[BatchGradients, Forward]:
     """Return the gradients of all examples, and the results of the forward pass.
 
     Args:
-        model: A built model.
+        model: A built model with a compiled loss.
         batch: The examples.
         plan: A layer-wise plan.
         training: The mode of the forward pass.
-        losses_of: The function to differentiate. None means the compiled loss.
     """
     recorders: list[TapRecorder] = []
 
@@ -51,14 +236,11 @@ def per_example_gradients(
         """Return the total loss, and everything else that the forward pass yields."""
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with tapped(plan.rules, recorder, plan.fast_calls):
-            y_pred = call_discarding_state(model, batch.x, training)
-        if losses_of is None:
-            losses, increments = per_example_losses(
-                model, batch.x, batch.y, y_pred, batch.sample_weight
-            )
-        else:
-            losses, increments = losses_of(batch, y_pred)
+        with recorder.tapped(plan.rules, plan.fast_calls), keeping_random_states_only(model):
+            y_pred = call_model(model, batch.x, training)
+        losses, increments = per_example_losses(
+            model, batch.x, batch.y, y_pred, batch.sample_weight
+        )
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, masks)
@@ -69,49 +251,30 @@ def per_example_gradients(
     for value, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
         keras_private.attach_mask(value, mask)
 
+    parts = gradients_of_calls(plan, recorders[-1].calls(tensors, cotangents), batch.num_copies)
+    trainable = model.trainable_variables
+    gradients = [parts.get(id(variable)) for variable in trainable]
+    shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
+    return BatchGradients(trainable, gradients, batch.num_rows), shown
+
+
+def gradients_of_calls(
+    plan: GradientPlan, calls: list[TappedCall], num_copies: int = 1
+) -> dict[int, PerExampleGradient]:
+    """Return the gradients of each variable that was used, by the variable's id.
+
+    Args:
+        plan: A layer-wise plan.
+        calls: The calls of the plan's layers, with cotangents.
+        num_copies: The number of consecutive rows that each unit has.
+    """
     parts: dict[int, list[PerExampleGradient]] = {}
-    for call in recorders[-1].calls(tensors, cotangents):
+    for call in calls:
         call.batched = plan.batched.get(call.layer)
         call.fast_call = plan.fast_calls.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
             if part is not None:
-                merged = part.merged(batch.num_copies) if batch.num_copies > 1 else part
+                merged = part.merged(num_copies) if num_copies > 1 else part
                 parts.setdefault(id(variable), []).append(merged)
-    trainable = model.trainable_variables
-    gradients = [
-        combined(parts[id(variable)]) if id(variable) in parts else None for variable in trainable
-    ]
-    shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
-    return BatchGradients(trainable, gradients, batch.num_rows), shown
-
-
-def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
-    """Return the gradient of a variable that was used several times.
-
-    The parts are added *before* the norm. Products or lookups of one shape are concatenated along
-    their positions, anything else is written out.
-
-    Args:
-        parts: The gradients of the single uses, at least one.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, OuterProduct):
-        products = [part for part in parts if isinstance(part, OuterProduct)]
-        if len(products) == len(parts) and all(part.shape == first.shape for part in products):
-            return OuterProduct(
-                ops.concatenate([part.inputs for part in products], axis=1),
-                ops.concatenate([part.cotangents for part in products], axis=1),
-                first.shape,
-            )
-    if isinstance(first, Lookup):
-        lookups = [part for part in parts if isinstance(part, Lookup)]
-        if len(lookups) == len(parts):
-            return Lookup(
-                ops.concatenate([part.ids for part in lookups], axis=1),
-                ops.concatenate([part.cotangents for part in lookups], axis=1),
-                first.shape,
-            )
-    return Materialized(sum(part.materialize() for part in parts))
+    return {key: combined(uses) for key, uses in parts.items()}

@@ -6,7 +6,8 @@ trained are moved too: a factor that is zero now may be nonzero later.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,12 +17,9 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch, mapped, repeated
+from keras_adaclip.gradients.forward import single_gradient
 from keras_adaclip.gradients.layers import is_differentiable
-from keras_adaclip.gradients.layerwise import per_example_gradients
-from keras_adaclip.gradients.looped import single_gradient
-
-if TYPE_CHECKING:
-    from keras_adaclip.gradients.plan import GradientPlan
+from keras_adaclip.gradients.layerwise import GradientPlan, per_example_gradients
 
 Tensor = Any
 Weights = list[tuple[keras.Variable, Tensor]]
@@ -36,40 +34,28 @@ _LEAST_SHARE = 0.01
 _WEIGHTINGS = (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
 
 
-def numbers_per_example_if_exact(
-    model: keras.Model, rows: Batch, plan: "GradientPlan", training: bool
-) -> int | None:
-    """Return None if the plan's norms and sums differ from those of plain gradients.
+def is_exact(model: keras.Model, rows: Batch, plan: GradientPlan, training: bool) -> bool:
+    """Return whether the plan's norms and sums are those of plain gradients.
 
     Args:
         model: A built model with a compiled loss.
         rows: A few examples with finite numbers.
         plan: A layer-wise plan.
         training: The mode of the forward pass.
-
-    Returns:
-        The float32 numbers that norms and sums write per example, if the plan is exact.
     """
-    sizes: list[int] = []
     found = []
     for trial in range(_NUM_TRIALS):
         weights = _moved_weights(model, seed=trial)
-        found.append(compared(model, _varied(rows, trial), plan, training, weights, sizes))
+        found.append(_agrees(model, _varied(rows, trial), plan, training, weights))
         if found[-1]:
-            return max(sizes)
+            return True
     # Some weights must not be moved, for example if a constraint keeps them positive.
-    if all(agrees is None for agrees in found) and compared(model, rows, plan, training, [], sizes):
-        return max(sizes)
-    return None
+    never_finite = all(agrees is None for agrees in found)
+    return never_finite and bool(_agrees(model, rows, plan, training, []))
 
 
-def compared(
-    model: keras.Model,
-    rows: Batch,
-    plan: "GradientPlan",
-    training: bool,
-    weights: Weights,
-    sizes: list[int],
+def _agrees(
+    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool, weights: Weights
 ) -> bool | None:
     """Compare the plan with plain gradients at other values of some variables.
 
@@ -79,7 +65,6 @@ def compared(
         plan: The plan.
         training: The mode of the forward pass.
         weights: Variables and their other values.
-        sizes: List to which the numbers written per example are appended.
 
     Returns:
         Whether the two agree. None if the plain gradients are not finite.
@@ -103,7 +88,6 @@ def compared(
         batch, scope = at(given)
         with scope:
             gradients, _ = per_example_gradients(model, batch, plan, training=training)
-            sizes.append(gradients.numbers_per_example)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = [
@@ -167,20 +151,14 @@ def _moved_weights(model: keras.Model, seed: int) -> Weights:
 
 def _varied(rows: Batch, trial: int) -> Batch:
     """Return at least two different rows, in another order and with moved inputs per trial."""
-    is_single = rows.num_rows == 1
-    rows = repeated(rows, 2) if is_single else rows
-
-    def roll(value: Tensor) -> Tensor:
-        """Return the rows in another order."""
-        return ops.roll(value, trial, axis=0)
+    scales = np.array([1.0, 1.25]) if rows.num_rows == 1 else np.ones(rows.num_rows)
+    rows = repeated(rows, len(scales)).map_rows(lambda value: ops.roll(value, trial, axis=0), None)
 
     def vary(value: Tensor) -> Tensor:
-        """Return rows in another order with slightly different numbers."""
+        """Return slightly different numbers, also for each of two equal rows."""
         if not is_differentiable(value):
-            return roll(value)
-        if is_single:
-            factors = np.array([1.0, 1.25]).reshape(2, *[1] * (len(value.shape) - 1))
-            value = value * ops.cast(factors, value.dtype)
-        return roll(value) * (1.0 + trial / 64.0)
+            return value
+        factors = scales.reshape(-1, *[1] * (len(value.shape) - 1)) * (1.0 + trial / 64.0)
+        return value * ops.cast(factors, value.dtype)
 
-    return Batch(mapped(vary, rows.x), mapped(roll, rows.y), mapped(roll, rows.sample_weight))
+    return replace(rows, x=mapped(vary, rows.x))

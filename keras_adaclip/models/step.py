@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import CurrentClipping
+from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients import (
     Batch,
     ClippedSum,
@@ -94,7 +94,7 @@ def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any
 
 
 def _observe(
-    model: keras.Model, batch: Batch, observed: Observed, clipping: CurrentClipping
+    model: keras.Model, batch: Batch, observed: Observed, clipping: Clipper
 ) -> dict[str, Tensor]:
     """Update loss and metrics with the units of the batch; none of this is private."""
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))

@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
+from keras_adaclip.clipping import Clipper, ClippingStrategy, ParameterGroups, Release
 
 Tensor = Any
 
@@ -56,13 +56,13 @@ class ClipState:
         return list(self._variables.values())
 
     @property
-    def current(self) -> CurrentClipping:
+    def current(self) -> Clipper:
         """Strategy, groups and state as tensors, for the gradient code."""
         state = {
             name: ops.reshape(variable.value, (1,)) if self._is_single(name) else variable.value
             for name, variable in self._variables.items()
         }
-        return CurrentClipping(self._strategy, self._groups, state)
+        return Clipper(self._strategy, self._groups, state)
 
     def begin_run(self, step: int, steps_per_epoch: int | None) -> None:
         """Let the strategy set the state at the start of a run of steps.

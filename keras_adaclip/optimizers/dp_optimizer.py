@@ -18,7 +18,7 @@ from keras_adaclip import backend
 from keras_adaclip import clipping as clipping_strategies
 from keras_adaclip._checks import check_choice, check_integer, check_seed, optional
 from keras_adaclip.accounting import LedgerRow
-from keras_adaclip.clipping import ClippingStrategy, CurrentClipping, ParameterGroups, Release
+from keras_adaclip.clipping import Clipper, ClippingStrategy, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.clip_state import ClipState
@@ -207,7 +207,7 @@ class DPOptimizer(AccountedOptimizer):
         return self._read("unclipped_fraction")
 
     @property
-    def current_clipping(self) -> CurrentClipping:
+    def current_clipping(self) -> Clipper:
         """The clipping strategy with its state at this step, for the gradient code."""
         return self._clip.current
 

@@ -14,7 +14,7 @@ class KerasSchedule(Schedule):
     A value of zero or below becomes 1e-30.
 
     Args:
-        schedule: a `LearningRateSchedule`, such as `CosineDecay`.
+        schedule: a `LearningRateSchedule`, such as `CosineDecay`, or its config.
         factor: positive float that every value is multiplied by.
 
     Raises:
@@ -32,6 +32,8 @@ class KerasSchedule(Schedule):
     def __init__(
         self, schedule: keras.optimizers.schedules.LearningRateSchedule, factor: float = 1.0
     ) -> None:
+        if isinstance(schedule, dict):
+            schedule = keras.saving.deserialize_keras_object(schedule)
         if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             raise TypeError(
                 "Argument `schedule` must be a `keras.optimizers.schedules.LearningRateSchedule`. "
@@ -44,19 +46,13 @@ class KerasSchedule(Schedule):
         """Return a schedule with every value multiplied by `factor`, a positive float."""
         return type(self)(self.schedule, self.factor * check_value("factor", factor))
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return the schedule that `get_config` describes."""
-        schedule = keras.saving.deserialize_keras_object(config["schedule"])
-        return cls(**{**config, "schedule": schedule})
-
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         """Return the scaled value of the Keras schedule."""
         return as_float(self.schedule(time), array_namespace) * self.factor
 
 
 def get(identifier: Any) -> Schedule:
-    """Return the schedule that a user means.
+    """Return the schedule for a `schedule` argument.
 
     Args:
         identifier: a schedule, a learning rate schedule of Keras, or a config of either, made by

@@ -70,21 +70,16 @@ class PiecewiseConstant(EpochSchedule):
             ValueError: If it holds something else, or comes from a later version.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a JSON file: {error}") from error
-        if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
-            raise ValueError(f"{path} holds no schedule: its `format` must be {_FORMAT!r}.")
-        version = document.pop("version", None)
-        if version != _VERSION:
-            raise ValueError(
-                f"{path} has a version that this release of keras_adaclip cannot read: it reads "
-                f"version {_VERSION}. Received: version={version!r}"
-            )
-        try:
+            document = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            found = document.pop("format", None), document.pop("version", None)
+            if found != (_FORMAT, _VERSION):
+                raise ValueError(f"its format and version are {found}")
             return cls(**document)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds a schedule that is not valid: {error}") from error
+            raise ValueError(
+                f"{path} does not hold a valid schedule in format {_FORMAT!r}, version {_VERSION}: "
+                f"{error}"
+            ) from error
 
     def scaled(self, factor: float) -> Self:
         """Return a schedule with every value multiplied by `factor`, a positive float."""

@@ -10,10 +10,8 @@ from typing import Any
 
 import keras
 
-from keras_adaclip._checks import check_real
+from keras_adaclip._checks import check_between
 from keras_adaclip.schedules.schedule import EpochSchedule, Number, as_float, check_value
-
-_LARGEST_POWER = 10.0
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -46,12 +44,7 @@ class PowerDecay(EpochSchedule):
     ) -> None:
         super().__init__(steps_per_epoch)
         self.initial_value = check_value("initial_value", initial_value)
-        self.power = check_real("power", power)
-        if not 0.0 <= self.power <= _LARGEST_POWER:
-            raise ValueError(
-                f"Argument `power` must lie between 0 and {_LARGEST_POWER:g}. "
-                f"Received: power={power!r}"
-            )
+        self.power = check_between("power", power, 0.0, 10.0)
 
     def _formula(self, time: Number, array_namespace: Any) -> Number:
         """Return the value of an epoch."""

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip._checks import check_integer, check_real, optional
+from keras_adaclip._checks import check_between, check_integer, optional
 from keras_adaclip._configurable import Configurable
 
 Number = Any  # a number of the host or a tensor
@@ -118,8 +118,8 @@ class EpochSchedule(Schedule):
         if length is None:
             raise ValueError(
                 f"`{type(self).__name__}` counts in epochs and needs the number of steps in an "
-                "epoch. Build it with `steps_per_epoch=...`, or pass `steps_per_epoch` with the "
-                "step. Received: steps_per_epoch=None"
+                "epoch. Build it with `steps_per_epoch=...`, or pass `steps_per_epoch` to `fit` or "
+                "with the step. Received: steps_per_epoch=None"
             )
         # Integer division: the epoch changes exactly at its first step.
         return _as_integer("step", step, 0, array_namespace) // _as_integer(
@@ -129,13 +129,7 @@ class EpochSchedule(Schedule):
 
 def check_value(name: str, value: object) -> float:
     """Return `value` as a float that a schedule may take."""
-    number = check_real(name, value)
-    if not SMALLEST_VALUE <= number <= LARGEST_VALUE:
-        raise ValueError(
-            f"Argument `{name}` must be positive, between {SMALLEST_VALUE:g} and "
-            f"{LARGEST_VALUE:g}. Received: {name}={value!r}"
-        )
-    return number
+    return check_between(name, value, SMALLEST_VALUE, LARGEST_VALUE)
 
 
 def as_float(value: Any, array_namespace: Any) -> Number:

@@ -1,6 +1,5 @@
 """AdaClip against a rewrite in NumPy: its functions, and a whole training run."""
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -77,32 +76,11 @@ def test_training_follows_the_formula(mode, microbatch_size, monkeypatch):
     assert min(errors) < 1e-5
 
 
-def test_the_whole_model_way_takes_the_same_coordinates():
-    """What one example after another adds is what the layer-wise way adds."""
-    from tests.gradients.support import LOOPED, built, plan_for, runner
-
-    generator = np.random.default_rng(2)
-    x = generator.normal(size=(5, 4)).astype("float32")
-    y = generator.integers(0, 3, 5).astype("int32")
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
-    model = built(keras.Sequential([keras.Input((4,)), *layers]), x, y, loss=loss)
-    clipping = ka.clipping.AdaClip(**SETTINGS)
-    plan = plan_for(model, x, y)
-    assert plan.is_layerwise
-    one, other = (runner(model, way, clipping=clipping)(x, y) for way in (plan, LOOPED))
-    np.testing.assert_allclose(one.norms, other.norms, rtol=1e-4)
-    for first, second in zip(one.gradients, other.gradients, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"beta1": 1.0}, ValueError, "`beta1` must be at least 0 and below 1"),
-        ({"beta2": -0.1}, ValueError, "`beta2` must be at least 0 and below 1"),
         ({"beta2": None}, TypeError, "`beta2` must be a number"),
-        ({"min_variance": 0.0}, ValueError, "`min_variance` must be positive"),
         ({"min_variance": 1e-30}, ValueError, "`min_variance` must lie between"),
         ({"max_variance": 1e-13}, ValueError, "`min_variance` must not be above `max_variance`"),
     ],

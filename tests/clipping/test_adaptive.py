@@ -27,8 +27,9 @@ def test_fifty_steps_of_a_quantile_follow_the_formula(update):
     """b = (sum (bit - 1/2) + noise) / m + 1/2; C <- C exp(-eta (b - gamma)) or C - eta (...)."""
     generator = np.random.default_rng(0)
     gamma, eta, expected_units, stddev = 0.6, 0.15, 40, 3.0
-    strategy = ka.clipping.QuantileClipping(gamma, 0.5, eta, stddev, update, max_clip_norm=2.0)
-    state, clip_norm = strategy.initial_state(SINGLE), 0.5
+    bounds = {"min_clip_norm": 1.26, "max_clip_norm": 1.35}
+    strategy = ka.clipping.QuantileClipping(gamma, 1.3, eta, stddev, update, **bounds)
+    state, clip_norm = strategy.initial_state(SINGLE), 1.3
     for _ in range(50):
         norms = generator.lognormal(size=generator.poisson(expected_units)).astype(np.float32)
         noise = generator.normal(0, stddev)
@@ -38,8 +39,8 @@ def test_fifty_steps_of_a_quantile_follow_the_formula(update):
         if update == "geometric":
             clip_norm = clip_norm * math.exp(-eta * (fraction - gamma))
         else:
-            clip_norm = max(clip_norm - eta * (fraction - gamma), 1e-6)
-        clip_norm = min(clip_norm, 2.0)
+            clip_norm = clip_norm - eta * (fraction - gamma)
+        clip_norm = min(max(clip_norm, 1.26), 1.35)
         np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-5)
         np.testing.assert_allclose(state["unclipped_fraction"], fraction, rtol=1e-5, atol=1e-6)
         clip_norm = state["clip_norm"][0]
@@ -53,18 +54,6 @@ def test_a_norm_equal_to_the_clip_norm_is_unclipped_and_a_non_finite_one_is_not(
     np.testing.assert_array_equal(ops.convert_to_numpy(bits), [[0.5], [0.5], [-0.5], [-0.5]])
 
 
-@pytest.mark.parametrize("update", ["geometric", "linear"])
-def test_the_bounds_hold(update):
-    strategy = ka.clipping.QuantileClipping(
-        0.5, 1.0, 0.5, 1.0, update, min_clip_norm=0.5, max_clip_norm=2.0
-    )
-    for norms, bound in (([0.0] * 50, 0.5), ([1e9] * 50, 2.0)):
-        state = strategy.initial_state(SINGLE)
-        for _ in range(20):
-            state = step(strategy, state, norms, 0.0, 10)
-        assert state["clip_norm"] == bound
-
-
 def test_the_default_noise_is_a_twentieth_of_the_units():
     found = ka.clipping.QuantileClipping().noise_split(1.0, 256)
     np.testing.assert_allclose(found, ((1 - 1 / 25.6**2) ** -0.5, 12.8), rtol=1e-12)
@@ -73,17 +62,11 @@ def test_the_default_noise_is_a_twentieth_of_the_units():
 @pytest.mark.parametrize(("stddev", "expected_units"), [(0.5, 100), (None, 10)])
 @pytest.mark.parametrize(
     ("strategy", "argument"),
-    [
-        (ka.clipping.QuantileClipping, "count_noise_stddev"),
-        (ka.clipping.MeanNormClipping, "mean_noise_stddev"),
-    ],
+    [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")],
 )
-def test_statistics_that_cannot_be_paid_for_are_refused_with_the_remedy(
-    strategy, argument, stddev, expected_units
-):
-    with pytest.raises(
-        ValueError, match=rf"Raise `{argument}` above 0\.5; where it is None, raise `batch"
-    ):
+def test_too_little_noise_on_statistics_is_refused(strategy, argument, stddev, expected_units):
+    message = rf"Raise `{argument}` above 0\.5; where it is None, raise `batch"
+    with pytest.raises(ValueError, match=message):
         strategy(**{argument: stddev}).noise_split(1.0, expected_units)
 
 
@@ -116,19 +99,12 @@ def test_fifty_steps_of_a_mean_follow_the_formula():
     ("strategy", "arguments", "error", "message"),
     [
         (QUANTILE, {"target_quantile": 1.5}, ValueError, "must lie between 0 and 1"),
-        (QUANTILE, {"target_quantile": -0.1}, ValueError, "must lie between 0 and 1"),
         (QUANTILE, {"target_quantile": float("nan")}, ValueError, "must be finite"),
-        (QUANTILE, {"target_quantile": True}, TypeError, "must be a number"),
         (QUANTILE, {"learning_rate": 0.0}, ValueError, "must be positive"),
-        (QUANTILE, {"count_noise_stddev": -1.0}, ValueError, "must be positive"),
         (QUANTILE, {"update": "cubic"}, ValueError, "must be one of 'geometric', 'linear'"),
-        (QUANTILE, {"min_clip_norm": 0.0}, ValueError, "must be positive"),
         (QUANTILE, {"min_clip_norm": 0.2}, ValueError, "must lie between `min_clip_norm` and"),
-        (QUANTILE, {"max_clip_norm": 0.05}, ValueError, "must lie between `min_clip_norm` and"),
         (MEAN_NORM, {"factor": 0.0}, ValueError, "must be positive"),
         (MEAN_NORM, {"norm_bound_factor": 1.0}, ValueError, "must be above 1"),
-        (MEAN_NORM, {"norm_bound_factor": float("inf")}, ValueError, "must be finite"),
-        (MEAN_NORM, {"mean_noise_stddev": 0.0}, ValueError, "must be positive"),
     ],
 )
 def test_arguments_out_of_range(strategy, arguments, error, message):
@@ -136,19 +112,10 @@ def test_arguments_out_of_range(strategy, arguments, error, message):
         strategy(**arguments)
 
 
-# Figure 2 of Andrew et al.: log-normal norms, by mean and deviation of the logarithm.
-DISTRIBUTIONS = {
-    "exp(N(0, 1))": (0.0, 1.0),
-    "exp(N(0, 0.1))": (0.0, 0.1),
-    "exp(N(log 10, 1))": (math.log(10), 1.0),
-}
-
-
 @pytest.mark.parametrize("target", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_the_quantile_is_tracked_as_in_the_paper(name, target):
-    """100 units a round, C0 = 0.1, eta = 0.2, count noise 5: rounds 200 to 400, true quantiles."""
-    mean, deviation = DISTRIBUTIONS[name]
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (0.0, 0.1), (math.log(10), 1.0)])
+def test_quantiles_are_tracked_as_in_figure_2_of_andrew(mean, deviation, target):
+    """100 log-normal norms a round, C0 = 0.1, eta = 0.2, count noise 5: rounds 200 to 400."""
     strategy = ka.clipping.QuantileClipping(target, 0.1, 0.2, count_noise_stddev=5.0)
     generator = np.random.default_rng(7)
     state, quantiles = strategy.initial_state(SINGLE), []
@@ -156,7 +123,4 @@ def test_the_quantile_is_tracked_as_in_the_paper(name, target):
         norms = generator.lognormal(mean, deviation, 100)
         state = step(strategy, state, norms, generator.normal(0, 5.0), 100)
         quantiles.append(stats.norm.cdf((math.log(state["clip_norm"][0]) - mean) / deviation))
-    tail = np.array(quantiles[200:])
-    error = float(np.mean(np.abs(tail - target)))
-    assert abs(tail.mean() - target) < 0.06
-    assert error < 0.06
+    assert np.mean(np.abs(np.array(quantiles[200:]) - target)) < 0.06

@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "contributions are not clipped",
-        "clipping/clipping_state.py",
+        "clipping/clipper.py",
         "return ops.where(counted, factors, 0.0)",
         "return ops.where(counted, ops.ones_like(factors), 0.0)",
         "tests/clipping",
@@ -125,13 +125,13 @@ FAULTS = (
     Fault(
         "each group clipped to the whole norm",
         "clipping/groups.py",
-        "share = min(max(clip_norm / num_groups**0.5, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)",
+        "share = clip_norm / self.num_groups**0.5",
         "share = clip_norm",
         "tests/clipping",
     ),
     Fault(
         "not-a-number contributions added",
-        "gradients/contributions.py",
+        "gradients/clipped_sum.py",
         "finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)",
         "finite = present",
         "tests/gradients/test_not_finite.py",
@@ -300,7 +300,7 @@ FAULTS = (
     ),
     Fault(
         "weights of clients beyond one",
-        "gradients/contributions.py",
+        "gradients/clipped_sum.py",
         "factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]",
         "factors = factors * weights[:, None]",
         "tests/federated/test_privacy.py",
@@ -321,13 +321,13 @@ FAULTS = (
     ),
     Fault(
         "AdaClip takes its centres off the sum of a batch, not off each gradient",
-        "gradients/contributions.py",
-        "return Materialized((part.materialize() - centre) / scale)",
-        """written = Materialized((part.materialize() - centre) / scale)
-    written.weighted_sum = lambda factors, finite: (
-        part.weighted_sum(factors, finite) - ops.sum(factors) * centre
-    ) / scale
-    return written""",
+        "gradients/layerwise.py",
+        "parts.append(Materialized((values - centre) / scale))",
+        """written = Materialized((values - centre) / scale)
+            written.weighted_sum = lambda factors, finite, part=part, pair=(centre, scale): (
+                part.weighted_sum(factors, finite) - ops.sum(factors) * pair[0]
+            ) / pair[1]
+            parts.append(written)""",
         "tests/gradients/test_factored.py",
     ),
     Fault(
@@ -555,7 +555,7 @@ FAULTS = (
     ),
     Fault(
         "layers with one histogram for all images of a batch are not refused",
-        "gradients/preprocessing.py",
+        "gradients/augmentation.py",
         "        if isinstance(inner, _MIXING):\n",
         "        if False:\n",
         "tests/gradients/test_preprocessing.py",
@@ -695,7 +695,7 @@ FAULTS = (
     ),
     Fault(
         "norms and sums in TF32",
-        "gradients/contributions.py",
+        "gradients/layerwise.py",
         "                with backend.full_precision():\n",
         "                if True:\n",
         "tests/gradients/test_precision.py",

@@ -4,7 +4,8 @@ The layers of a table stand side by side in one model, on the same inputs, so th
 compiled and checked at once. Their variables are compared one by one.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,28 +19,25 @@ class Table:
 
     Args:
         shape: The shape of one input.
-        layers: For each rule ("" for no weights), functions that make layers, by name.
-        frozen: The name of the frozen weight of some layers.
+        layers: For each rule ("" for no weights), functions that make layers.
         dtype: The type of the inputs. Integers lie between 0 and 5.
         not_on: Backends that cannot run these layers on a CPU.
     """
 
     shape: tuple[int, ...]
-    layers: dict[str, dict[str, Any]]
-    frozen: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, list[Any]]
     dtype: str = "float32"
     not_on: tuple[str, ...] = ()
 
     def model(self):
         inputs = keras.Input(self.shape, dtype=self.dtype)
         outputs = []
-        for makes in self.layers.values():
-            for name, make in makes.items():
-                layer = make()
-                layer.name = name
+        for rule, makes in self.layers.items():
+            for number, make in enumerate(makes):
+                layer = make(name=f"{rule or 'untrained'}_{number}")
                 outputs.append(layers.Flatten()(layer(inputs)))
                 for variable in layer.variables:
-                    if variable.name == self.frozen.get(name):
+                    if variable.name == getattr(layer, "frozen_weight", None):
                         variable.trainable = False
         return keras.Model(inputs, layers.Dense(2, name="last")(layers.Concatenate()(outputs)))
 
@@ -53,7 +51,8 @@ class Table:
 
     @property
     def rules(self):
-        rules = {name: rule for rule, makes in self.layers.items() for name in makes if rule}
+        made = [(rule, len(makes)) for rule, makes in self.layers.items() if rule]
+        rules = {f"{rule}_{number}": rule for rule, count in made for number in range(count)}
         return {**rules, "last": "Dense"}
 
 
@@ -64,203 +63,160 @@ class StandardizedConv2D(layers.Conv2D):
         return super().convolution_op(inputs, kernel - ops.mean(kernel))
 
 
+def frozen(weight, layer_class, *args, **kwargs):
+    """A layer with one weight that is not trained."""
+    layer = layer_class(*args, **kwargs)
+    layer.frozen_weight = weight
+    return layer
+
+
 FIRST = {"data_format": "channels_first"}
 
 TABLES = {
     "dense": Table(
         (3,),
         {
-            "Dense": {
-                "softmax": lambda: layers.Dense(5, activation="softmax"),
-                "no_bias": lambda: layers.Dense(5, use_bias=False),
-                "own_activation": lambda: layers.Dense(5, activation=lambda v: v * ops.tanh(v)),
-                "leaky_relu": lambda: layers.Dense(5, activation=layers.LeakyReLU()),
-                "frozen_kernel": lambda: layers.Dense(5),
-                "frozen_bias": lambda: layers.Dense(5),
-                "low_rank": lambda: layers.Dense(5, lora_rank=2),
-                "low_rank_scaled": lambda: layers.Dense(
-                    5, lora_rank=2, lora_alpha=3, activation="tanh"
-                ),
-            },
-            "general": {"prelu": lambda: layers.PReLU()},
-            "": {"frozen": lambda: layers.Dense(5, trainable=False)},
+            "Dense": [
+                partial(layers.Dense, 5, activation="softmax"),
+                partial(layers.Dense, 5, use_bias=False),
+                partial(layers.Dense, 5, activation=layers.LeakyReLU()),
+                partial(frozen, "kernel", layers.Dense, 5),
+                partial(layers.Dense, 5, lora_rank=2, lora_alpha=3, activation="tanh"),
+            ],
+            "general": [partial(layers.PReLU)],
+            "": [partial(layers.Dense, 5, trainable=False)],
         },
-        frozen={"frozen_kernel": "kernel", "frozen_bias": "bias"},
     ),
     "convolutions_1d": Table(
         (7, 4),
         {
-            "Convolution": {
-                "valid": lambda: layers.Conv1D(3, 3, activation="relu"),
-                "same_strides": lambda: layers.Conv1D(3, 4, strides=2, padding="same"),
-                "strides_over_kernel": lambda: layers.Conv1D(3, 2, strides=3, use_bias=False),
-                "causal_strides": lambda: layers.Conv1D(3, 2, strides=2, padding="causal"),
-                "causal_dilation": lambda: layers.Conv1D(3, 2, dilation_rate=3, padding="causal"),
-                "groups": lambda: layers.Conv1D(4, 3, groups=2, padding="same"),
-            },
-            "general": {"low_rank": lambda: layers.Conv1D(3, 2, lora_rank=1)},
+            "Convolution": [
+                partial(layers.Conv1D, 3, 4, strides=2, padding="same"),
+                partial(layers.Conv1D, 3, 2, strides=2, padding="causal"),
+                partial(layers.Conv1D, 3, 2, dilation_rate=3, padding="causal"),
+                partial(layers.Conv1D, 4, 3, groups=2, padding="same"),
+            ],
+            "general": [partial(layers.Conv1D, 3, 2, lora_rank=1)],
         },
     ),
     "convolutions_2d": Table(
         (5, 5, 2),
         {
-            "Convolution": {
-                "valid": lambda: layers.Conv2D(3, 3, activation="relu"),
-                "same_strides": lambda: layers.Conv2D(3, 3, strides=2, padding="same"),
-                "same_strides_even": lambda: layers.Conv2D(3, 2, strides=2, padding="same"),
-                "unequal_strides": lambda: layers.Conv2D(3, 2, strides=(2, 1), use_bias=False),
-                "unequal_dilation": lambda: layers.Conv2D(3, (2, 1), dilation_rate=(1, 3)),
-                "groups": lambda: layers.Conv2D(4, 3, groups=2),
-                "one_by_one": lambda: layers.Conv2D(3, 1),
-                "frozen_kernel": lambda: layers.Conv2D(3, 2),
-                "frozen_bias": lambda: layers.Conv2D(3, 2),
-            },
-            "general": {"own_operation": lambda: StandardizedConv2D(3, 2)},
+            "Convolution": [
+                partial(layers.Conv2D, 3, 3, activation="relu"),
+                partial(layers.Conv2D, 3, 3, strides=2, padding="same"),
+                partial(layers.Conv2D, 3, 2, strides=(2, 1), use_bias=False),
+                partial(layers.Conv2D, 3, (2, 1), dilation_rate=(1, 3)),
+                partial(layers.Conv2D, 4, 3, groups=2),
+                partial(frozen, "kernel", layers.Conv2D, 3, 2),
+            ],
+            "general": [partial(StandardizedConv2D, 3, 2)],
         },
-        frozen={"frozen_kernel": "kernel", "frozen_bias": "bias"},
     ),
     "convolutions_3d": Table(
         (4, 3, 4, 2),
         {
-            "Convolution": {
-                "same_strides": lambda: layers.Conv3D(
-                    2, (3, 2, 2), strides=(2, 1, 2), padding="same"
-                ),
-                "dilation": lambda: layers.Conv3D(2, 2, dilation_rate=(1, 2, 3), use_bias=False),
-            },
-            "TransposedConvolution": {
-                "transposed": lambda: layers.Conv3DTranspose(2, 3, strides=2, padding="same"),
-            },
+            "Convolution": [
+                partial(layers.Conv3D, 2, (3, 2, 2), strides=(2, 1, 2), padding="same"),
+            ],
+            "TransposedConvolution": [
+                partial(layers.Conv3DTranspose, 2, 3, strides=2, padding="same"),
+            ],
         },
     ),
     "depthwise_and_transposed_1d": Table(
         (7, 3),
         {
-            "DepthwiseConvolution": {
-                "depthwise_strides": lambda: layers.DepthwiseConv1D(
-                    4, strides=2, padding="same", depth_multiplier=2
-                ),
-                "depthwise_dilation": lambda: layers.DepthwiseConv1D(
-                    2, dilation_rate=2, use_bias=False
-                ),
-            },
-            "general": {"separable": lambda: layers.SeparableConv1D(4, 2)},
-            "TransposedConvolution": {
-                "valid": lambda: layers.Conv1DTranspose(2, 3, activation="tanh"),
-                "output_padding": lambda: layers.Conv1DTranspose(
-                    2, 4, strides=3, output_padding=2, padding="same"
-                ),
-                "strides_over_kernel": lambda: layers.Conv1DTranspose(
-                    2, 2, strides=4, use_bias=False
-                ),
-            },
+            "DepthwiseConvolution": [
+                partial(layers.DepthwiseConv1D, 4, strides=2, padding="same", depth_multiplier=2),
+                partial(layers.DepthwiseConv1D, 2, dilation_rate=2, use_bias=False),
+            ],
+            "TransposedConvolution": [
+                partial(layers.Conv1DTranspose, 2, 4, strides=3, output_padding=2, padding="same"),
+                partial(layers.Conv1DTranspose, 2, 2, strides=4, use_bias=False),
+            ],
         },
     ),
     "depthwise_and_transposed_2d": Table(
         (5, 4, 2),
         {
-            "DepthwiseConvolution": {
-                "depthwise": lambda: layers.DepthwiseConv2D((2, 3), activation="tanh"),
-                "depthwise_strides": lambda: layers.DepthwiseConv2D(
-                    3, strides=2, padding="same", depth_multiplier=3
+            "DepthwiseConvolution": [
+                partial(layers.DepthwiseConv2D, (2, 3), activation="tanh"),
+                partial(layers.DepthwiseConv2D, 3, strides=2, padding="same", depth_multiplier=3),
+            ],
+            "general": [partial(layers.SeparableConv2D, 3, 2, strides=2)],
+            "TransposedConvolution": [
+                partial(layers.Conv2DTranspose, 3, (3, 2), strides=(2, 1), padding="same"),
+                partial(
+                    layers.Conv2DTranspose, 3, 3, strides=2, padding="same", output_padding=(1, 0)
                 ),
-                "depthwise_frozen_kernel": lambda: layers.DepthwiseConv2D(2),
-            },
-            "general": {"separable": lambda: layers.SeparableConv2D(3, 2, strides=2)},
-            "TransposedConvolution": {
-                "transposed_strides": lambda: layers.Conv2DTranspose(
-                    3, (3, 2), strides=(2, 1), padding="same"
-                ),
-                "transposed_strides_over_kernel": lambda: layers.Conv2DTranspose(
-                    3, 2, strides=3, padding="same", use_bias=False
-                ),
-                "transposed_output_padding": lambda: layers.Conv2DTranspose(
-                    3, 3, strides=2, padding="same", output_padding=(1, 0)
-                ),
-            },
+            ],
         },
-        frozen={"depthwise_frozen_kernel": "kernel"},
     ),
     "channels_first_and_dilated_transposed": Table(
         (4, 5, 4),
         {
-            "Convolution": {
-                "convolution": lambda: layers.Conv2D(
-                    4, 3, padding="same", strides=2, groups=2, **FIRST
-                ),
-            },
-            "DepthwiseConvolution": {
-                "depthwise": lambda: layers.DepthwiseConv2D(2, depth_multiplier=2, **FIRST),
-            },
-            "TransposedConvolution": {
-                "transposed": lambda: layers.Conv2DTranspose(
-                    3, 3, strides=2, padding="same", **FIRST
-                ),
-                "dilated": lambda: layers.Conv2DTranspose(3, 2, dilation_rate=2),
-                "dilated_same": lambda: layers.Conv2DTranspose(
-                    3, (3, 2), dilation_rate=(1, 2), padding="same"
-                ),
-            },
+            "Convolution": [
+                partial(layers.Conv2D, 4, 3, padding="same", strides=2, groups=2, **FIRST),
+            ],
+            "DepthwiseConvolution": [
+                partial(layers.DepthwiseConv2D, 2, depth_multiplier=2, **FIRST),
+            ],
+            "TransposedConvolution": [
+                partial(layers.Conv2DTranspose, 3, 3, strides=2, padding="same", **FIRST),
+                partial(layers.Conv2DTranspose, 3, 2, dilation_rate=2),
+                partial(layers.Conv2DTranspose, 3, (3, 2), dilation_rate=(1, 2), padding="same"),
+            ],
         },
         not_on=("tensorflow",),
     ),
     "normalizations": Table(
         (3, 4),
         {
-            "Normalization": {
-                "layer_axes": lambda: layers.LayerNormalization(axis=[2, 1]),
-                "layer_no_center": lambda: layers.LayerNormalization(center=False),
-                "layer_no_scale": lambda: layers.LayerNormalization(scale=False),
-                "layer_rms": lambda: layers.LayerNormalization(axis=[1, 2], rms_scaling=True),
-                "layer_frozen_gamma": lambda: layers.LayerNormalization(),
-                "layer_frozen_beta": lambda: layers.LayerNormalization(),
-                "group": lambda: layers.GroupNormalization(2),
-                "group_no_scale": lambda: layers.GroupNormalization(1, scale=False),
-                "group_no_center": lambda: layers.GroupNormalization(-1, center=False),
-            },
-            "general": {
-                "rms": lambda: layers.RMSNormalization(),
-                "prelu_shared": lambda: layers.PReLU(shared_axes=[1]),
-            },
+            "Normalization": [
+                partial(layers.LayerNormalization, axis=[2, 1]),
+                partial(layers.LayerNormalization, center=False),
+                partial(layers.LayerNormalization, scale=False),
+                partial(layers.LayerNormalization, axis=[1, 2], rms_scaling=True),
+                partial(frozen, "gamma", layers.LayerNormalization),
+                partial(layers.GroupNormalization, 2),
+                partial(layers.GroupNormalization, 1, scale=False),
+            ],
+            "general": [
+                partial(layers.RMSNormalization),
+                partial(layers.PReLU, shared_axes=[1]),
+            ],
         },
-        frozen={"layer_frozen_gamma": "gamma", "layer_frozen_beta": "beta"},
     ),
     "einsum_dense": Table(
         (3, 4),
         {
-            "EinsumDense": {
-                "dense": lambda: layers.EinsumDense("abc,cd->abd", (3, 5), "tanh", bias_axes="d"),
-                "dots": lambda: layers.EinsumDense("...c,cd->...d", 5, bias_axes="d"),
-                "dots_behind": lambda: layers.EinsumDense("ab...,bc->ac...", 5, bias_axes="c"),
-                "turned": lambda: layers.EinsumDense("abc,dc->abd", (3, 5), bias_axes="bd"),
-                "around": lambda: layers.EinsumDense("abc,dce->adbe", (2, 3, 3), bias_axes="d"),
-                "two_inputs": lambda: layers.EinsumDense("abc,bcd->ad", 5),
-                "groups": lambda: layers.EinsumDense("abc,bcd->abd", (3, 5), bias_axes="bd"),
-                "groups_behind": lambda: layers.EinsumDense("abc,bdc->adc", (5, 4), bias_axes="c"),
-                "scale": lambda: layers.EinsumDense("abc,c->abc", (3, 4)),
-                "summed_input": lambda: layers.EinsumDense("abc,bd->ad", 5),
-                "frozen_kernel": lambda: layers.EinsumDense("abc,cd->abd", (3, 5), bias_axes="d"),
-                "low_rank_heads": lambda: layers.EinsumDense(
-                    "abc,cde->abde", (3, 2, 5), bias_axes="de", lora_rank=2
+            "EinsumDense": [
+                partial(layers.EinsumDense, "...c,cd->...d", 5, bias_axes="d"),
+                partial(layers.EinsumDense, "ab...,bc->ac...", 5, bias_axes="c"),
+                partial(layers.EinsumDense, "abc,dc->abd", (3, 5), bias_axes="bd"),
+                partial(layers.EinsumDense, "abc,dce->adbe", (2, 3, 3), bias_axes="d"),
+                partial(layers.EinsumDense, "abc,bcd->ad", 5),
+                partial(layers.EinsumDense, "abc,bcd->abd", (3, 5), bias_axes="bd"),
+                partial(layers.EinsumDense, "abc,bdc->adc", (5, 4), bias_axes="c"),
+                partial(layers.EinsumDense, "abc,c->abc", (3, 4)),
+                partial(layers.EinsumDense, "abc,bd->ad", 5),
+                partial(
+                    layers.EinsumDense, "abc,cde->abde", (3, 2, 5), bias_axes="de", lora_rank=2
                 ),
-                "low_rank_heads_joined": lambda: layers.EinsumDense(
-                    "abc,bcd->ad", 5, lora_rank=2, lora_alpha=1
-                ),
-                "low_rank_groups": lambda: layers.EinsumDense("abc,bcd->abd", (3, 5), lora_rank=2),
-            },
-            "general": {
-                "low_rank_group_last": lambda: layers.EinsumDense(
-                    "abc,bdc->adc", (5, 4), lora_rank=2
-                ),
-            },
+                partial(layers.EinsumDense, "abc,bcd->ad", 5, lora_rank=2, lora_alpha=1),
+                partial(layers.EinsumDense, "abc,bcd->abd", (3, 5), lora_rank=2),
+            ],
+            "general": [
+                partial(layers.EinsumDense, "abc,bdc->adc", (5, 4), lora_rank=2),
+            ],
         },
-        frozen={"frozen_kernel": "kernel"},
     ),
     "embeddings": Table(
         (5,),
         {
-            "Embedding": {"embedding": lambda: layers.Embedding(6, 3)},
-            "general": {"low_rank": lambda: layers.Embedding(6, 3, lora_rank=2)},
+            "Embedding": [partial(layers.Embedding, 6, 3)],
+            "general": [partial(layers.Embedding, 6, 3, lora_rank=2)],
         },
         dtype="int32",
     ),

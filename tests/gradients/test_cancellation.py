@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 from keras_adaclip.gradients import GroupedOuterProduct, Lookup, Materialized, OuterProduct
-from keras_adaclip.gradients.layerwise import combined
+from keras_adaclip.gradients.forms import combined
 from tests.gradients.support import built, compiled, plan_for, runner
 
 BOUND = 1.0001
@@ -81,8 +81,8 @@ def accelerated(function):
 def largest_contribution(make, arrays, true, functions=None):
     """The largest norm of what one example adds to a sum that is clipped to 1.
 
-    Both are tried: the clipped sum of that example alone, and where sums are not taken from the
-    gradients that the norm was taken from, the true gradient with the same factor.
+    Of the clipped sum of that example alone, and, where sums are not taken from the gradients that
+    the norm was taken from, of the true gradient with the same factor.
     """
     norms_of, clipped = functions or functions_of(make)
     arrays = [ops.convert_to_tensor(array) for array in arrays]
@@ -114,39 +114,35 @@ def products(inputs, outputs):
 
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize(
-    ("positions", "size", "other"),
-    [(2, 512, 4), (2, 16384, 4), (3, 4608, 16), (8, 16384, 8), (64, 1152, 128)],
+    ("made", "positions", "size", "other"),
+    [
+        (nearly_cancelling, 2, 512, 4),
+        (nearly_cancelling, 2, 16384, 4),
+        (nearly_cancelling, 3, 4608, 16),
+        (nearly_cancelling, 64, 1152, 128),
+        (enclosed, 8, 512, 512),
+        (enclosed, 64, 1024, 1024),
+    ],
 )
-def test_products_whose_inputs_nearly_cancel(positions, size, other, is_turned):
-    rows, weights = nearly_cancelling(positions, size)
-    others = directions(weights, other)
-    arrays, sizes = (rows, others), (size, other)
+def test_gram_matrices_of_inputs_that_nearly_cancel(made, positions, size, other, is_turned):
+    rows, weights = made(positions, size)
+    arrays, sizes = (rows, directions(weights, other)), (size, other)
     if is_turned:
         arrays, sizes = arrays[::-1], sizes[::-1]
     make = products(*sizes)
-    assert make(*arrays).uses_gram
-    assert largest_contribution(make, arrays, true_outer(*arrays)) <= BOUND
-
-
-@pytest.mark.parametrize(("positions", "size"), [(8, 512), (64, 1024)])
-def test_products_of_small_numbers_between_large_ones(positions, size):
-    rows, weights = enclosed(positions, size)
-    arrays = rows, directions(weights, size)
-    make = products(size, size)
-    assert make(*arrays).uses_gram
+    assert make(*arrays).form == "Gram matrices"
     assert largest_contribution(make, arrays, true_outer(*arrays)) <= BOUND
 
 
 def test_products_that_are_written_out():
+    """The sum is taken from the same products as the norm, whatever rounding made of them."""
     rows, weights = nearly_cancelling(64, 8)
     arrays = rows, directions(weights, 4)
-    make = products(8, 4)
-    assert not make(*arrays).uses_gram
-    # The sum is taken from the same products as the norm, whatever rounding made of them.
-    assert largest_contribution(make, arrays, None) <= BOUND
+    assert products(8, 4)(*arrays).form == "written out"
+    assert largest_contribution(products(8, 4), arrays, None) <= BOUND
 
 
-def test_products_side_by_side():
+def test_grouped_products():
     rows, weights = nearly_cancelling(2, 4608)
     rows = np.stack([rows, rows[:, ::-1]], axis=1)
     others = np.repeat(directions(weights, 4)[:, None], 2, axis=1)
@@ -157,22 +153,22 @@ def test_products_side_by_side():
     assert found <= BOUND
 
 
-def test_uses_and_copies_that_nearly_cancel():
-    """Two calls of one layer, and two copies of one example, stand behind each other."""
+def uses(a, g):
+    """Two calls of one layer."""
+    return combined([products(4608, 4)(a[:, i : i + 1], g[:, i : i + 1]) for i in (0, 1)])
+
+
+def copies(a, g):
+    """Two copies of one example."""
+    a, g = ops.reshape(a, (-1, 1, 4608)), ops.reshape(g, (-1, 1, 4))
+    return products(4608, 4)(a, g).merged(2)
+
+
+@pytest.mark.parametrize("make", [uses, copies])
+def test_uses_and_copies_that_nearly_cancel(make):
     rows, weights = nearly_cancelling(2, 4608)
     others = directions(weights, 4)
-    true = true_outer(rows, others)
-
-    def of_uses(a, g):
-        return combined([products(4608, 4)(a[:, i : i + 1], g[:, i : i + 1]) for i in (0, 1)])
-
-    assert largest_contribution(of_uses, (rows, others), true) <= BOUND
-
-    def of_copies(a, g):
-        a, g = ops.reshape(a, (-1, 1, 4608)), ops.reshape(g, (-1, 1, 4))
-        return products(4608, 4)(a, g).merged(2)
-
-    assert largest_contribution(of_copies, (rows, others), true) <= BOUND
+    assert largest_contribution(make, (rows, others), true_outer(rows, others)) <= BOUND
 
 
 @pytest.mark.parametrize(("positions", "size"), [(2, 4608), (2, 16384), (8, 1024), (64, 64)])
@@ -218,20 +214,14 @@ def test_one_large_number_among_millions_of_small_ones(shape):
 
 @functools.cache
 def cached_functions(kind, size):
-    return functions_of(KINDS[kind](size))
-
-
-KINDS = {
-    "product": lambda size: products(size, 4),
-    "turned product": lambda size: lambda a, g: OuterProduct(g, a, (4, size)),
-    "lookup": lambda size: (
-        lambda a, g: Lookup(ops.zeros(ops.shape(a)[:2], "int32"), a * g[:, :, :1], (3, size))
-    ),
-}
+    make = products(size, 4)
+    if kind == "lookup":
+        make = lambda a, g: Lookup(ops.zeros(ops.shape(a)[:2], "int32"), a * g[:, :, :1], (3, size))  # noqa: E731
+    return functions_of(make)
 
 
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(["product", "lookup"]),
     size=st.sampled_from([256, 6000]),
     seed=st.integers(0, 10**6),
     hidden=st.floats(10.0, 14.0),
@@ -258,107 +248,50 @@ def test_no_row_that_a_search_finds(kind, size, seed, hidden, num_large, distanc
 
 
 @pytest.mark.parametrize("is_positive", [False, True])
-@pytest.mark.parametrize("kind", ["few", "many", "in blocks", "lookup"])
-def test_norms_of_ordinary_rows_are_hardly_lengthened(kind, is_positive):
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs"), [(8, 512, 512), (64, 1152, 128), (128, 768, 3072)]
+)
+def test_norms_of_ordinary_rows_are_at_most_a_thousandth_longer(
+    positions, inputs, outputs, is_positive
+):
     rng = np.random.default_rng(0)
-    positions, inputs, outputs = {
-        "few": (8, 512, 512),
-        "many": (64, 1152, 128),
-        "in blocks": (128, 768, 3072),
-        "lookup": (128, 3, 64),
-    }[kind]
     first = rng.normal(size=(2, positions, inputs)).astype("float32")
-    if is_positive:
-        first = np.maximum(first, 0.0)
     second = rng.normal(size=(2, positions, outputs)).astype("float32")
-    if kind == "lookup":
-        ids = rng.integers(0, 50, size=(2, positions))
-        form = Lookup(ops.convert_to_tensor(ids), second, (50, outputs))
-        true = np.stack(
-            [
-                [row[i == number].sum(axis=0) for number in range(50)]
-                for i, row in zip(ids, second.astype(np.float64), strict=True)
-            ]
-        )
-    else:
-        form = products(inputs, outputs)(first, second)
-        assert form.uses_gram
-        true = true_outer(first, second)
-    true = np.linalg.norm(true.reshape(2, -1), axis=1)
-    found = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
-    assert np.all(found >= (1.0 - 1e-6) * true)
-    assert np.all(found <= (1.0 + 1e-3) * true)
+    first = np.maximum(first, 0.0) if is_positive else first
+    ids = rng.integers(0, 50, size=(2, positions))
+    onehot = np.eye(50, dtype="float32")[ids]
+    product = products(inputs, outputs)(first, second)
+    assert product.form == "Gram matrices"
+    lookup = Lookup(ops.convert_to_tensor(ids), second, (50, outputs))
+    for form, factor in ((product, first), (lookup, onehot)):
+        true = np.linalg.norm(true_outer(factor, second).reshape(2, -1), axis=1)
+        found = np.sqrt(ops.convert_to_numpy(form.squared_norms()))
+        assert np.all(found >= (1.0 - 1e-6) * true)
+        assert np.all(found <= (1.0 + 1e-3) * true)
 
 
 # Whole models. The loss is linear, so that cotangents are the targets.
 
-
-def linear_loss(y_true, y_pred):
-    return ops.sum(y_true * y_pred, axis=-1)
-
-
 SIZE = 4608
-MODELS = {
-    "dense": ((2, SIZE), (2, 4), lambda: layers.Dense(4, use_bias=False)),
-    "convolution in groups": (
-        (4, SIZE),
-        (2, 4),
-        lambda: layers.Conv1D(4, 2, strides=2, use_bias=False, groups=2),
-    ),
-    "einsum with a shared axis": (
-        (2, 2, SIZE),
-        (2, 2, 4),
-        lambda: layers.EinsumDense("bthd,hde->bthe", (None, 2, 4)),
-    ),
-    "recurrent": (
-        (2, SIZE),
-        (2, 4),
-        lambda: layers.SimpleRNN(
-            4, "linear", use_bias=False, recurrent_initializer="zeros", return_sequences=True
-        ),
+LAYERS = {
+    "dense": lambda: layers.Dense(4, use_bias=False),
+    "recurrent": lambda: layers.SimpleRNN(
+        4, "linear", use_bias=False, recurrent_initializer="zeros", return_sequences=True
     ),
 }
 
 
-def linear_model(layer, x_shape, y_shape):
-    return built(
-        keras.Sequential([keras.Input(x_shape), layer]),
-        np.zeros((1, *x_shape), "float32"),
-        np.zeros((1, *y_shape), "float32"),
-        loss=linear_loss,
-    )
-
-
-def contribution_of(model, x, y, num_copies=1):
-    """The norm of the clipped sum over the clipping norm, of one example alone."""
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("case", [1, 2 * len(HIDDEN) + 1])
+def test_models_with_rows_that_nearly_cancel(name, case):
+    """One large number in the first place, or eight of them."""
+    rows, weights = nearly_cancelling(2, SIZE)
+    x, y = rows[case : case + 1], np.repeat(weights[case : case + 1, :, None], 4, axis=2)
+    model = keras.Sequential([keras.Input((2, SIZE)), LAYERS[name]()])
+    model = built(model, x, y, loss=lambda y_true, y_pred: ops.sum(y_true * y_pred, axis=-1))
     rng = np.random.default_rng(0)
-    rows = [rng.normal(size=(3, *value.shape[1:])).astype("float32") for value in (x, y)]
-    plan = plan_for(model, *rows)
+    plan = plan_for(model, *(rng.normal(size=(3, *v.shape[1:])).astype("float32") for v in (x, y)))
     assert plan.is_layerwise
-    clip_norm = 1e-3
-    found = runner(model, plan, clip_norm, num_copies=num_copies)(x, y)
+    found = runner(model, plan, 1e-3)(x, y)
     parts = [np.linalg.norm(g.astype(np.float64)) for g in found.gradients]
-    return np.linalg.norm(parts) / clip_norm
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_with_rows_that_nearly_cancel(name):
-    x_shape, y_shape, make = MODELS[name]
-    model = linear_model(make(), x_shape, y_shape)
-    rows, weights = nearly_cancelling(2, SIZE)
-    # One large number in the first place; eight of them.
-    for case in (1, 2 * len(HIDDEN) + 1):
-        shared = np.repeat(rows[case : case + 1], np.prod(x_shape) // (2 * SIZE), axis=-1)
-        if name == "einsum with a shared axis":
-            shared = np.stack([rows[case : case + 1]] * 2, axis=2)
-        x = shared.reshape(1, *x_shape)
-        signs = weights[case].reshape(1, 2, *[1] * (len(y_shape) - 1))
-        y = np.broadcast_to(signs, (1, *y_shape)).astype("float32")
-        assert contribution_of(model, x, y) <= BOUND
-
-
-def test_a_model_with_copies_that_nearly_cancel():
-    model = linear_model(layers.Dense(4, use_bias=False), (SIZE,), (4,))
-    rows, weights = nearly_cancelling(2, SIZE)
-    x, y = rows[1], np.repeat(weights[1][:, None], 4, axis=1)
-    assert contribution_of(model, x, y, num_copies=2) <= BOUND
+    assert np.linalg.norm(parts) <= 1e-3 * BOUND

@@ -8,7 +8,7 @@ from tests.gradients.architectures import case
 from tests.gradients.support import LOOPED, assert_close, plan_for, row_gradients, runner
 
 COPIES = 3
-NAMES = ["convolution_groups", "reversible_embedding", "embedding_masked_mean", "shared_general"]
+NAMES = ["convolution_groups", "embedding_masked_mean", "shared_dense", "shared_general"]
 
 
 def copied_case(name):
@@ -19,16 +19,15 @@ def copied_case(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
-    [*((name, "layer-wise") for name in NAMES), ("shared_general", "one by one")],
+    ("name", "is_looped"), [*((name, False) for name in NAMES), ("shared_general", True)]
 )
-def test_the_mean_over_the_copies_is_clipped(name, way):
+def test_the_mean_over_the_copies_is_clipped(name, is_looped):
     model, x, y = copied_case(name)
     rows = row_gradients(model, x, y)
     expected = [g.reshape(3, COPIES, *g.shape[1:]).mean(axis=1) for g in rows]
     norms = oracles.gradient_norms(expected)
     clip_norm = float(np.median(norms))
-    plan = plan_for(model, x, y) if way == "layer-wise" else LOOPED
+    plan = LOOPED if is_looped else plan_for(model, x, y)
     mask = np.array([True, True, True])
     found = runner(model, plan, clip_norm, num_copies=COPIES)(x, y, mask=mask)
     np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
@@ -36,12 +35,12 @@ def test_the_mean_over_the_copies_is_clipped(name, way):
     assert found.losses.shape == (3,)
 
 
-@pytest.mark.parametrize("way", ["layer-wise", "one by one"])
-def test_one_copy_that_is_not_finite_drops_the_example(way):
+@pytest.mark.parametrize("is_looped", [False, True])
+def test_one_copy_that_is_not_finite_drops_the_example(is_looped):
     model, x, y = copied_case("convolution_groups")
     x = x.copy()
     x[4] = np.nan
-    plan = plan_for(model, x, y) if way == "layer-wise" else LOOPED
+    plan = LOOPED if is_looped else plan_for(model, x, y)
     run = runner(model, plan, 0.5, num_copies=COPIES)
     found = run(x, y, mask=np.array([True, True, True]))
     without = run(x, y, mask=np.array([True, False, True]))

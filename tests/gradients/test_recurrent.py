@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from functools import partial
 
 import keras
 import numpy as np
@@ -10,17 +11,14 @@ from keras import layers, ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import GradientPlan
+from keras_adaclip.gradients.examination import assign_rules
 from keras_adaclip.gradients.layers import rule_for
-from keras_adaclip.gradients.plan import assign_rules
-from keras_adaclip.gradients.taps import TapRecorder, tapped
-from tests import oracles
+from keras_adaclip.gradients.layerwise import TapRecorder
 from tests.gradients.architectures import functional
 from tests.gradients.support import (
-    assert_close,
     built,
-    row_gradients,
+    check_against_rows,
     rules,
-    runner,
     with_other_weights,
 )
 
@@ -71,10 +69,10 @@ def options():
         turned = {"return_sequences": True, "go_backwards": True}
         own = {"activation": softsign, "recurrent_activation": "softmax"}
         makes = [
-            layers.LSTM(2, dropout=0.5, **turned, **own),
-            layers.GRU(2, dropout=0.5, **turned, **own),
+            layers.LSTM(2, **turned, **own),
+            layers.GRU(2, **turned, **own),
             layers.GRU(3, use_bias=False),
-            layers.SimpleRNN(2, dropout=0.5, use_bias=False, activation=None, **turned),
+            layers.SimpleRNN(2, use_bias=False, activation=None, **turned),
         ]
         shared = layers.GRU(3, return_sequences=True)
         return joined([*(make(inputs) for make in makes), shared(shared(inputs))])
@@ -82,21 +80,20 @@ def options():
     return functional((4, 3), call)
 
 
+def half_precision():
+    return functional(
+        (2, 3), lambda inputs: layers.Dense(2)(layers.GRU(2, dtype="mixed_bfloat16")(inputs))
+    )
+
+
+# The model, the shape of its inputs (an int for ids), and the tolerance of its precision.
 MODELS = {
-    "options": (options, (4, 3)),
-    "masked": (masked, 4),
-    "states": (states, 4),
+    "options": (options, (4, 3), 1e-5),
+    "masked": (masked, 4, 1e-5),
+    "states": (states, 4, 1e-5),
+    "half precision": (half_precision, (2, 3), 0.1),
 }
 IDS = np.array([[0, 1, 0, 3], [2, 3, 1, 1], [0, 0, 2, 0]], np.int32)
-
-
-def prepared(make, shape):
-    """The compiled model with weights away from their initial values, and its data."""
-    rng = np.random.default_rng(3)
-    x = IDS if isinstance(shape, int) else rng.normal(size=(3, *shape)).astype("float32")
-    model = make()
-    y = rng.normal(size=tuple(model(x).shape)).astype("float32")
-    return with_other_weights(built(model, x, y)), x, y
 
 
 def unchecked_plan(model):
@@ -106,39 +103,15 @@ def unchecked_plan(model):
     return plan
 
 
-def check(model, x, y, rounding=1e-6):
-    """Gradients within ten times, predictions within twice the rounding of the dtype."""
-    expected = row_gradients(model, x, y)
-    predictions = ops.convert_to_numpy(ops.cast(model(x, training=True), "float32"))
-    norms = oracles.gradient_norms(expected)
-    clip_norm = float(np.median(norms))
-    found = runner(model, unchecked_plan(model), clip_norm)(x, y)
-    y_pred = found.y_pred.astype("float32")
-    np.testing.assert_allclose(y_pred, predictions, rtol=2 * rounding, atol=rounding)
-    np.testing.assert_allclose(found.norms, norms, rtol=10 * rounding)
-    sums = oracles.clipped_sums(expected, clip_norm)
-    assert_close(found.gradients, sums, tolerance=10 * rounding)
-
-
-def known_dropout(cell, step):
-    """Drops the second of three inputs, of every example alike."""
-    return (ops.zeros_like(step) + ops.convert_to_tensor([2.0, 0.0, 2.0])) if cell.dropout else None
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_and_predictions_are_those_of_the_plain_model(name, monkeypatch):
-    for cell in (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell):
-        monkeypatch.setattr(cell, "get_dropout_mask", known_dropout)
-    model, x, y = prepared(*MODELS[name])
-    check(model, x, y)
-    assert all("call" not in vars(layer) for layer in model._flatten_layers())
-
-
-def test_half_precision_rounds_as_the_layers_do():
-    def call(inputs):
-        return layers.Dense(2)(layers.GRU(2, dtype="mixed_bfloat16")(inputs))
-
-    check(*prepared(lambda: functional((2, 3), call), (2, 3)), rounding=1e-2)
+def test_gradients_are_those_of_the_plain_model(name):
+    make, shape, tolerance = MODELS[name]
+    rng = np.random.default_rng(3)
+    x = IDS if isinstance(shape, int) else rng.normal(size=(3, *shape)).astype("float32")
+    model = make()
+    y = rng.normal(size=tuple(model(x).shape)).astype("float32")
+    model = with_other_weights(built(model, x, y))
+    check_against_rows(model, x, y, unchecked_plan(model), tolerance)
 
 
 def dropping():
@@ -149,41 +122,24 @@ def dropping():
 
 
 def test_dropout_of_the_inputs_is_that_of_the_layers():
-    model, x, _ = prepared(dropping, (3, 4))
-    recorder = TapRecorder(lambda value: value)
+    model, x = dropping(), np.random.default_rng(3).normal(size=(3, 3, 4)).astype("float32")
 
-    def outputs(seed, *contexts):
+    def outputs(seed, context):
         keras.utils.set_random_seed(seed)
         for number, generator in enumerate(keras_private.seed_generator_states(model)):
             generator.assign([seed, number])
-        with contextlib.ExitStack() as entered:
-            for context in contexts:
-                entered.enter_context(context)
+        with context:
             return ops.convert_to_numpy(model(x, training=True))
 
-    found = [outputs(seed, tapped(unchecked_plan(model).rules, recorder)) for seed in (1, 2)]
-    for one, seed in zip(found, (1, 2), strict=True):
-        np.testing.assert_allclose(one, outputs(seed), rtol=2e-6, atol=1e-6)
-    calls = recorder.calls(recorder.tensors, [None] * recorder.num_taps)
-    inputs = [ops.convert_to_numpy(call.kept[0]) for call in calls if call.kept]
-    assert len(inputs) == 6
-    for one in inputs:
-        is_dropped = one == 0
-        assert 0 < is_dropped.sum() < is_dropped.size
-        assert np.all(is_dropped == is_dropped[:, :1])  # One mask for all steps.
-    assert len({(one == 0).tobytes() for one in inputs}) == 6
-
-
-class OwnCell(layers.LSTMCell):
-    """Changes the step, and leaves the layer as it was."""
-
-    def call(self, inputs, states, training=False):
-        return super().call(2.0 * inputs, states)
+    for seed in (1, 2):
+        tapped = TapRecorder().tapped(unchecked_plan(model).rules, {})
+        found, expected = outputs(seed, tapped), outputs(seed, contextlib.nullcontext())
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
 def with_own_cell():
     layer = layers.LSTM(2)
-    layer.cell = OwnCell(2)
+    layer.cell = type("OwnCell", (layers.LSTMCell,), {})(2)
     return layer
 
 
@@ -193,16 +149,8 @@ def leaky():
     return activation
 
 
-class OwnLoop(layers.GRU):
-    def inner_loop(self, sequences, initial_state, mask, training=False):
-        return super().inner_loop(2.0 * sequences, initial_state, mask, training)
-
-
-class OwnCall(layers.SimpleRNN):
-    def call(self, sequences, **arguments):
-        return super().call(2.0 * sequences, **arguments)
-
-
+OwnLoop = type("OwnLoop", (layers.GRU,), {"inner_loop": layers.RNN.inner_loop})
+OwnCall = type("OwnCall", (layers.SimpleRNN,), {"call": layers.RNN.call})
 WITHOUT_RULE = {
     "recurrent dropout": lambda: layers.LSTM(2, recurrent_dropout=0.5),
     "dropout by gate": lambda: layers.GRU(2, dropout=0.5, implementation=1),
@@ -212,22 +160,14 @@ WITHOUT_RULE = {
     "unrolled, zeros for masked steps": lambda: layers.SimpleRNN(
         2, zero_output_for_mask=True, unroll=True
     ),
-    "RNN": lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)]),
     "cell of a subclass": with_own_cell,
     "loop of a subclass": lambda: OwnLoop(2),
     "call of a subclass": lambda: OwnCall(2),
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_RULE)
-def test_what_has_no_rule(name):
-    layer = WITHOUT_RULE[name]()
+@pytest.mark.parametrize("name", [*RECURRENT, *WITHOUT_RULE])
+def test_only_plain_layers_with_cells_of_keras_have_a_rule(name):
+    layer = {**WITHOUT_RULE, **{key: partial(made, 2) for key, made in RECURRENT.items()}}[name]()
     layer.build((2, 3, 2))
-    assert rule_for(layer) is None
-
-
-def test_layers_with_a_rule_have_one_in_the_same_test():
-    for make in RECURRENT.values():
-        for layer in (make(2), make(2, dropout=0.5), make(2, unroll=True)):
-            layer.build((2, 3, 2))
-            assert rule_for(layer) is not None
+    assert (rule_for(layer) is None) == (name in WITHOUT_RULE)

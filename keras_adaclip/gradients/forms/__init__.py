@@ -2,8 +2,8 @@
 
 from keras_adaclip.gradients.forms.grouped import GroupedOuterProduct
 from keras_adaclip.gradients.forms.lookup import Lookup
-from keras_adaclip.gradients.forms.outer_product import OuterProduct, gram_is_cheaper
-from keras_adaclip.gradients.forms.written_out import Materialized, PerExampleGradient
+from keras_adaclip.gradients.forms.outer_product import OuterProduct
+from keras_adaclip.gradients.forms.written_out import Materialized, PerExampleGradient, combined
 
 __all__ = [
     "GroupedOuterProduct",
@@ -11,5 +11,5 @@ __all__ = [
     "Materialized",
     "OuterProduct",
     "PerExampleGradient",
-    "gram_is_cheaper",
+    "combined",
 ]

@@ -58,28 +58,22 @@ class GroupedOuterProduct(PerExampleGradient):
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return one matrix product per group, or the weighted sum of written-out gradients."""
-        if self.inputs.shape[2] != 1 and not self._rows.uses_gram:
+        if self.form == "written out":
             products = ops.reshape(self._rows.materialize(), (-1, *self._blocks))
-            return self._arranged(Materialized(products).weighted_sum(factors, finite), ())
+            return self._arranged(Materialized(products).weighted_sum(factors, finite))[0]
         inputs = backend.masked(finite, self.inputs)
-        cotangents = factors[:, None, None, None] * self.cotangents
-        cotangents = backend.masked(finite, cotangents)
-        inputs, cotangents = (
-            ops.reshape(ops.transpose(value, (1, 0, 2, 3)), (self._blocks[0], -1, value.shape[3]))
-            for value in (inputs, cotangents)
-        )
-        return self._arranged(ops.matmul(ops.transpose(inputs, (0, 2, 1)), cotangents), ())
+        cotangents = backend.masked(finite, factors[:, None, None, None] * self.cotangents)
+        return self._arranged(ops.einsum("bkti,bkto->kio", inputs, cotangents))[0]
 
     def materialize(self) -> Tensor:
         """Return the gradients, of shape `(batch_size, *shape)`."""
-        return self._arranged(self._rows.materialize(), (-1,))
+        return self._arranged(self._rows.materialize())
 
-    def _arranged(self, blocks: Tensor, leading: tuple[int, ...]) -> Tensor:
-        """Rearrange `(*leading, groups, inputs, outputs)` to the variable's axes."""
-        kept = len(leading)
-        values = ops.reshape(blocks, (*leading, *self._sizes))
-        values = ops.transpose(values, (*range(kept), *(kept + axis for axis in self._order)))
-        return ops.reshape(values, (*leading, *self.shape))
+    def _arranged(self, blocks: Tensor) -> Tensor:
+        """Rearrange blocks of `(groups, inputs, outputs)` to `(number of blocks, *shape)`."""
+        values = ops.reshape(blocks, (-1, *self._sizes))
+        values = ops.transpose(values, (0, *(1 + axis for axis in self._order)))
+        return ops.reshape(values, (-1, *self.shape))
 
 
 def _groups_as_rows(value: Tensor) -> Tensor:

@@ -9,16 +9,15 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.forms.written_out import (
     UNDERFLOW,
-    PerExampleGradient,
+    SumOverPositions,
     guard_of_sums,
-    positions_joined,
     size_of_row,
 )
 
 Tensor = Any
 
 
-class Lookup(PerExampleGradient):
+class Lookup(SumOverPositions):
     """Rows of a table that were looked up: `sum_t onehot(ids[i, t]) outer cotangents[i, t]`.
 
     An example with an id outside the table gets NaN gradients and so contributes nothing, because
@@ -34,13 +33,11 @@ class Lookup(PerExampleGradient):
 
     def __init__(self, ids: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
         ids = ops.cast(ids, "int32")
-        self.shape = tuple(shape)
-        ids = ops.where(ids < 0, ids + self.shape[0], ids)
-        is_row = ops.logical_and(ids >= 0, ids < self.shape[0])
-        self.ids = ops.where(is_row, ids, 0)
-        self.cotangents = ops.where(
-            is_row[..., None], ops.cast(cotangents, "float32"), float("nan")
-        )
+        ids = ops.where(ids < 0, ids + shape[0], ids)
+        is_row = ops.logical_and(ids >= 0, ids < shape[0])
+        cotangents = ops.where(is_row[..., None], ops.cast(cotangents, "float32"), float("nan"))
+        super().__init__(ops.where(is_row, ids, 0), cotangents, shape)
+        self.ids, self.cotangents = self.factors
 
     @property
     def numbers_per_example(self) -> int | None:
@@ -92,8 +89,3 @@ class Lookup(PerExampleGradient):
         """Return the tables, of shape `(batch_size, num_rows, output_size)`."""
         onehot = ops.one_hot(self.ids, self.shape[0], dtype="float32")
         return ops.matmul(ops.transpose(onehot, (0, 2, 1)), self.cotangents)
-
-    def merged(self, num_copies: int) -> "Lookup":
-        """Return lookups with the copies' positions concatenated."""
-        ids = positions_joined(self.ids, num_copies)
-        return Lookup(ids, positions_joined(self.cotangents, num_copies), self.shape)

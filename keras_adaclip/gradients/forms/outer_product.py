@@ -10,9 +10,8 @@ from keras_adaclip.gradients.forms.written_out import (
     ROUNDING,
     UNDERFLOW,
     Materialized,
-    PerExampleGradient,
+    SumOverPositions,
     guard_of_sums,
-    positions_joined,
     size_of_row,
 )
 
@@ -27,7 +26,7 @@ _LARGEST_UNBLOCKED = 1 << 17
 _SMALLEST_BLOCK, _MOST_BLOCKS = 128, 32
 
 
-def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
+def _gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
     """Return whether a norm costs less from Gram matrices than from written-out gradients.
 
     With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations. The
@@ -47,7 +46,7 @@ def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
     return positions**2 * (inputs + outputs + _PASSES) < _PASSES * written
 
 
-class OuterProduct(PerExampleGradient):
+class OuterProduct(SumOverPositions):
     """`sum_t outer(inputs[i, t], cotangents[i, t])`, the gradient of a matrix product's weights.
 
     With one position, the norm is a product of two norms. With T positions it is the Gram form
@@ -60,15 +59,17 @@ class OuterProduct(PerExampleGradient):
     """
 
     def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
-        self.inputs = ops.cast(inputs, "float32")
-        self.cotangents = ops.cast(cotangents, "float32")
-        self.shape = tuple(shape)
+        super().__init__(ops.cast(inputs, "float32"), ops.cast(cotangents, "float32"), shape)
+        self.inputs, self.cotangents = self.factors
         self._products: Tensor | None = None
         _, positions, input_size = self.inputs.shape
-        self.uses_gram = gram_is_cheaper(positions, input_size, self.cotangents.shape[2])
-        self.form = "Gram matrices" if self.uses_gram else "written out"
+        output_size = self.cotangents.shape[2]
         if positions == 1:
-            self.form = "two norms"
+            self.form, self._num_written = "two norms", 0
+        elif _gram_is_cheaper(positions, input_size, output_size):
+            self.form, self._num_written = "Gram matrices", 2 * positions**2
+        else:
+            self.form, self._num_written = "written out", input_size * output_size
 
     @property
     def numbers_per_example(self) -> int | None:
@@ -76,19 +77,13 @@ class OuterProduct(PerExampleGradient):
         inputs, cotangents = size_of_row(self.inputs), size_of_row(self.cotangents)
         if inputs is None or cotangents is None:
             return None
-        _, positions, input_size = self.inputs.shape
-        written = int(input_size * self.cotangents.shape[2])
-        if positions == 1:
-            written = 0
-        elif self.uses_gram:
-            written = 2 * int(positions) ** 2
-        return inputs + cotangents + written
+        return inputs + cotangents + int(self._num_written)
 
     def squared_norms(self) -> Tensor:
         """Return squared norms by the cheapest exact formula."""
-        if self.inputs.shape[1] == 1:
+        if self.form == "two norms":
             return ops.square(_row_norms(self.inputs) * _row_norms(self.cotangents))[:, 0]
-        if self.uses_gram:
+        if self.form == "Gram matrices":
             return self._squared_norms_from_gram()
         return ops.sum(ops.square(self._written_out()), axis=(1, 2))
 
@@ -96,7 +91,7 @@ class OuterProduct(PerExampleGradient):
         """Return one matrix product, or the weighted sum of written-out gradients."""
         if self._products is not None:
             total = Materialized(self._products).weighted_sum(factors, finite)
-            return ops.reshape(ops.transpose(total) if self._is_turned else total, self.shape)
+            return ops.reshape(total, self.shape)
         inputs = backend.masked(finite, self.inputs)
         cotangents = backend.masked(finite, factors[:, None, None] * self.cotangents)
         inputs = ops.reshape(inputs, (-1, self.inputs.shape[2]))
@@ -105,23 +100,7 @@ class OuterProduct(PerExampleGradient):
 
     def materialize(self) -> Tensor:
         """Return the gradients, of shape `(batch_size, *shape)`."""
-        products = self._written_out()
-        if self._is_turned:
-            products = ops.transpose(products, (0, 2, 1))
-        return ops.reshape(products, (-1, *self.shape))
-
-    def merged(self, num_copies: int) -> "OuterProduct":
-        """Return products with the copies' positions concatenated."""
-        return OuterProduct(
-            positions_joined(self.inputs, num_copies),
-            positions_joined(self.cotangents, num_copies),
-            self.shape,
-        )
-
-    @property
-    def _is_turned(self) -> bool:
-        """Whether gradients are kept as `(outputs, inputs)`: the smaller factor is transposed."""
-        return bool(self.cotangents.shape[2] < self.inputs.shape[2])
+        return ops.reshape(self._written_out(), (-1, *self.shape))
 
     def _squared_norms_from_gram(self) -> Tensor:
         """Return values never less than the squared norms, whatever cancels in them.
@@ -152,10 +131,7 @@ class OuterProduct(PerExampleGradient):
     def _written_out(self) -> Tensor:
         """Return the gradients as matrices, computed once."""
         if self._products is None:
-            first, second = self.inputs, self.cotangents
-            if self._is_turned:
-                first, second = second, first
-            self._products = ops.matmul(ops.transpose(first, (0, 2, 1)), second)
+            self._products = ops.matmul(ops.transpose(self.inputs, (0, 2, 1)), self.cotangents)
         return self._products
 
 

@@ -92,16 +92,13 @@ class Materialized(PerExampleGradient):
     """Gradients written out.
 
     Args:
-        values: Tensor of shape `(batch_size, *variable.shape)`, or with the variable's axes in
-            another order.
-        order: The positions of these axes in the order of the variable. None keeps their order.
+        values: Tensor of shape `(batch_size, *variable.shape)`.
     """
 
     form = "written out"
 
-    def __init__(self, values: Tensor, order: Sequence[int] | None = None) -> None:
+    def __init__(self, values: Tensor) -> None:
         self.values = ops.cast(values, "float32")
-        self._order = None if order is None else tuple(order)
 
     @property
     def numbers_per_example(self) -> int | None:
@@ -115,22 +112,53 @@ class Materialized(PerExampleGradient):
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return the weighted sum as one product of a vector with a matrix."""
         shape = tuple(self.values.shape[1:])
-        flat = ops.reshape(self.values, (-1, math.prod(shape)))
-        flat = backend.masked(finite, flat)
-        total = ops.reshape(ops.matmul(factors[None, :], flat), shape)
-        return total if self._order is None else ops.transpose(total, self._order)
+        flat = backend.masked(finite, ops.reshape(self.values, (-1, math.prod(shape))))
+        return ops.reshape(ops.matmul(factors[None, :], flat), shape)
 
     def materialize(self) -> Tensor:
-        """Return the values in the variable's order of axes."""
-        if self._order is None:
-            return self.values
-        return ops.transpose(self.values, (0, *(1 + axis for axis in self._order)))
+        """Return the values."""
+        return self.values
 
 
-def positions_joined(value: Tensor, num_copies: int) -> Tensor:
-    """Reshape `(examples * copies, positions, ...)` to `(examples, copies * positions, ...)`."""
-    positions = num_copies * ops.shape(value)[1]
-    return ops.reshape(value, (-1, positions, *value.shape[2:]))
+class SumOverPositions(PerExampleGradient):
+    """Base of gradients that are sums over positions, such as the steps of a sequence.
+
+    Args:
+        inputs: Tensor of shape `(batch_size, positions, ...)`.
+        cotangents: Tensor of shape `(batch_size, positions, output_size)`.
+        shape: The variable's shape.
+    """
+
+    def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
+        self.factors = inputs, cotangents
+        self.shape = tuple(shape)
+
+    def merged(self, num_copies: int) -> "SumOverPositions":
+        """Return the sums over consecutive examples, whose positions are concatenated."""
+        positions = num_copies * ops.shape(self.factors[0])[1]
+        inputs, cotangents = (
+            ops.reshape(value, (-1, positions, *value.shape[2:])) for value in self.factors
+        )
+        return type(self)(inputs, cotangents, self.shape)
+
+
+def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
+    """Return the gradient of a variable that was used several times.
+
+    The parts are added *before* the norm. Sums over positions of one kind and shape are
+    concatenated, anything else is written out.
+
+    Args:
+        parts: The gradients of the single uses, at least one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    sums = [part for part in parts if isinstance(part, SumOverPositions)]
+    if len(sums) == len(parts) and len({(type(part), part.shape) for part in sums}) == 1:
+        factors = zip(*(part.factors for part in sums), strict=True)
+        inputs, cotangents = (ops.concatenate(values, axis=1) for values in factors)
+        return type(sums[0])(inputs, cotangents, sums[0].shape)
+    return Materialized(sum(part.materialize() for part in parts))
 
 
 def size_of_row(value: Tensor) -> int | None:

@@ -7,8 +7,6 @@ other layer with weights is handled by `general.py`.
 from keras_adaclip.gradients.layers import (  # noqa: F401  (importing registers the rules)
     convolution,
     dense,
-    depthwise_convolution,
-    einsum_dense,
     embedding,
     normalization,
     recurrent,

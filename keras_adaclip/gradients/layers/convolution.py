@@ -1,10 +1,18 @@
-"""Convolutions and transposed convolutions: matrix products between patches and cotangents."""
+"""Convolutions: matrix products between patches of the input and cotangents.
+
+The patches are exact for every stride, dilation and padding, in any number of spatial dimensions
+(Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
+networks"). Sizes that TensorFlow knows only when the step runs (sequences of many lengths) are
+tensors here, all others are numbers.
+"""
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
@@ -15,9 +23,9 @@ from keras_adaclip.gradients.forms import (
     PerExampleGradient,
 )
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
-from keras_adaclip.gradients.layers.windows import Windows
 
 Tensor = Any
+Size = Any
 
 
 class ConvolutionalRule(LayerRule):
@@ -33,23 +41,23 @@ class ConvolutionalRule(LayerRule):
         inputs = backend.after(_channels_last(layer, call.inputs), cotangents)
         bias = layer.bias if layer.use_bias else None
         return [
-            Materialized(ops.sum(by_position(cotangents), axis=1))
+            Materialized(ops.sum(_by_position(cotangents), axis=1))
             if variable is bias
-            else self.kernel_gradient(layer, inputs, cotangents, variable)
+            else self.kernel_gradient(layer, inputs, cotangents, variable.shape)
             for variable in variables
         ]
 
     @abc.abstractmethod
     def kernel_gradient(
-        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
     ) -> PerExampleGradient:
-        """Return the gradient of a kernel.
+        """Return the gradient of the kernel.
 
         Args:
             layer: The layer.
             inputs: Tensor of shape `(batch_size, *spatial, channels)`.
             cotangents: Float32 tensor of shape `(batch_size, *spatial, filters)`.
-            kernel: One of the layer's variables.
+            shape: The kernel's shape.
         """
 
 
@@ -64,22 +72,22 @@ class ConvolutionRule(ConvolutionalRule):
         return type(layer).convolution_op is keras.layers.Conv2D.convolution_op
 
     def kernel_gradient(
-        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
     ) -> PerExampleGradient:
         """Return an outer product for each group of filters."""
-        patches = Windows.of(layer).patches(inputs, ops.shape(cotangents)[1:-1])
-        cotangents = by_position(cotangents)
+        patches = _patches(layer, inputs, ops.shape(cotangents)[1:-1])
+        cotangents = _by_position(cotangents)
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
             patches = ops.reshape(patches, (-1, positions, num_elements * channels))
-            return OuterProduct(patches, cotangents, kernel.shape)
+            return OuterProduct(patches, cotangents, shape)
         groups, channels = layer.groups, channels // layer.groups
         patches = ops.reshape(patches, (-1, positions, num_elements, groups, channels))
         patches = ops.transpose(patches, (0, 3, 1, 2, 4))
         patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
-        cotangents = ops.reshape(cotangents, (-1, positions, groups, kernel.shape[-1] // groups))
+        cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-        return GroupedOuterProduct(patches, cotangents, kernel.shape, order=(1, 0, 2))
+        return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
 
 
 @register(keras.layers.Conv1DTranspose)
@@ -96,16 +104,33 @@ class TransposedConvolutionRule(ConvolutionalRule):
     """
 
     def kernel_gradient(
-        self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
     ) -> PerExampleGradient:
         """Return the gradient of a kernel of shape `(*kernel_size, filters, channels)`."""
-        patches = Windows.of(layer).patches(cotangents, ops.shape(inputs)[1:-1])
+        patches = _patches(layer, cotangents, ops.shape(inputs)[1:-1])
         _, positions, num_elements, filters = ops.shape(patches)
         patches = ops.reshape(patches, (-1, positions, num_elements * filters))
-        return OuterProduct(patches, by_position(inputs), kernel.shape)
+        return OuterProduct(patches, _by_position(inputs), shape)
 
 
-def by_position(value: Tensor) -> Tensor:
+@register(keras.layers.DepthwiseConv1D)
+@register(keras.layers.DepthwiseConv2D)
+class DepthwiseConvolutionRule(ConvolutionalRule):
+    """Kernel: patches times cotangents, written out, since it is as small as the kernel."""
+
+    def kernel_gradient(
+        self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
+    ) -> PerExampleGradient:
+        """Return the gradient for cotangents `(batch_size, *spatial, channels * multiplier)`."""
+        sizes = ops.shape(cotangents)[1:-1]
+        cotangents = ops.reshape(cotangents, (-1, math.prod(sizes), *shape[-2:]))
+        patches = ops.cast(_patches(layer, inputs, sizes), "float32")
+        with backend.full_precision():
+            gradients = ops.einsum("btkc,btcm->bkcm", patches, cotangents)
+        return Materialized(ops.reshape(gradients, (-1, *shape)))
+
+
+def _by_position(value: Tensor) -> Tensor:
     """Reshape `(batch_size, *spatial, channels)` to `(batch_size, positions, channels)`."""
     return ops.reshape(value, (-1, math.prod(ops.shape(value)[1:-1]), value.shape[-1]))
 
@@ -113,3 +138,38 @@ def by_position(value: Tensor) -> Tensor:
 def _channels_last(layer: Any, value: Tensor) -> Tensor:
     """Return a layer's input or output with channels as the last axis."""
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
+
+
+def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
+    """Return the rows of channels that each kernel element meets in each window.
+
+    Args:
+        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
+        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
+        num_windows: Number of windows along each spatial dimension.
+
+    Returns:
+        A tensor of shape `(batch_size, prod(num_windows), kernel_elements, channels)`.
+    """
+    sizes = ops.shape(inputs)[1:-1]
+    # Sizes that are numbers give places that are constants of the step.
+    are_numbers = all(isinstance(size, int) for size in (*sizes, *num_windows))
+    numpy: Any = np if are_numbers else ops
+    padding, places = [(0, 0)], numpy.zeros((1, 1), "int32")
+    for size, windows, elements, stride, rate in zip(
+        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        covered = (elements - 1) * rate + 1
+        before, after = covered - 1 if layer.padding == "causal" else 0, 0
+        if layer.padding == "same":
+            missing = (windows - 1) * stride + covered - size
+            missing = max(missing, 0) if are_numbers else ops.maximum(missing, 0)
+            before, after = missing // 2, missing - missing // 2
+        padding.append((before, after))
+        first = stride * numpy.arange(windows, dtype="int32")
+        along = first[:, None] + rate * numpy.arange(elements, dtype="int32")
+        places = places[:, None, :, None] * (before + size + after) + along[None, :, None, :]
+        places = numpy.reshape(places, (-1, places.shape[2] * elements))
+    if layer.padding != "valid":
+        inputs = ops.pad(inputs, [*padding, (0, 0)])
+    return backend.take_rows(_by_position(inputs), places)

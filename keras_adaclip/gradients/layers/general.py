@@ -34,16 +34,12 @@ class GeneralRule(LayerRule):
             for number, example in zip(numbers, examples, strict=True):
                 arguments[number] = example
             args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), arguments)
-            mapping = list(zip(variables, values, strict=True))
+            mapping = zip(variables, values, strict=True)
             with keras.StatelessScope([*constants, *mapping]):
                 outputs = layer(*args, **kwargs)
             return [value for value in keras.tree.flatten(outputs) if is_differentiable(value)]
 
-        constants = [
-            (variable, variable.value)
-            for variable in layer.variables
-            if all(variable is not own for own in variables)
-        ]
+        constants = [(variable, variable.value) for variable in layer.variables]
         gradients = backend.per_example_layer_gradients(
             run,
             [variable.value for variable in variables],

@@ -11,7 +11,6 @@ computations"). A masked step keeps the state, so its `delta_t` is zero.
 """
 
 import abc
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -45,23 +44,17 @@ class RecurrentRule(LayerRule):
     cell_class: ClassVar[type[keras.layers.Layer]]
 
     @abc.abstractmethod
-    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+    def step(
+        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
+    ) -> list[Tensor]:
         """Return the states after one time step, the output first.
 
         Args:
             cell: The layer's cell.
-            weights: The weights that `recurrent_weights` returned.
             projected: The step's `x W + b`, of shape `(batch_size, gates * units)`.
+            recurrent: The step's `h_(t-1) U`, of the same shape, with a bias if it has its own.
             states: The states before the step, each of shape `(batch_size, units)`.
         """
-
-    def input_bias(self, cell: Any) -> Tensor:
-        """Return the bias that is added to `x W`."""
-        return cell.bias
-
-    def recurrent_weights(self, cell: Any) -> list[Tensor]:
-        """Return the weights of `step`. They are constants, since no tap needs their cotangents."""
-        return [_constant(cell.recurrent_kernel)]
 
     def recurrent_cotangents(
         self, cell: Any, projected: Tensor, before: Tensor, cotangents: Tensor
@@ -76,31 +69,20 @@ class RecurrentRule(LayerRule):
         """
         return cotangents
 
-    def bias_gradient(self, cotangents: Tensor, recurrent: Tensor) -> Tensor:
-        """Return the gradient of the bias.
-
-        Args:
-            cotangents: Cotangents of the projected inputs.
-            recurrent: Cotangents of `h_(t-1) U`.
-        """
-        return ops.sum(cotangents, axis=1)
-
     def covers(self, layer: Any) -> bool:
         """Return whether the layer has Keras's own cell, no kept state, and input dropout only."""
         cell = layer.cell
-        if type(cell) is not self.cell_class or cell.compute_dtype != layer.compute_dtype:
-            return False
-        if type(layer).inner_loop is not self.layer_class.inner_loop:
-            return False
-        if layer.stateful or (layer.zero_output_for_mask and layer.unroll):  # Backends differ.
-            return False
+        is_own = type(layer).inner_loop is self.layer_class.inner_loop
+        is_own = is_own and type(cell) is self.cell_class
+        # Backends differ in the outputs of masked steps.
+        keeps_state = layer.stateful or (layer.zero_output_for_mask and layer.unroll)
         # Implementation 1 draws one dropout mask for each gate.
-        if cell.recurrent_dropout or (cell.dropout and getattr(cell, "implementation", 2) == 1):
+        drops_gates = cell.dropout and getattr(cell, "implementation", 2) == 1
+        if keeps_state or drops_gates or cell.recurrent_dropout:
             return False
-        weights = [cell.kernel, cell.recurrent_kernel, cell.bias]
-        return all(
-            any(variable is weight for weight in weights) for variable in layer.trainable_variables
-        )
+        weights = {id(weight) for weight in (cell.kernel, cell.recurrent_kernel, cell.bias)}
+        has_own_weights = weights.issuperset(map(id, layer.trainable_variables))
+        return is_own and has_own_weights and cell.compute_dtype == layer.compute_dtype
 
     def tapped_call(
         self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,16 +97,23 @@ class RecurrentRule(LayerRule):
         # The loop runs over time, so projections in the order of time need no copy.
         projected = ops.matmul(ops.transpose(inputs, (1, 0, 2)), cell.kernel)
         if cell.use_bias:
-            projected = projected + self.input_bias(cell)
+            # A bias of two rows is one of the inputs and one of the recurrent product.
+            projected = projected + (cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias)
         projected = ops.transpose(tap(projected), (1, 0, 2))
 
         def in_order(value: Tensor) -> Tensor:
             """Reverse the time axis if the layer goes backwards."""
             return ops.flip(value, axis=1) if layer.go_backwards else value
 
+        weights = _recurrent_weights(cell)
+
+        def step(value: Tensor, states: Tensors) -> list[Tensor]:
+            """Return the states after one time step."""
+            return self.step(cell, value, _recurrent(states[0], weights), states)
+
         mask = None if mask is None else in_order(_flat_mask(mask))
         loop = keras.layers.RNN(
-            _StepCell(cell, functools.partial(self.step, cell, self.recurrent_weights(cell))),
+            _StepCell(cell, step),
             return_sequences=True,
             return_state=True,
             unroll=layer.unroll or backend.loops_in_python(),
@@ -150,7 +139,8 @@ class RecurrentRule(LayerRule):
                 return OuterProduct(inputs, cotangents, variable.shape)
             if variable is cell.recurrent_kernel:
                 return OuterProduct(before, recurrent, variable.shape)
-            return Materialized(self.bias_gradient(cotangents, recurrent))
+            sums = [ops.sum(cotangents, axis=1), ops.sum(recurrent, axis=1)]
+            return Materialized(ops.stack(sums, axis=1) if len(variable.shape) == 2 else sums[0])
 
         return [gradient(variable) for variable in variables]
 
@@ -162,9 +152,11 @@ class SimpleRNNRule(RecurrentRule):
     layer_class = keras.layers.SimpleRNN
     cell_class = keras.layers.SimpleRNNCell
 
-    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+    def step(
+        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
+    ) -> list[Tensor]:
         """Return one state, the output."""
-        output = projected + ops.matmul(states[0], weights[0])
+        output = projected + recurrent
         return [output if cell.activation is None else cell.activation(output)]
 
 
@@ -175,11 +167,12 @@ class LSTMRule(RecurrentRule):
     layer_class = keras.layers.LSTM
     cell_class = keras.layers.LSTMCell
 
-    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+    def step(
+        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
+    ) -> list[Tensor]:
         """Return two states, the output and the carry."""
-        hidden, carry = states
-        gates = ops.split(projected + ops.matmul(hidden, weights[0]), 4, axis=1)
-        carry = cell.recurrent_activation(gates[1]) * carry
+        gates = ops.split(projected + recurrent, 4, axis=1)
+        carry = cell.recurrent_activation(gates[1]) * states[1]
         carry = carry + cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
         return [cell.recurrent_activation(gates[3]) * cell.activation(carry), carry]
 
@@ -199,44 +192,25 @@ class GRURule(RecurrentRule):
         """Return whether the reset gate comes after U, and what all recurrent layers need holds."""
         return bool(layer.cell.reset_after) and super().covers(layer)
 
-    def input_bias(self, cell: Any) -> Tensor:
-        """Return the first row of the bias. The second row is the bias c."""
-        return cell.bias[0]
-
-    def recurrent_weights(self, cell: Any) -> list[Tensor]:
-        """Return U, and c if the cell has a bias."""
-        weights = super().recurrent_weights(cell)
-        return [*weights, _constant(cell.bias)[1]] if cell.use_bias else weights
-
-    def step(self, cell: Any, weights: Tensors, projected: Tensor, states: Tensors) -> list[Tensor]:
+    def step(
+        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
+    ) -> list[Tensor]:
         """Return one state, the output."""
-        (hidden,) = states
-        inputs = ops.split(projected, 3, axis=1)
-        recurrent = ops.matmul(hidden, weights[0])
-        if cell.use_bias:
-            recurrent = recurrent + weights[1]
-        recurrent = ops.split(recurrent, 3, axis=1)
-        update = cell.recurrent_activation(inputs[0] + recurrent[0])
-        reset = cell.recurrent_activation(inputs[1] + recurrent[1])
-        candidate = cell.activation(inputs[2] + reset * recurrent[2])
-        return [update * hidden + (1 - update) * candidate]
+        inputs, products = ops.split(projected, 3, axis=1), ops.split(recurrent, 3, axis=1)
+        update = cell.recurrent_activation(inputs[0] + products[0])
+        reset = cell.recurrent_activation(inputs[1] + products[1])
+        candidate = cell.activation(inputs[2] + reset * products[2])
+        return [update * states[0] + (1 - update) * candidate]
 
     def recurrent_cotangents(
         self, cell: Any, projected: Tensor, before: Tensor, cotangents: Tensor
     ) -> Tensor:
         """Return the cotangents with those of the candidate times the reset gate."""
-        columns = slice(cell.units, 2 * cell.units)
-        kernel, *biases = (ops.cast(w, "float32") for w in self.recurrent_weights(cell))
-        reset = projected[:, :, columns] + ops.matmul(before, kernel[:, columns])
-        if biases:
-            reset = reset + biases[0][columns]
-        reset = cell.recurrent_activation(reset)
-        gates, candidate = cotangents[:, :, : columns.stop], cotangents[:, :, columns.stop :]
-        return ops.concatenate([gates, reset * candidate], axis=2)
-
-    def bias_gradient(self, cotangents: Tensor, recurrent: Tensor) -> Tensor:
-        """Return two rows, for the inputs and the recurrent product."""
-        return ops.stack([ops.sum(cotangents, axis=1), ops.sum(recurrent, axis=1)], axis=1)
+        weights = [ops.cast(weight, "float32") for weight in _recurrent_weights(cell)]
+        products = ops.split(_recurrent(before, weights), 3, axis=2)
+        reset = cell.recurrent_activation(ops.split(projected, 3, axis=2)[1] + products[1])
+        *gates, candidate = ops.split(cotangents, 3, axis=2)
+        return ops.concatenate([*gates, reset * candidate], axis=2)
 
 
 class _StepCell:
@@ -267,9 +241,18 @@ def _arguments(
     return sequences, initial_state, mask, training
 
 
-def _constant(variable: keras.Variable) -> Tensor:
-    """Return the value of a variable without gradient."""
-    return ops.stop_gradient(ops.convert_to_tensor(variable))
+def _recurrent_weights(cell: Any) -> list[Tensor]:
+    """Return U and, if it has a bias of its own, that bias; constants, since they have no taps."""
+    weights = [ops.stop_gradient(ops.convert_to_tensor(cell.recurrent_kernel))]
+    if cell.use_bias and len(cell.bias.shape) == 2:
+        weights.append(ops.stop_gradient(ops.convert_to_tensor(cell.bias))[1])
+    return weights
+
+
+def _recurrent(hidden: Tensor, weights: Tensors) -> Tensor:
+    """Return `h U`, plus the bias if there is one, for outputs of shape `(..., units)`."""
+    product = ops.matmul(hidden, weights[0])
+    return product + weights[1] if len(weights) == 2 else product
 
 
 def _states(layer: Any, inputs: Tensor, initial_state: Any) -> list[Tensor]:

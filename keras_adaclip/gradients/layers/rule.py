@@ -88,13 +88,12 @@ class LayerRule(abc.ABC):
             activation = layer.activation
 
             def tapped_activation(value: Tensor, *rest: Any, **options: Any) -> Tensor:
+                """Return the activation of the tapped input."""
                 return activation(tap(value), *rest, **options)
 
-            keras_private.set_attribute(layer, "activation", tapped_activation)
-            try:
+            methods = {layer: {"activation": tapped_activation}}
+            with keras_private.replaced_methods(methods):
                 return call(*args, **kwargs), []
-            finally:
-                keras_private.set_attribute(layer, "activation", activation)
         outputs = call(*args, **kwargs)
         return keras.tree.map_structure(
             lambda value: tap(value) if is_differentiable(value) else value, outputs
@@ -176,19 +175,15 @@ def register(
     >>> ka.gradients.make_plan(model, ka.gradients.Batch(x, y)).describe()
     {'scale': 'ScaleRule'}
     """
-    if not (isinstance(layer_class, type) and issubclass(layer_class, keras.layers.Layer)):
-        raise TypeError(
-            "Argument `layer_class` must be a class of Keras layers. "
-            f"Received: layer_class={layer_class!r}"
-        )
 
     def decorate(rule_class: type[RuleClass]) -> type[RuleClass]:
         """Register one instance of the rule class."""
-        if not (isinstance(rule_class, type) and issubclass(rule_class, LayerRule)):
-            raise TypeError(
-                "A registered rule must be a subclass of `LayerRule`. "
-                f"Received: {rule_class!r} for {layer_class.__name__}"
-            )
+        for given, base in ((layer_class, keras.layers.Layer), (rule_class, LayerRule)):
+            if not (isinstance(given, type) and issubclass(given, base)):
+                raise TypeError(
+                    "`register` takes a class of Keras layers, and decorates a subclass of "
+                    f"`LayerRule`. Received: {given!r}"
+                )
         _RULES[layer_class] = rule_class()
         return rule_class
 

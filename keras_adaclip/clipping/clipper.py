@@ -1,4 +1,4 @@
-"""The clipping strategy with its state at one step, for the gradient code."""
+"""A clipping strategy with its state at one step, for the gradient code."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ Tensor = Any
 
 
 @dataclass(frozen=True)
-class CurrentClipping:
+class Clipper:
     """A strategy, its groups and its state at one step.
 
     Args:
@@ -38,8 +38,6 @@ class CurrentClipping:
     @property
     def coordinates(self) -> list[tuple[Tensor, Tensor]] | None:
         """Centre and scale of each variable, None for clipping in the gradient's coordinates."""
-        if not self.strategy.has_coordinates:
-            return None
         return self.strategy.coordinates(self.state, self.groups)
 
     def factors(self, norms: Tensor, finite: Tensor) -> Tensor:
