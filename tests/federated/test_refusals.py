@@ -245,7 +245,7 @@ CASES = {
         compiled,
         None,
         {"callbacks": lambda: [ka.callbacks.AuditCallback(canaries(), 1e-3)]},
-        "a federated model protects whole clients",
+        "audits the training of a `PrivateModel`",
     ),
     "metric": (
         lambda: compiled(metrics=[WithoutWeights(name="plain")]),

@@ -9,18 +9,14 @@ from typing import Any, Self
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_adaclip import backend
 from keras_adaclip.integrations.tensorflow_privacy import trees
 from keras_adaclip.integrations.tensorflow_privacy.library import is_instance, library_class
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
 from keras_adaclip.optimizers import check_microbatch_size
 
-Tensor = Any
 _QUERY_PREFIX = "query."
 _CLIP_METRICS = ("clip", "current_clip", "tree_agg_dpftrl_clip")
-_AUGMENTATION_STREAM = 2
 _INTEGER_QUERIES = {
     "DiscreteGaussianSumQuery",
     "DistributedDiscreteGaussianSumQuery",
@@ -71,7 +67,6 @@ class QueryOptimizer(QueryAccounting):
     """
 
     diagnostics = ("gradient_norm",)
-    _object_arguments = ("query",)
     _plain_model_message = (
         "A `QueryOptimizer` was given to a model that does not know the client of each example, so "
         "training would not be private. Use it with `keras_adaclip.FederatedModel`, or "
@@ -110,7 +105,7 @@ class QueryOptimizer(QueryAccounting):
         from keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries import QuerySample
 
         self._refuse_plain_model()
-        if not isinstance(grads, QuerySample) or not self._is_configured:
+        if not isinstance(grads, QuerySample) or not self.is_in_a_run:
             raise ValueError(
                 "`QueryOptimizer.apply` takes only the sum of the clients in a round of a "
                 "`FederatedModel`, inside of `fit`; plain gradients carry no bound on the "
@@ -139,13 +134,6 @@ class QueryOptimizer(QueryAccounting):
     def unclipped_fraction(self) -> None:
         """Always None: queries do not report it."""
         return None
-
-    @property
-    def augmentation_seed(self) -> Tensor:
-        """Two integers, new for each step, for random numbers other than noise."""
-        step = ops.cast(self.iterations.value, "int32")
-        draw = backend.gaussian((2,), self._key.value, step, _AUGMENTATION_STREAM)
-        return ops.cast(ops.abs(draw) * 2.0**24, "int32")
 
     # Saving
 
@@ -198,6 +186,7 @@ class QueryOptimizer(QueryAccounting):
         if config.get("clip_norm") is not None:
             raise ValueError(_INTEGERS_MESSAGE.format("model with `clip_norm`"))
         kept = {name: value for name, value in config.items() if name != "clip_norm"}
+        kept["query"] = keras.saving.deserialize_keras_object(kept["query"], custom_objects)
         return super().from_config(kept, custom_objects)
 
 
