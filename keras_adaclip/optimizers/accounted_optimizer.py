@@ -21,12 +21,10 @@ from keras_adaclip.optimizers.ledger_state import LedgerState
 from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
-_LARGEST_NOISE_MULTIPLIER = 1e15
-
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What the ledger must know of a run of steps, besides the noise.
+    """The facts of a run of steps that the ledger records, besides the noise.
 
     Args:
         sampling: How the units are sampled.
@@ -341,9 +339,9 @@ def check_noise_multiplier_or_schedule(value: Any) -> Any:
     if isinstance(value, (dict, schedules.Schedule, LearningRateSchedule)):
         return schedules.get(value)
     number = check_noise_multiplier(value)
-    if number > _LARGEST_NOISE_MULTIPLIER:
+    if number > 1e15:
         raise ValueError(
-            f"Argument `noise_multiplier` must be at most {_LARGEST_NOISE_MULTIPLIER:g}: steps are "
-            f"float32. Received: noise_multiplier={value!r}"
+            "Argument `noise_multiplier` must be at most 1e+15: steps are float32. "
+            f"Received: noise_multiplier={value!r}"
         )
     return number

@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class ClipState:
-    """Clipping norms and whatever else a strategy remembers.
+    """The clipping norms and the other state of a strategy.
 
     Args:
         add_variable: a function that makes a variable from a name and an initial array.

@@ -68,29 +68,6 @@ def test_the_config_comes_back(clipping):
     assert again.get_config() == config == DPOptimizer.from_config(config).get_config()
 
 
-def test_a_saved_model_brings_its_optimizer_back(tmp_path):
-    clipping = "quantile"
-    model = train(line_model(around(keras.optimizers.Adam(0.125), 0.5, clipping), metrics=["mae"]))
-    path = tmp_path / "model.keras"
-    model.save(path)
-    with keras.saving.custom_object_scope({"minus_output": model.loss}):
-        loaded = keras.models.load_model(path)
-    optimizer = loaded.optimizer
-    assert type(optimizer) is DPOptimizer
-    assert optimizer.get_config() == model.optimizer.get_config()
-    assert optimizer.clip_norm == model.optimizer.clip_norm
-    assert optimizer.unclipped_fraction == model.optimizer.unclipped_fraction
-    assert int(optimizer.iterations) == 3
-    assert optimizer.ledger == model.optimizer.ledger
-    for mine, theirs in zip(
-        optimizer.inner_optimizer.variables, model.optimizer.inner_optimizer.variables, strict=True
-    ):
-        np.testing.assert_array_equal(mine, theirs)
-    np.testing.assert_array_equal(flat_weights(loaded), flat_weights(model))
-    train(loaded, 1)
-    assert int(optimizer.iterations) == 4
-
-
 def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
     config = DPOptimizer(keras.optimizers.Adam(0.5), noise_multiplier=1.0).get_config()
     module = "keras.src.backend.no_such_backend.optimizers.adam"

@@ -1,6 +1,6 @@
-"""Trains pure noise, seeded, with a backup a step, notes its weights, and kills its own process.
+"""Trains on pure noise with backups, writes the weights of each step, and kills its own process.
 
-python -m tests.soundness.killed_training FOLDER DYING_STEP
+python -m tests.soundness.killed_training FOLDER DYING_STEP SAVE_FREQ
 """
 
 import os
@@ -18,7 +18,7 @@ SEED, BATCH_SIZE, STEPS_PER_EPOCH, EPOCHS = 5, 4, 3, 3
 
 
 class Notes(keras.callbacks.Callback):
-    """Writes the weights to `FOLDER/weights-STEP.npy` after each step, flushed to the disk."""
+    """Writes the weights to `FOLDER/weights-STEP.npy` after each step."""
 
     def __init__(self, folder, dying_step=None):
         super().__init__()
@@ -34,10 +34,7 @@ class Notes(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def note(self):
-        with open(self.folder / f"weights-{self.step:03d}.npy", "wb") as file:
-            np.save(file, flat_weights(self.model))
-            file.flush()
-            os.fsync(file.fileno())
+        np.save(self.folder / f"weights-{self.step:03d}.npy", flat_weights(self.model))
 
 
 def model():
@@ -59,11 +56,7 @@ def train(trained, folder, notes, save_freq):
     )
 
 
-def main():
-    folder, dying_step, save_freq = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    save_freq = int(save_freq) if save_freq.isdigit() else save_freq
-    train(model(), folder, Notes(folder, dying_step), save_freq)
-
-
 if __name__ == "__main__":
-    main()
+    folder, dying_step, save_freq = sys.argv[1:]
+    notes = Notes(folder, int(dying_step))
+    train(model(), folder, notes, int(save_freq) if save_freq.isdigit() else save_freq)
