@@ -178,8 +178,8 @@ class AccountedOptimizer(WrappingOptimizer):
         if counted not in (None, settings.unit):
             raise ValueError(
                 f"The optimizer has counted steps on single {counted.label}s, and this run is on "
-                f"{settings.unit.label}s: they do not add up to an epsilon for either. Train a "
-                "model in one way only, or begin with weights that have not been trained on these "
+                f"{settings.unit.label}s: they do not add up to an epsilon for either. Train on "
+                "one kind of unit only, or begin with weights that have not been trained on these "
                 "data, under a new optimizer."
             )
         self._run_settings = settings

@@ -1,4 +1,4 @@
-"""Rules 7 and 8: one clip norm for clip and noise; it moves last, and the right way."""
+"""Rules 7 and 8: one clip norm for clip and noise; it moves last, in the right direction."""
 
 import keras
 import numpy as np

@@ -92,7 +92,7 @@ def test_loading_an_older_state_does_not_lower_the_ledger():
 
 
 def test_two_processes_that_go_on_from_one_checkpoint_are_added_up():
-    """Both have 5 steps, of which the other knows 2: at least 8 are on the data."""
+    """Both have 5 steps, and 2 of them in common: at least 8 are on the data."""
     model = train(line_model(dp_sgd()), 2)
     other = line_model(dp_sgd())
     other.optimizer.build(other.trainable_variables)

@@ -17,10 +17,19 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import keras_adaclip as ka
-from tests.soundness import killed_training
-from tests.soundness.setups import assert_all_different, dp_sgd, line_data, line_model, load
+from tests.soundness.setups import (
+    assert_all_different,
+    dp_sgd,
+    flat_weights,
+    line_data,
+    line_model,
+    load,
+    pure_noise_data,
+    pure_noise_model,
+)
 
 DELTA = 1e-5
+NUM_EXAMPLES, STEPS_PER_EPOCH, EPOCHS = 50, 3, 3
 ROOT = Path(__file__).parents[2]
 _NUM_INTERRUPTIONS = {"tensorflow": 8, "jax": 8, "torch": 24}[keras.backend.backend()]
 NUM_INTERRUPTIONS = int(os.environ.get("KERAS_ADACLIP_INTERRUPTIONS", _NUM_INTERRUPTIONS))
@@ -44,22 +53,56 @@ def run_python(*arguments, backend=None):
     )
 
 
-@pytest.mark.parametrize(("dying_step", "save_freq"), [(5, "epoch"), (7, 2)])
-def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path, dying_step, save_freq):
-    """SIGKILL in the middle of the second or third epoch, and of a fit with a seed."""
-    script = ("-m", "tests.soundness.killed_training")
-    killed = run_python(*script, tmp_path, dying_step, save_freq)
+class Notes(keras.callbacks.Callback):
+    """Writes the weights to `FOLDER/weights-STEP.npy` after each step; may kill its process."""
+
+    def __init__(self, folder, dying_step=None):
+        super().__init__()
+        self.folder, self.dying_step, self.step = folder, dying_step, -1
+
+    def on_train_begin(self, logs=None):
+        self.on_train_batch_end(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step += 1
+        np.save(f"{self.folder}/weights-{self.step:03d}.npy", flat_weights(self.model))
+        if self.step == self.dying_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_with_backups(folder, notes):
+    """Trains on pure noise, seeded, from the backup in the folder if there is one."""
+    model = pure_noise_model(dp_sgd(quantile(), seed=5))
+    backup = keras.callbacks.BackupAndRestore(
+        f"{folder}/backup", save_freq=2, delete_checkpoint=False
+    )
+    run = {"batch_size": 4, "epochs": EPOCHS, "steps_per_epoch": STEPS_PER_EPOCH, "verbose": 0}
+    model.fit(*pure_noise_data(), callbacks=[backup, notes], **run)
+    return model
+
+
+TRAIN_AND_DIE = """
+import sys
+from tests.soundness.test_rules_survival import Notes, train_with_backups
+train_with_backups(sys.argv[1], Notes(sys.argv[1], dying_step=7))
+"""
+
+
+def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path):
+    """SIGKILL in the middle of the third epoch of a fit with a seed."""
+    killed = run_python("-c", TRAIN_AND_DIE, tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    before = [np.load(tmp_path / f"weights-{step:03d}.npy") for step in range(dying_step + 1)]
     resumed_folder = tmp_path / "resumed"
     resumed_folder.mkdir()
-    model, notes = killed_training.model(), killed_training.Notes(resumed_folder)
-    killed_training.train(model, tmp_path, notes, save_freq)
-    after = [np.load(path) for path in sorted(resumed_folder.glob("weights-*.npy"))]
+    model = train_with_backups(tmp_path, Notes(resumed_folder))
+    before, after = (
+        [np.load(path) for path in sorted(folder.glob("weights-*.npy"))]
+        for folder in (tmp_path, resumed_folder)
+    )
     kept = next(step for step, weights in enumerate(before) if np.array_equal(weights, after[0]))
-    assert 0 < kept < dying_step
+    assert 0 < kept < 7 == len(before) - 1
     # Every epoch that was not complete is trained anew: never fewer steps than without the kill.
-    whole = killed_training.STEPS_PER_EPOCH * killed_training.EPOCHS
+    whole = STEPS_PER_EPOCH * EPOCHS
     assert model.privacy_ledger.steps == kept + len(after) - 1 >= whole
     uninterrupted = ka.accounting.compute_epsilon(1.0, 12, 4, steps=whole, delta=DELTA)
     assert model.privacy_spent(DELTA).epsilon >= uninterrupted * (1 - 1e-9)
@@ -87,9 +130,6 @@ class Interrupts(keras.callbacks.Callback):
     on_train_batch_begin = on_train_batch_end = tick
 
 
-NUM_EXAMPLES, STEPS_PER_EPOCH, EPOCHS = 50, 3, 3
-
-
 def new_model(setting):
     optimizer = dp_sgd(setting["clipping"], setting["noise_multiplier"], learning_rate=0.1)
     eager = keras.backend.backend() == "tensorflow"  # tracing each model would take seconds
@@ -97,7 +137,7 @@ def new_model(setting):
 
 
 def resumed_by_backup(folder, setting, interruption):
-    """Keras's own way: the callback loads what it finds."""
+    """Keras's callback loads the backup that it finds."""
     backup = keras.callbacks.BackupAndRestore(
         folder / "backup", save_freq=setting["save_freq"], delete_checkpoint=False
     )
@@ -200,8 +240,8 @@ print(model.privacy_spent(1e-5).epsilon)
 """
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="goes round all three")
-def test_a_ledger_goes_round_the_backends(tmp_path):
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="uses all three backends")
+def test_a_ledger_goes_on_from_backend_to_backend(tmp_path):
     for backend in ("jax", "torch"):
         pytest.importorskip(backend)
     model = line_model(dp_sgd(quantile()))
