@@ -267,15 +267,18 @@ class DPOptimizer(AccountedOptimizer):
 
     def _read(self, name: str) -> Any:
         """Return an entry of the clipping state; a float if there are no groups."""
+        model = None if self._model is None else self._model()
         if self.built:
             value = self._clip.read(name)
         elif self.clipping.groups == "flat":
             value = self.clipping.initial_state(ParameterGroups.single()).get(name)
+        elif model is not None and model.built:
+            groups = ParameterGroups.of(self.clipping.groups, model.trainable_variables)
+            value = self.clipping.initial_state(groups).get(name)
         else:
             raise RuntimeError(
                 f"`{name}` has one value for each group, and the groups are those of a model's "
-                "weights. Read it after the first step, or call `build` with the trainable "
-                "variables of the compiled model first."
+                "weights. Compile a model that is built with this optimizer, then read it."
             )
         return value if value is None or self.clipping.groups != "flat" else float(value[0])
 

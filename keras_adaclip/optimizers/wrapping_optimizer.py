@@ -2,7 +2,8 @@
 
 import abc
 import inspect
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import keras
@@ -51,11 +52,15 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         self.own_variables: list[keras.Variable] = []
         self.secret_variables: list[keras.Variable] = []
         self._built_for: list[int] = []
-        self._is_for_private_model = False
+        self._model: Callable[[], keras.Model | None] | None = None
 
-    def mark_for_private_model(self) -> None:
-        """Allow `build`: a model that passes the contributions of single units is compiled."""
-        self._is_for_private_model = True
+    def mark_for_private_model(self, model: keras.Model) -> None:
+        """Allow `build`: the model passes the contributions of single units.
+
+        Args:
+            model: the private model that is compiled with this optimizer.
+        """
+        self._model = weakref.ref(model)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the variables of the inner optimizer and of this one.
@@ -172,7 +177,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
 
     def _refuse_plain_model(self) -> None:
         """Raise if no private model was compiled with this optimizer."""
-        if not self._is_for_private_model:
+        if self._model is None:
             raise ValueError(self._plain_model_message)
 
     @abc.abstractmethod

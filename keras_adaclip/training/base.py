@@ -53,7 +53,7 @@ class TrainingBase(SavedState):
                 "optimizer would not count. Compile after `fit` has returned."
             )
         if optimizer is not present:
-            optimizer.mark_for_private_model()
+            optimizer.mark_for_private_model(self)
             optimizer.include_run(self._run)
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer

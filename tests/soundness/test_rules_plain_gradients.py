@@ -18,7 +18,7 @@ def variable():
 @pytest.fixture
 def optimizer(variable):
     optimizer = dp_sgd()
-    optimizer.mark_for_private_model()
+    optimizer.mark_for_private_model(keras.Sequential())
     optimizer.build([variable])
     return optimizer
 
