@@ -285,6 +285,19 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     raise NotImplementedError
 
 
+def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Return two random int32 numbers below 2^30, a function of the arguments alone.
+
+    They do not reveal the key.
+
+    Args:
+        key: Int32 tensor of shape (2,), 64 random bits.
+        step: Integer scalar tensor, below 2^31.
+        stream: Number of the draw within the step, below 2^32.
+    """
+    raise NotImplementedError
+
+
 def outside_random_state() -> bytes:
     """Return the state of random generators other than Keras's own.
 

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_between_0_and_1, check_integer
-from keras_adaclip.accounting import Unit
 from keras_adaclip.audit import Canaries, OneRunAudit
 
 
@@ -67,13 +66,8 @@ class AuditCallback(keras.callbacks.Callback):
             data: its training data.
 
         Raises:
-            ValueError: If these are not the canaries' data, or the units are clients.
+            ValueError: If these are not the canaries' data.
         """
-        if data.unit is Unit.CLIENT:
-            raise ValueError(
-                "`AuditCallback` audits the protection of single examples, and a federated model "
-                "protects whole clients. Leave it out, or audit a `keras_adaclip.PrivateModel`."
-            )
         canaries, present = self.canaries, getattr(data.poisson, "present", None)
         if (
             present is None
@@ -81,8 +75,8 @@ class AuditCallback(keras.callbacks.Callback):
             or not np.array_equal(present[canaries.rows], canaries.is_member)
         ):
             raise ValueError(
-                "`AuditCallback` audits training on the data of its own canaries: "
-                "`model.fit(canaries.dataset(batch_size), ...)`."
+                "`AuditCallback` audits the training of a `PrivateModel` on the data of its own "
+                "canaries: `model.fit(canaries.dataset(batch_size), ...)`."
             )
 
     def on_train_begin(self, logs: Any = None) -> None:

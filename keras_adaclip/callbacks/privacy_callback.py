@@ -62,14 +62,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self.target_epsilon = optional(check_positive, "target_epsilon", target_epsilon)
         self.accountant = check_accountant(accountant)
-        self._effective_delta = self.delta or 0.0
-        self._steps_per_epoch: int | None = None
-        self._steps_per_execution = 1
-        self._epoch_ends_executions = False
         self._allowed_steps: int | None = None
-        self._steps_done = self._steps_when_counted = 0
-        self._counted_ledger = Ledger()
-        self._num_inclusions = 0
 
     def prepare(self, model: Any, data: Any) -> None:
         """Choose delta and count the allowed steps; `fit` calls it before training.
@@ -85,7 +78,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.report_path is not None:
             # An error now, not after training.
             Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
-        self._steps_per_epoch = data.steps_per_epoch
+        self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
         unit = data.unit.label
         if self.delta is not None:
@@ -132,11 +125,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Stop if the next execution could exceed the target."""
         if self._allowed_steps is None:
             return
-        size = self._steps_per_execution
         # Keras passes the number of the last step of a full execution.
-        begin = batch + 1 - size
-        self._steps_done += self._execution_size(begin)
-        following = begin + size
+        following = batch + 1
+        self._steps_done += self._execution_size(following - self._steps_per_execution)
         if self._steps_per_epoch is not None and following >= self._steps_per_epoch:
             following = 0
         if self._steps_done + self._execution_size(following) > self._allowed_steps:

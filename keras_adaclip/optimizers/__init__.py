@@ -1,10 +1,6 @@
 """Optimizers that add noise to clipped sums before they apply them."""
 
-from keras_adaclip.optimizers.accounted_optimizer import (
-    AccountedOptimizer,
-    RunSettings,
-    check_noise_multiplier_or_schedule,
-)
+from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer, check_microbatch_size
 from keras_adaclip.optimizers.ledger_state import MAX_ROWS
 from keras_adaclip.optimizers.run import Run
@@ -24,7 +20,6 @@ __all__ = [
     "Run",
     "RunSettings",
     "check_microbatch_size",
-    "check_noise_multiplier_or_schedule",
     "check_plain_optimizer",
     "refuse_legacy_file",
 ]

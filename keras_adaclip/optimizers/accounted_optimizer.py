@@ -7,8 +7,7 @@ subclass: `DPOptimizer`, or an optimizer whose noise another library draws.
 import abc
 import dataclasses
 import os
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import keras
@@ -22,12 +21,10 @@ from keras_adaclip.optimizers.ledger_state import LedgerState
 from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
-_LARGEST_NOISE_MULTIPLIER = 1e15
-
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What the ledger must know of a run of steps, besides the noise.
+    """The facts of a run of steps that the ledger records, besides the noise.
 
     Args:
         sampling: How the units are sampled.
@@ -79,17 +76,15 @@ class AccountedOptimizer(WrappingOptimizer):
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
     num_inclusions: ClassVar[int] = 0
-    _plain_model_message: ClassVar[str]
     _ledger: LedgerState
     _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
         super().__init__(inner_optimizer, name)
         self._noise_multiplier = check_noise_multiplier_or_schedule(noise_multiplier)
-        self._is_for_private_model = False
-        self._model: Callable[[], keras.Model | None] = lambda: None
-        self._is_configured = False
         self._is_seed_forgotten = False
+        # The variables besides the inner optimizer's that a saved state sets.
+        self._restored_variables: list[keras.Variable] = []
         self._past_run = Run()
         self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
@@ -119,12 +114,7 @@ class AccountedOptimizer(WrappingOptimizer):
         if not self.built:
             return self._past_run
         self.renew_after_fork()
-        run = self._ledger.run
-        if self._is_configured:
-            return run
-        # Between runs no row is open: rows without steps are left out.
-        ledger = Ledger(tuple(row for row in run.ledger if row.steps > 0))
-        return Run(ledger, run.identity, run.included)
+        return self._ledger.run
 
     @property
     def open_row(self) -> LedgerRow:
@@ -134,7 +124,7 @@ class AccountedOptimizer(WrappingOptimizer):
     @property
     def is_in_a_run(self) -> bool:
         """Whether `configure` was called, and `end_run` was not called yet."""
-        return self._is_configured
+        return self.built and self._ledger.is_open
 
     def include_run(self, run: Run) -> None:
         """Take over the steps of another run; the ledger is never lowered.
@@ -161,21 +151,12 @@ class AccountedOptimizer(WrappingOptimizer):
 
     @property
     def sampling_seed(self) -> int | None:
-        """The seed from which `fit` draws units; None after loading, as for the noise."""
+        """The seed of noise and sampling in the next run; None after loading."""
         return None if self._is_seed_forgotten else self.seed
 
     def remember_seeds(self, *seeds: int | None) -> None:
         """Add to `used_seeds`; None stands for randomness of the operating system."""
         self.used_seeds |= {seed for seed in seeds if seed is not None}
-
-    def mark_for_private_model(self, model: keras.Model) -> None:
-        """Allow `build`: the model passes the contributions of single units.
-
-        Args:
-            model: the private model that is compiled with this optimizer.
-        """
-        self._is_for_private_model = True
-        self._model = weakref.ref(model)
 
     # A run of steps
 
@@ -193,25 +174,21 @@ class AccountedOptimizer(WrappingOptimizer):
                 counts in epochs of unknown length, or earlier steps were about another unit.
         """
         check_plain_optimizer("optimizer", self.inner_optimizer)
-        self.renew_after_fork()
+        counted = self.ledger.unit
+        if counted not in (None, settings.unit):
+            raise ValueError(
+                f"The optimizer has counted steps on single {counted.label}s, and this run is on "
+                f"{settings.unit.label}s: they do not add up to an epsilon for either. Train on "
+                "one kind of unit only, or begin with weights that have not been trained on these "
+                "data, under a new optimizer."
+            )
         self._run_settings = settings
         self._prepare_run(settings)
         row = self._row_now()
-        unit = settings.unit
-        if self.ledger.unit not in (None, unit):
-            raise ValueError(
-                f"The optimizer has counted steps on single {self.ledger.unit.label}s, and this "
-                f"run is on {unit.label}s: they do not add up to an epsilon for either. Train a "
-                "model in one way only, or begin with weights that have not been trained on these "
-                "data, under a new optimizer."
-            )
         split = self._noise_split(row)
         self._begin_schedules(self._steps_taken, settings.steps_per_epoch)
         # Nothing after this can fail and leave less noise than the open row says.
-        row = self._ledger.open(row)
-        self._set_noise(row, split)
-        self._is_configured = True
-        return row
+        return self._open(row, split)
 
     def begin_epoch(self, is_pass: bool) -> None:
         """Set the noise of a later epoch of the run, and open the row that counts it.
@@ -219,15 +196,14 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             is_pass: whether the epoch begins a new pass over the data.
         """
-        if not self._is_configured:
+        if not self.is_in_a_run:
             raise RuntimeError(
                 "The run of steps ended before its `fit` did: something called `fit` or "
                 "`train_on_batch` on the same optimizer meanwhile. Train after `fit` has returned."
             )
         row = self._row_now()
         if row.noise_multiplier != self.open_row.noise_multiplier:
-            split = self._noise_split(row)
-            self._set_noise(self._ledger.open(row), split)
+            self._open(row, self._noise_split(row))
         elif is_pass:
             self._ledger.open(self.open_row)
 
@@ -243,18 +219,11 @@ class AccountedOptimizer(WrappingOptimizer):
 
         The key is replaced, so that the noise of the run cannot be drawn again.
         """
-        if self.built and self._is_configured:
-            self._is_configured = False
-            self._ledger.restore()
-            self._ledger.open(self.open_row.as_stream())
+        if self.is_in_a_run:
+            self._ledger.close()
             self._key.assign(noise.next_key(backend.array_of(self._key)))
 
     # Saving
-
-    @property
-    def secret_variables(self) -> list[keras.Variable]:
-        """The variables whose values must not leave the process: the key of random numbers."""
-        return [self._key] if self.built else []
 
     def load_own_variables(self, store: Any) -> None:
         """Load clipping norm, ledger and the inner optimizer's state; never lower the ledger.
@@ -285,7 +254,7 @@ class AccountedOptimizer(WrappingOptimizer):
             if all(id(variable) in values for variable in self._ledger.variables):
                 self.include_run(self._ledger.run_from(values))
             self._renew_key()
-        for variable in [*self._restored_variables(), *self.inner_optimizer.variables]:
+        for variable in [*self._restored_variables, *self.inner_optimizer.variables]:
             if id(variable) in values:
                 variable.assign(values[id(variable)])
 
@@ -294,10 +263,6 @@ class AccountedOptimizer(WrappingOptimizer):
     @abc.abstractmethod
     def described(self) -> dict[str, str]:
         """Return how contributions are bounded, and the source of randomness, for a report."""
-
-    @abc.abstractmethod
-    def _forget_seed(self) -> None:
-        """Take all later keys from the operating system."""
 
     @abc.abstractmethod
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
@@ -313,29 +278,27 @@ class AccountedOptimizer(WrappingOptimizer):
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
         """Prepare schedules for a run of steps."""
 
-    def _restored_variables(self) -> list[keras.Variable]:
-        """Return the variables besides the inner optimizer's that a saved state sets."""
-        return []
-
     # Private
-
-    def _refuse_plain_model(self) -> None:
-        """Raise if no private model was compiled with this optimizer."""
-        if not self._is_for_private_model:
-            raise ValueError(self._plain_model_message)
 
     def _build_ledger(self) -> None:
         """Create the variables of the ledger, and take over earlier steps."""
         self.remember_seeds(self.seed)
-        first = np.float32(self._noise_multiplier_at(0, 1))
-        self._ledger = LedgerState(self._add_own_variable, first)
+        self.secret_variables = [self._key]
+        self._ledger = LedgerState(self._add_own_variable)
         self._ledger.include(self._past_run)
+
+    def _open(self, row: LedgerRow, split: tuple[float, float]) -> LedgerRow:
+        """Open the row that counts the next steps, under a new key; return it with its steps."""
+        row = self._ledger.open(row)
+        # With one seed, the number of earlier steps tells runs apart.
+        self._key.assign(noise.fresh_key(self.sampling_seed, self.ledger.steps))
+        self._set_noise(row, split)
+        return row
 
     def _renew_key(self) -> None:
         """Draw a new key from the operating system, with a seed too."""
         # Another process may have continued from the same state, with the same seed.
         self._is_seed_forgotten = True
-        self._forget_seed()
         self._key.assign(noise.fresh_key())
 
     @property
@@ -376,9 +339,9 @@ def check_noise_multiplier_or_schedule(value: Any) -> Any:
     if isinstance(value, (dict, schedules.Schedule, LearningRateSchedule)):
         return schedules.get(value)
     number = check_noise_multiplier(value)
-    if number > _LARGEST_NOISE_MULTIPLIER:
+    if number > 1e15:
         raise ValueError(
-            f"Argument `noise_multiplier` must be at most {_LARGEST_NOISE_MULTIPLIER:g}: steps are "
-            f"float32. Received: noise_multiplier={value!r}"
+            "Argument `noise_multiplier` must be at most 1e+15: steps are float32. "
+            f"Received: noise_multiplier={value!r}"
         )
     return number

@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class ClipState:
-    """Clipping norms and whatever else a strategy remembers.
+    """The clipping norms and the other state of a strategy.
 
     Args:
         add_variable: a function that makes a variable from a name and an initial array.
@@ -85,14 +85,13 @@ class ClipState:
         """
         if name not in self._variables:
             return None
-        variable = self._variables[name]
-        if keras_private.is_empty(variable):
+        if keras_private.is_empty(self._variables[name]):
             raise RuntimeError(
                 f"`{name}` cannot be read in the middle of an epoch on JAX, where Keras holds the "
                 "state of training apart from the variables. Read it when the epoch ends, or call "
                 "`model.jax_state_sync()` first."
             )
-        return np.reshape(backend.array_of(variable), self._shapes[name])
+        return self._arrays()[name]
 
     def read_of_step(self, step: int) -> np.ndarray:
         """Return the clipping norms to log for the latest step, counted from 0."""

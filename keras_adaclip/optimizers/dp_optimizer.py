@@ -7,6 +7,7 @@ of the sum: z of the ledger, raised to pay for the clipping strategy's own stati
 of variables, the noise of each group is that of `noise.group_stddevs`.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,6 @@ from keras_adaclip.optimizers.clip_state import ClipState
 from keras_adaclip.optimizers.noise_state import NoiseState
 
 Tensor = Any
-GRADIENT_METHODS = ("auto", "layerwise")
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -81,7 +81,6 @@ class DPOptimizer(AccountedOptimizer):
         Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
     """
 
-    _object_arguments = ("clipping",)
     _plain_model_message = (
         "A `DPOptimizer` was given to a model that does not clip the gradients of single examples, "
         "so training would not be private. Wrap the model first: "
@@ -105,31 +104,24 @@ class DPOptimizer(AccountedOptimizer):
     ) -> None:
         super().__init__(optimizer, noise_multiplier, name)
         self._clipping = clipping_strategies.get(clipping)
-        self.microbatch_size = (
-            "auto" if microbatch_size == "auto" else check_microbatch_size(microbatch_size)
-        )
-        if memory_limit is not None and microbatch_size != "auto":
+        is_auto = microbatch_size == "auto"
+        self.microbatch_size = "auto" if is_auto else check_microbatch_size(microbatch_size)
+        if memory_limit is not None and not is_auto:
             raise ValueError(
                 'Argument `memory_limit` belongs to microbatch_size="auto". '
                 f"Received: memory_limit={memory_limit!r}, microbatch_size={microbatch_size!r}"
             )
-        self.memory_limit = optional(_check_bytes, "memory_limit", memory_limit)
-        self.gradient_method = gradient_method
+        check_bytes = functools.partial(check_integer, minimum=1, maximum=2**63 - 1)
+        self.memory_limit = optional(check_bytes, "memory_limit", memory_limit)
+        self.gradient_method = check_choice(
+            "gradient_method", gradient_method, ("auto", "layerwise")
+        )
         self.seed = check_seed(seed)
 
     @property
     def clipping(self) -> ClippingStrategy:
         """The clipping strategy. It cannot be replaced: a compiled step would not notice."""
         return self._clipping
-
-    @property
-    def gradient_method(self) -> str:
-        """The method for per-example gradients; a change takes effect with the next `fit`."""
-        return self._gradient_method
-
-    @gradient_method.setter
-    def gradient_method(self, value: str) -> None:
-        self._gradient_method = check_choice("gradient_method", value, GRADIENT_METHODS)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Count the step, add noise to a clipped sum, apply it and move the clipping norm.
@@ -150,7 +142,7 @@ class DPOptimizer(AccountedOptimizer):
                 "example or client. Train with `fit`. "
                 f"Received: grads of type {type(grads).__name__}"
             )
-        if not self._is_configured:
+        if not self.is_in_a_run:
             raise ValueError(
                 "`DPOptimizer.apply` was called before `configure`, so neither the noise nor the "
                 "expected number of examples or clients is known. Train with `fit`."
@@ -213,7 +205,7 @@ class DPOptimizer(AccountedOptimizer):
 
     @property
     def augmentation_seed(self) -> Tensor:
-        """Two integers, new for each step, for random numbers other than noise."""
+        """Two random integers, new for each step, the seed of random numbers other than noise."""
         return self._noise.augmentation_seed
 
     def described(self) -> dict[str, str]:
@@ -232,21 +224,6 @@ class DPOptimizer(AccountedOptimizer):
         )
         return {"clipping": clipping, "seeds": seeds}
 
-    def get_config(self) -> dict[str, Any]:
-        """Return every constructor argument under its own name."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            **super().get_config(),
-            "clipping": serialize(self.clipping),
-            "noise_multiplier": self.noise_multiplier
-            if isinstance(self.noise_multiplier, float)
-            else serialize(self.noise_multiplier),
-            "microbatch_size": self.microbatch_size,
-            "memory_limit": self.memory_limit,
-            "gradient_method": self.gradient_method,
-            "seed": self.seed,
-        }
-
     # Implements `AccountedOptimizer`
 
     def _build_state(self, variables: Sequence[keras.Variable]) -> None:
@@ -254,18 +231,11 @@ class DPOptimizer(AccountedOptimizer):
         add = self._add_own_variable
         groups = ParameterGroups.of(self.clipping.groups, variables)
         self._clip = ClipState(add, self.clipping, groups)
-        self._noise = NoiseState(add, self.seed, groups, self.clipping.noise_allocation)
+        self._noise = NoiseState(add, groups, self.clipping.noise_allocation)
         self._key = self._noise.key
-        self._build_ledger()
-
-    def _forget_seed(self) -> None:
-        """Take all later keys from the operating system."""
-        self._noise.forget_seed()
-
-    def _restored_variables(self) -> list[keras.Variable]:
-        """Return the clipping state, unless it is constant."""
         # A constant clipping norm is the compiled one, not the saved one.
-        return self._clip.variables if self.built and not self.clipping.is_constant else []
+        self._restored_variables = [] if self.clipping.is_constant else self._clip.variables
+        self._build_ledger()
 
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
         """Return the strategy's split of the total noise multiplier.
@@ -288,7 +258,7 @@ class DPOptimizer(AccountedOptimizer):
 
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
         """Set noise and divisor to those of the row."""
-        self._noise.configure(*split, row.expected_batch_size, self.ledger.steps)
+        self._noise.configure(*split, row.expected_batch_size)
 
     def _begin_schedules(self, step: int, steps_per_epoch: int | None) -> None:
         """Let the clipping strategy begin a run of steps."""
@@ -296,7 +266,7 @@ class DPOptimizer(AccountedOptimizer):
 
     def _read(self, name: str) -> Any:
         """Return an entry of the clipping state; a float if there are no groups."""
-        model = self._model()
+        model = None if self._model is None else self._model()
         if self.built:
             value = self._clip.read(name)
         elif self.clipping.groups == "flat":
@@ -309,9 +279,7 @@ class DPOptimizer(AccountedOptimizer):
                 f"`{name}` has one value for each group, and the groups are those of a model's "
                 "weights. Compile a model that is built with this optimizer, then read it."
             )
-        if value is None or self.clipping.groups != "flat":
-            return value
-        return float(value[0])
+        return value if value is None or self.clipping.groups != "flat" else float(value[0])
 
 
 def check_microbatch_size(value: Any) -> int | None:
@@ -321,8 +289,3 @@ def check_microbatch_size(value: Any) -> int | None:
         value: an integer from 1, or None.
     """
     return None if value is None else check_integer("microbatch_size", value, minimum=1)
-
-
-def _check_bytes(name: str, value: Any) -> int:
-    """Return a positive number of bytes."""
-    return check_integer(name, value, minimum=1, maximum=2**63 - 1)

@@ -25,19 +25,17 @@ class LedgerState:
 
     Args:
         add_variable: a function that makes a variable from a name and an initial array.
-        noise_multiplier: noise multiplier of the first row.
+
+    Attributes:
+        is_open: whether a row is open; then `read` returns it without steps too.
     """
 
-    def __init__(
-        self,
-        add_variable: Callable[[str, np.ndarray], keras.Variable],
-        noise_multiplier: np.float32,
-    ) -> None:
-        # Until a row is opened, every step counts as one full release, so that none is missed.
-        self._is_open = False
-        first = LedgerRow.open(Sampling.STREAM, 1, 0, noise_multiplier=float(noise_multiplier))
+    def __init__(self, add_variable: Callable[[str, np.ndarray], keras.Variable]) -> None:
+        # Before a row is opened, a step counts as one release without noise.
+        self.is_open = False
+        first = LedgerRow.open(Sampling.STREAM, 1, 0, noise_multiplier=0.0)
         self._current = add_variable("ledger_current_row", first.to_integers())
-        self._current_noise = add_variable("ledger_current_noise", np.asarray(noise_multiplier))
+        self._current_noise = add_variable("ledger_current_noise", np.zeros((), np.float32))
         closed, closed_noise = Ledger().to_arrays(MAX_ROWS)
         self._closed = add_variable("ledger_closed_rows", closed)
         self._closed_noise = add_variable("ledger_closed_noise", closed_noise)
@@ -49,19 +47,11 @@ class LedgerState:
     def count_step(self) -> None:
         """Advance the current row by one step, inside the compiled step."""
         row = self._current.value
-        opens_release = row[_STEPS_IN_RELEASE] >= row[_STEPS_PER_RELEASE]
-        opened = ops.cast(opens_release, "int32")
-        in_release = ops.where(opens_release, 1, row[_STEPS_IN_RELEASE] + 1)
-        self._current.assign(
-            ops.stack(
-                [
-                    *(row[column] for column in range(_STEPS)),
-                    row[_STEPS] + 1,
-                    row[_RELEASES] + opened,
-                    ops.cast(in_release, "int32"),
-                ]
-            )
-        )
+        mechanism = [row[column] for column in range(_STEPS)]
+        opened = ops.cast(row[_STEPS_IN_RELEASE] >= row[_STEPS_PER_RELEASE], "int32")
+        in_release = (1 - opened) * row[_STEPS_IN_RELEASE] + 1
+        counts = [row[_STEPS] + 1, row[_RELEASES] + opened, in_release]
+        self._current.assign(ops.stack([*mechanism, *counts]))
 
     def current_row(self) -> LedgerRow:
         """Return the row in which steps are counted."""
@@ -83,7 +73,7 @@ class LedgerState:
             backend.array_of(self._closed), backend.array_of(self._closed_noise)
         )
         current = self.current_row()
-        return closed.append(current) if self._is_open or current.steps > 0 else closed
+        return closed.append(current) if self.is_open or current.steps > 0 else closed
 
     def open(self, row: LedgerRow) -> LedgerRow:
         """Make `row` the current row, or continue the current row if its mechanism is the same.
@@ -98,9 +88,21 @@ class LedgerState:
             self._write_closed(self.read())
         self._current.assign(row.to_integers())
         self._current_noise.assign(np.float32(row.noise_multiplier))
-        self._is_open = True
+        self.is_open = True
         self._written = self.read()
         return row
+
+    def close(self) -> None:
+        """Close the current row; a later step counts as a full release.
+
+        A training loop that failed may have reset the variables. The ledger as last written is then
+        written again, because `_included` would claim steps that are missing.
+        """
+        if not self._written.is_covered_by(self.read()):
+            run = self.run
+            self.include(Run(self._written, run.identity, run.included))
+        self.open(self.current_row().as_stream())
+        self.is_open = False
 
     def renew_identity(self) -> None:
         """Take another identity, because another process continues from the same ledger."""
@@ -151,16 +153,6 @@ class LedgerState:
         emptied = dataclasses.replace(current, steps=0, releases=0).begin_segment()
         self._current.assign(emptied.to_integers())
         self._written = self.read()
-
-    def restore(self) -> None:
-        """Write the ledger again if a training loop that failed has reset the variables.
-
-        Otherwise `_included` would claim steps that are missing, and loading them again would not
-        count them.
-        """
-        if not self._written.is_covered_by(self.read()):
-            run = self.run
-            self.include(Run(self._written, run.identity, run.included))
 
     def _write_closed(self, ledger: Ledger) -> None:
         """Write the table of closed rows."""

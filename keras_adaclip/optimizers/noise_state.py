@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_adaclip import backend, noise
 from keras_adaclip.clipping import ParameterGroups
@@ -29,7 +28,6 @@ class NoiseState:
 
     Args:
         add_variable: a function that makes a variable from a name and an initial array.
-        seed: None, or the integer from which the keys are derived.
         groups: the groups of the trainable variables.
         allocation: how the noise is spread over the groups.
     """
@@ -37,11 +35,9 @@ class NoiseState:
     def __init__(
         self,
         add_variable: Callable[[str, np.ndarray], keras.Variable],
-        seed: int | None,
         groups: ParameterGroups,
         allocation: str,
     ) -> None:
-        self._seed = seed
         self._groups = groups
         self._allocation = allocation
         self.key = add_variable("noise_key", noise.fresh_key())
@@ -51,32 +47,19 @@ class NoiseState:
         self._expected_units = add_variable("expected_units", np.ones((), np.float32))
 
     def configure(
-        self,
-        sum_noise_multiplier: float,
-        statistics_stddev: float,
-        expected_units: int,
-        num_earlier_steps: int,
+        self, sum_noise_multiplier: float, statistics_stddev: float, expected_units: int
     ) -> None:
-        """Set the noise of the next steps, under a new key.
+        """Set the noise of the next steps.
 
         Args:
             sum_noise_multiplier: joint noise multiplier of the sums.
             statistics_stddev: standard deviation of the noise on the statistics.
             expected_units: expected number of units in a step.
-            num_earlier_steps: steps on the ledger, so that runs with one seed get different keys.
         """
-        self.key.assign(noise.fresh_key(self._seed, num_earlier_steps))
         margin = _ROUNDING_MARGIN + _MARGIN_PER_GROUP * self._groups.num_groups
         self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
         self._statistics_stddev.assign(_rounded_up(statistics_stddev))
         self._expected_units.assign(np.float32(expected_units))
-
-    def forget_seed(self) -> None:
-        """Take all later keys from the operating system.
-
-        Another process may have continued from the same state, with the same seed.
-        """
-        self._seed = None
 
     @property
     def expected_units(self) -> Tensor:
@@ -101,29 +84,29 @@ class NoiseState:
             sums: the sum of contributions of each variable.
             stddevs: the standard deviation of the noise on each.
         """
-        noised = noise.add_noise(sums, stddevs, self.key.value, self._num_draws.value, _SUMS_STREAM)
+        noised = self._noised(sums, stddevs, _SUMS_STREAM)
         return [total / self.expected_units for total in noised]
 
     def noised_statistics(self, statistics: Tensor) -> Tensor:
         """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`."""
-        (noised,) = noise.add_noise(
-            [statistics],
-            [self._statistics_stddev.value],
-            self.key.value,
-            self._num_draws.value,
-            _STATISTICS_STREAM,
-        )
+        stddev = self._statistics_stddev.value
+        (noised,) = self._noised([statistics], [stddev], _STATISTICS_STREAM)
         return noised
 
     @property
     def augmentation_seed(self) -> Tensor:
-        """Two integers that differ from step to step, for random numbers other than noise."""
-        draw = backend.gaussian((2,), self.key.value, self._num_draws.value, _AUGMENTATION_STREAM)
-        return ops.cast(ops.abs(draw) * 2.0**24, "int32")
+        """Two random integers, new for each step, the seed of random numbers other than noise."""
+        return backend.seed_of_step(self.key.value, self._num_draws.value, _AUGMENTATION_STREAM)
 
     def begin_draw(self) -> None:
         """Advance the counter of draws, before any noise of the step is drawn."""
         self._num_draws.assign(self._num_draws.value + 1)
+
+    def _noised(
+        self, tensors: Sequence[Tensor], stddevs: Sequence[Tensor], stream: int
+    ) -> list[Tensor]:
+        """Return the tensors with the noise of this step and stream added."""
+        return noise.add_noise(tensors, stddevs, self.key.value, self._num_draws.value, stream)
 
 
 def _rounded_up(value: float) -> np.float32:

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def _held(self) -> dict[Identity, Ledger]:
-        """By identity, the states that the ledger contains, its own among them.
+        """The states that the ledger contains by identity, its own among them.
 
         A ledger without an owner is no state of anything: later steps belong to another owner.
         """
@@ -69,7 +69,8 @@ class Run:
     def _is_within(self, other: "Run") -> bool:
         """Return whether the ledger is one state of a run that the other ledger contains too."""
         return any(
-            self.ledger.is_covered_by(state) and _covers(other._held.get(identity), state)
+            self.ledger.is_covered_by(state)
+            and state.is_covered_by(other._held.get(identity, Ledger()))
             for identity, state in self._held.items()
         )
 
@@ -100,8 +101,3 @@ class Run:
             if ledger.is_covered_by(self.ledger):
                 included[identity] = ledger
         return Run(self.ledger, self.identity, included)
-
-
-def _covers(ledger: Ledger | None, earlier: Ledger) -> bool:
-    """Return whether a ledger covers an earlier state."""
-    return ledger is not None and earlier.is_covered_by(ledger)

@@ -1,7 +1,9 @@
 """A Keras optimizer around another one, whose variables are loaded all together or not at all."""
 
 import abc
-from collections.abc import Sequence
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import keras
@@ -31,20 +33,34 @@ FORBIDDEN_OPTIONS = {
 class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.Optimizer):
     """Delegates to an inner optimizer, and has further variables.
 
+    Attributes:
+        own_variables: the optimizer's variables, without those of the inner optimizer.
+        secret_variables: those with keys of random numbers, whose values must not leave the
+            process.
+
     Args:
         inner_optimizer: the optimizer that applies the updates: an instance, its name or its
             config.
         name: name of the optimizer.
     """
 
-    # Constructor arguments that a config holds as serialized objects, besides `optimizer`.
-    _object_arguments: ClassVar[tuple[str, ...]] = ()
+    _plain_model_message: ClassVar[str]
 
     def __init__(self, inner_optimizer: Any, name: str | None) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = check_plain_optimizer("optimizer", inner_optimizer)
-        self._own_variables: list[keras.Variable] = []
+        self.own_variables: list[keras.Variable] = []
+        self.secret_variables: list[keras.Variable] = []
         self._built_for: list[int] = []
+        self._model: Callable[[], keras.Model | None] | None = None
+
+    def mark_for_private_model(self, model: keras.Model) -> None:
+        """Allow `build`: the model passes the contributions of single units.
+
+        Args:
+            model: the private model that is compiled with this optimizer.
+        """
+        self._model = weakref.ref(model)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the variables of the inner optimizer and of this one.
@@ -75,17 +91,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
     @property
     def variables(self) -> list[keras.Variable]:
         """Clipping norm, noise state and ledger, then the inner optimizer's variables."""
-        return [*self._own_variables, *self.inner_optimizer.variables]
-
-    @property
-    def own_variables(self) -> list[keras.Variable]:
-        """Clipping norm, noise state and ledger."""
-        return list(self._own_variables)
-
-    @property
-    @abc.abstractmethod
-    def secret_variables(self) -> list[keras.Variable]:
-        """The variables whose values must not leave the process: keys of random numbers."""
+        return [*self.own_variables, *self.inner_optimizer.variables]
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Delegate to the inner optimizer (moving averages of weights)."""
@@ -112,29 +118,23 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
     # Saving
 
     def get_config(self) -> dict[str, Any]:
-        """Return inner optimizer and name; subclasses add their arguments.
+        """Return every constructor argument under its own name.
 
         Raises:
             ValueError: If Keras asks for it to write an HDF5 file of the whole model.
         """
         refuse_legacy_file()
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"optimizer": inner, "name": self.name}
+        names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
+        arguments = {name: getattr(self, name) for name in names}
+        serialize = keras.saving.serialize_keras_object
+        config = {name: serialize(value) for name, value in arguments.items()}
+        return {**config, "optimizer": serialize(self.inner_optimizer)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """Return the optimizer that `get_config` describes."""
-        # Keras's function for optimizers also reads configs from other backends.
-        makers = {"optimizer": keras.optimizers.deserialize}
-        makers |= dict.fromkeys(cls._object_arguments, keras.saving.deserialize_keras_object)
-        return cls(
-            **{
-                name: makers[name]({**value}, custom_objects=custom_objects)
-                if name in makers and isinstance(value, dict)
-                else value
-                for name, value in config.items()
-            }
-        )
+        with keras.saving.custom_object_scope(custom_objects or {}):
+            return cls(**config)
 
     def save_own_variables(self, store: Any) -> None:
         """Store each variable under its number, and zeros instead of the secret ones."""
@@ -175,9 +175,10 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
             )
         return {id(variable): saved[name] for name, variable in variables.items()}
 
-    @abc.abstractmethod
     def _refuse_plain_model(self) -> None:
         """Raise if no private model was compiled with this optimizer."""
+        if self._model is None:
+            raise ValueError(self._plain_model_message)
 
     @abc.abstractmethod
     def _build_state(self, variables: Sequence[keras.Variable]) -> None:
@@ -194,7 +195,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
             name=name,
         )
         variable.assign(value)
-        self._own_variables.append(variable)
+        self.own_variables.append(variable)
         return variable
 
 
@@ -212,7 +213,8 @@ def check_plain_optimizer(
         ValueError: If it is not plain, or has a forbidden option.
     """
     if isinstance(optimizer, dict):
-        optimizer = keras.optimizers.deserialize({**optimizer})  # Keras writes into a config
+        # Keras's function for optimizers reads configs from other backends too, and changes them.
+        optimizer = keras.optimizers.deserialize({**optimizer})
     optimizer = keras.optimizers.get(optimizer)
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaling or hasattr(optimizer, "noise_multiplier"):

@@ -1,16 +1,13 @@
 """Epsilon in the logs, and the stop before the budget is passed."""
 
-import csv
 import sys
-import types
-from unittest import mock
 
 import keras
 import pytest
 
 import keras_adaclip as ka
 from keras_adaclip import backend
-from keras_adaclip.callbacks import PassCounter, PrivacyCallback
+from keras_adaclip.callbacks import PrivacyCallback
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -39,15 +36,8 @@ def test_epsilon_is_in_the_last_line_of_the_progress_bar(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     model = helpers.compiled(metrics=["accuracy"])
-    model.fit(
-        X,
-        Y,
-        batch_size=6,
-        epochs=2,
-        callbacks=[PrivacyCallback(DELTA)],
-        validation_data=(X, Y),
-        verbose=1,
-    )
+    arguments = {"batch_size": 6, "epochs": 2, "validation_data": (X, Y), "verbose": 1}
+    model.fit(X, Y, callbacks=[PrivacyCallback(DELTA)], **arguments)
     lines = [line for line in capsys.readouterr().out.replace("\r", "\n").split("\n") if line]
     assert f"epsilon: {planned(8):.4f}" in lines[-1]
     for name in ("accuracy", "loss", "val_loss"):
@@ -55,11 +45,9 @@ def test_epsilon_is_in_the_last_line_of_the_progress_bar(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_every_callback_sees_epsilon_whatever_the_order(tmp_path, as_list):
-    model = helpers.compiled()
-    seen = {}
+def test_every_callback_sees_epsilon_whatever_the_order(as_list):
+    model, seen = helpers.compiled(), {}
     callbacks = [
-        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs)),
         ka.callbacks.ClippingMonitor(),
         PrivacyCallback(DELTA),
@@ -67,10 +55,7 @@ def test_every_callback_sees_epsilon_whatever_the_order(tmp_path, as_list):
     if as_list:
         callbacks = keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
     fit(model, callbacks)
-    with (tmp_path / "log.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert float(row["epsilon"]) == pytest.approx(planned(4), rel=1e-6)
-    assert float(row["clip_norm"]) == 1.0
+    assert seen["clip_norm"] == 1.0
     assert seen["epsilon"] == pytest.approx(planned(4), rel=1e-6)
 
 
@@ -87,17 +72,11 @@ def test_a_large_delta_is_warned_of():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"delta": 1.0}, ValueError),
-        ({"delta": "small"}, TypeError),
-        ({"target_epsilon": 0.0}, ValueError),
-        ({"accountant": "moments"}, ValueError),
-    ],
+    "argument", [{"delta": 1.0}, {"target_epsilon": 0.0}, {"accountant": "moments"}]
 )
-def test_bad_arguments(arguments, error):
-    with pytest.raises(error, match=next(iter(arguments))):
-        PrivacyCallback(**arguments)
+def test_bad_arguments(argument):
+    with pytest.raises(ValueError, match=next(iter(argument))):
+        PrivacyCallback(**argument)
 
 
 def just(steps, **options):
@@ -131,39 +110,22 @@ def test_a_second_fit_goes_on_from_what_was_spent():
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
 @pytest.mark.parametrize(
-    ("steps_per_execution", "allowed", "expected"),
-    # Epochs of 4 steps: executions of 3 and 1, or 2 and 2.
-    [(3, 2, None), (3, 6, 4), (3, 7, 7), (2, 3, 2)],
+    ("steps_per_execution", "num_replicas", "allowed", "expected"),
+    # Epochs of 4 steps: executions of 3 and 1, or 2 and 2. Over replicas they run on.
+    [(3, 1, 2, None), (3, 1, 6, 4), (3, 1, 7, 7), (2, 1, 3, 2), (3, 2, 5, 3)],
 )
-def test_whole_executions_stay_within_the_target(steps_per_execution, allowed, expected):
+def test_whole_executions_stay_within_the_target(
+    steps_per_execution, num_replicas, allowed, expected, monkeypatch
+):
+    monkeypatch.setattr(backend, "num_replicas", lambda model: num_replicas)
     model = helpers.compiled(steps_per_execution=steps_per_execution)
     callback = PrivacyCallback(DELTA, just(allowed))
     if expected is None:
-        with pytest.raises(ValueError, match=r"number of steps: 3\) would bring"):
+        with pytest.raises(ValueError, match=r"number of steps: 3\) would .* nothing was trained"):
             fit(model, callback)
     else:
         fit(model, callback, epochs=3)
     assert model.privacy_spent(DELTA).steps == (expected or 0)
-
-
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
-@pytest.mark.parametrize(("num_replicas", "expected"), [(1, 4), (2, 3)])
-def test_over_replicas_an_execution_may_pass_the_end_of_an_epoch(
-    num_replicas, expected, monkeypatch
-):
-    monkeypatch.setattr(backend, "num_replicas", lambda model: num_replicas)
-    model = helpers.compiled(steps_per_execution=3)
-    fit(model, PrivacyCallback(DELTA, just(5)), epochs=3)
-    assert model.privacy_spent(DELTA).steps == expected
-
-
-def test_a_target_below_the_first_step_trains_nothing():
-    model = helpers.compiled()
-    before = helpers.weights_of(model)
-    with pytest.raises(ValueError, match=r"from 0 to .* past the target of 0\.001.*nothing was"):
-        fit(model, PrivacyCallback(DELTA, 0.001))
-    helpers.assert_same_weights(model, before)
-    assert model.privacy_spent(DELTA).epsilon == 0.0
 
 
 def passes(model):
@@ -213,34 +175,8 @@ def test_an_exception_leaves_the_ledger_right():
     assert model.privacy_spent(DELTA).steps == 7
 
 
-def test_early_stopping_that_restores_weights_keeps_the_ledger():
-    model = helpers.compiled(optimizer=keras.optimizers.SGD(5.0))
-    early = keras.callbacks.EarlyStopping(
-        "epsilon", mode="min", patience=2, restore_best_weights=True
-    )
-    history = fit(model, [early, PrivacyCallback(DELTA)], epochs=9)
-    assert len(history["epsilon"]) == 3
-    assert model.privacy_spent(DELTA).steps == 12
-
-
-def test_what_is_loaded_during_training_leaves_fewer_steps(tmp_path):
-    other = helpers.compiled()
-    fit(other, None, epochs=1)
-    other.save_weights(tmp_path / "other.weights.h5")
-
-    class Load(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 0:
-                self.model.load_weights(tmp_path / "other.weights.h5")
-
-    model = helpers.compiled()
-    history = fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), Load()], epochs=8)
-    assert model.privacy_ledger.steps == 12
-    assert history["epsilon"][-1] <= planned(12)
-
-
 @pytest.mark.parametrize(
-    ("way", "when"),
+    ("source", "when"),
     [
         ("weights", "on_train_batch_begin"),
         ("tree", "on_train_batch_end"),
@@ -248,43 +184,43 @@ def test_what_is_loaded_during_training_leaves_fewer_steps(tmp_path):
         ("shared", "on_train_batch_end"),
     ],
 )
-def test_what_is_loaded_within_an_epoch_counts_from_the_next_step_on(tmp_path, way, when):
-    other = helpers.compiled()
+def test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on(tmp_path, source, when):
+    other, model = helpers.compiled(), helpers.compiled()
     fit(other, None, epochs=4)
     path = tmp_path / "other.weights.h5"
     other.save_weights(path)
+    sharing = ka.PrivateModel(model.inputs, model.outputs)
 
     class Load(keras.callbacks.Callback):
         def load(self, batch, logs=None):
             if batch != 1:
                 return
             model = self.model  # On JAX that brings the variables up to date.
-            if way == "weights":
-                model.load_weights(path)
-            elif way == "tree":
-                model.set_state_tree(other.get_state_tree())
-            elif way == "run":
-                model.optimizer.include_run(other.optimizer.run)
-            else:
-                sharing.load_weights(path)
+            {
+                "weights": lambda: model.load_weights(path),
+                "tree": lambda: model.set_state_tree(other.get_state_tree()),
+                "run": lambda: model.optimizer.include_run(other.optimizer.run),
+                "shared": lambda: sharing.load_weights(path),
+            }[source]()
 
     load = Load()
     setattr(load, when, load.load)
-    model = helpers.compiled()
-    sharing = ka.PrivateModel(model.inputs, model.outputs)
     with pytest.raises(ValueError, match="so training ends here"):
         fit(model, [PrivacyCallback(DELTA, target_epsilon=planned(12)), load])
     ran = 1 if when == "on_train_batch_begin" else 2
     assert model.privacy_ledger.steps == 16 + ran
 
 
-def test_the_pass_counter_opens_once_and_begins_epochs():
-    for every_epoch in (True, False):
-        optimizer = types.SimpleNamespace(begin_epoch=mock.Mock())
-        open_ledger = mock.Mock()
-        counter = PassCounter(open_ledger, every_epoch)
-        counter.set_model(types.SimpleNamespace(optimizer=optimizer))
-        for epoch in range(3):
-            counter.on_epoch_begin(epoch)
-        open_ledger.assert_called_once_with()
-        assert optimizer.begin_epoch.mock_calls == [mock.call(is_pass=every_epoch)] * 2
+def test_steps_that_are_loaded_between_epochs_leave_fewer():
+    other, model = helpers.compiled(), helpers.compiled()
+    fit(other, None)
+
+    def load(epoch, logs):
+        if epoch == 0:
+            model.optimizer.include_run(other.optimizer.run)
+
+    loading = keras.callbacks.LambdaCallback(on_epoch_end=load)
+    callbacks = [PrivacyCallback(DELTA, target_epsilon=planned(12)), loading]
+    history = fit(model, callbacks, epochs=8)
+    assert model.privacy_ledger.steps == 12
+    assert history["epsilon"][-1] <= planned(12)

@@ -10,46 +10,22 @@ import keras_adaclip as ka
 from tests.models import helpers
 
 
-def scalars(folder):
-    """The curves in the event file of a folder: lists of values by tag."""
+def test_tensorboard_gets_the_private_logs(tmp_path):
+    """It comes first: the package's callbacks must still be called before it."""
     pytest.importorskip("tensorflow")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    events = EventAccumulator(str(folder)).Reload()
-    return {
-        tag: [(each.step, float(make_ndarray(each.tensor_proto))) for each in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
-        if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
-    }
-
-
-def callbacks(folder):
-    """TensorBoard first: what a callback adds to the logs reaches the later ones only."""
-    pytest.importorskip("tensorflow")
-    return [
-        keras.callbacks.TensorBoard(folder),
+    clipping = ka.clipping.QuantileClipping(initial_clip_norm=0.2, count_noise_stddev=2.0)
+    callbacks = [
+        keras.callbacks.TensorBoard(tmp_path),
         ka.callbacks.ClippingMonitor(),
         ka.callbacks.PrivacyCallback(delta=1e-3),
     ]
-
-
-def quantile():
-    return ka.clipping.QuantileClipping(initial_clip_norm=0.2, count_noise_stddev=2.0)
-
-
-def assert_written(folder, history):
-    written = scalars(folder / "train")
+    model, data = helpers.compiled(clipping=clipping), (helpers.features(), helpers.labels())
+    history = helpers.quiet_fit(model, *data, batch_size=12, epochs=2, callbacks=callbacks)
+    events = EventAccumulator(str(tmp_path / "train")).Reload()
     for name in ("epsilon", "clip_norm", "unclipped_fraction"):
-        expected = [(epoch, pytest.approx(value)) for epoch, value in enumerate(history[name])]
-        assert written[f"epoch_{name}"] == expected
-        assert len(expected) == 2
-    assert history["epsilon"][0] < history["epsilon"][1]
-
-
-def test_a_private_model(tmp_path):
-    model = helpers.compiled(clipping=quantile())
-    given = callbacks(tmp_path)
-    x, y = helpers.features(), helpers.labels()
-    history = helpers.quiet_fit(model, x, y, batch_size=12, epochs=2, callbacks=given)
-    assert_written(tmp_path, history)
+        written = [float(make_ndarray(e.tensor_proto)) for e in events.Tensors(f"epoch_{name}")]
+        assert written == pytest.approx(history[name])
+        assert len(written) == 2

@@ -214,7 +214,7 @@ CASES = {
         {},
         CLIENTS,
         lambda: ka.callbacks.AuditCallback(canaries(), 1e-3),
-        "a federated model protects whole clients",
+        "audits the training of a `PrivateModel`",
     ),
     "metric": (
         {"metrics": [WithoutWeights(name="plain")]},

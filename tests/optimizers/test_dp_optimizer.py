@@ -30,16 +30,12 @@ def around(inner, noise_multiplier=0.0, clipping=10.0, **options):
     ("arguments", "error", "message"),
     [
         ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
-        ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
         ({"noise_multiplier": 1e16}, ValueError, r"`noise_multiplier` must be at most 1e\+15"),
         ({"noise_multiplier": "1"}, TypeError, "`noise_multiplier` must be a number"),
-        ({"noise_multiplier": None}, TypeError, "`noise_multiplier` must be a number"),
         ({"microbatch_size": 0}, ValueError, "`microbatch_size` must be at least 1"),
-        ({"microbatch_size": 2.0}, TypeError, "`microbatch_size` must be an integer"),
         ({"seed": -1}, ValueError, "`seed` must not be negative"),
-        ({"seed": 0.5}, TypeError, "`seed` must be an integer or None"),
+        ({"memory_limit": 10}, ValueError, "`memory_limit` belongs to"),
         ({"gradient_method": "guess"}, ValueError, "`gradient_method` must be one of"),
-        ({"clipping": -1.0}, ValueError, "`clip_norm` must be positive"),
         ({"clipping": "median"}, ValueError, "must be a clipping strategy"),
         ({"optimizer": "no_such_optimizer"}, ValueError, "no_such_optimizer"),
     ],
@@ -70,40 +66,6 @@ def test_the_config_comes_back(clipping):
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is DPOptimizer
     assert again.get_config() == config == DPOptimizer.from_config(config).get_config()
-
-
-def test_a_saved_model_brings_its_optimizer_back(tmp_path):
-    clipping = "quantile"
-    model = train(line_model(around(keras.optimizers.Adam(0.125), 0.5, clipping), metrics=["mae"]))
-    path = tmp_path / "model.keras"
-    model.save(path)
-    with keras.saving.custom_object_scope({"minus_output": model.loss}):
-        loaded = keras.models.load_model(path)
-    optimizer = loaded.optimizer
-    assert type(optimizer) is DPOptimizer
-    assert optimizer.get_config() == model.optimizer.get_config()
-    assert optimizer.clip_norm == model.optimizer.clip_norm
-    assert optimizer.unclipped_fraction == model.optimizer.unclipped_fraction
-    assert int(optimizer.iterations) == 3
-    assert optimizer.ledger == model.optimizer.ledger
-    for mine, theirs in zip(
-        optimizer.inner_optimizer.variables, model.optimizer.inner_optimizer.variables, strict=True
-    ):
-        np.testing.assert_array_equal(mine, theirs)
-    np.testing.assert_array_equal(flat_weights(loaded), flat_weights(model))
-    train(loaded, 1)
-    assert int(optimizer.iterations) == 4
-
-
-def test_the_variables_are_our_own_and_then_the_inner_ones():
-    model = train(line_model(around(keras.optimizers.Adam(0.1), 0.5, "quantile")))
-    optimizer = model.optimizer
-    names = [variable.name for variable in optimizer.variables]
-    inner = [variable.name for variable in optimizer.inner_optimizer.variables]
-    assert names[-len(inner) :] == inner
-    assert {"clip_norm", "unclipped_fraction", "noise_key", "ledger_closed_rows"} <= set(names)
-    assert len({id(variable) for variable in optimizer.variables}) == len(names)
-    assert len({variable.path for variable in optimizer.variables}) == len(names)
 
 
 def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
@@ -147,7 +109,7 @@ def test_weight_constraints_act_after_the_noise():
     assert (ops.convert_to_numpy(dense.kernel.value) >= 0).all()
 
 
-@pytest.mark.parametrize("inner", ["adamw", "rmsprop", "lion", "adafactor"])
+@pytest.mark.parametrize("inner", ["adamw", "lion"])
 def test_any_keras_optimizer_serves(inner):
     model = train(line_model(around(inner, 0.1)), 2)
     assert np.isfinite(flat_weights(model)).all()
@@ -168,65 +130,38 @@ def test_read_outs_before_and_after_training():
     assert dp_sgd(0.5).unclipped_fraction is None
 
 
-def test_one_seed_gives_one_result_and_none_gives_another():
-    def weights(seed):
-        model = line_model(dp_sgd("quantile", 0.5, seed=seed))
-        return flat_weights(train(model, 3))[0]
-
-    assert weights(1) == weights(1)
-    assert len({weights(1), weights(2), weights(None), weights(None)}) == 4
-
-
-class ReadClipNorm(keras.callbacks.Callback):
-    """Reads the threshold after every batch, by way of the optimizer alone."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self.optimizer = optimizer
-        self.values = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.values.append(self.optimizer.clip_norm)
-
-
-def test_clip_norm_within_an_epoch():
-    optimizer = ka.optimizers.DPOptimizer("sgd", clipping="quantile", noise_multiplier=1.0)
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
-    reader = ReadClipNorm(optimizer)
+def test_the_clip_norm_within_an_epoch_is_read_or_refused():
+    optimizer = dp_sgd("quantile", 0.5)
+    values = []
+    reader = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: values.append(optimizer.clip_norm)
+    )
     arguments = {"batch_size": 25, "verbose": 0, "callbacks": [reader]}
-    x, y = np.ones((100, 3)), np.ones((100, 1))
+    model, data = line_model(optimizer), line_data([1.0] * 100)
     if keras.backend.backend() == "jax":
         with pytest.raises(RuntimeError, match="jax_state_sync"):
-            model.fit(x, y, **arguments)
+            model.fit(*data, **arguments)
     else:
-        model.fit(x, y, **arguments)
-        assert len(set(reader.values)) == 4
+        model.fit(*data, **arguments)
+        assert len(set(values)) == 4
     assert optimizer.clip_norm > 0.0
 
 
-@pytest.mark.parametrize("groups", ["flat", "per_layer"])
-def test_clip_norm_before_the_first_step(groups):
-    strategy = ka.clipping.QuantileClipping(initial_clip_norm=0.5, groups=groups)
-    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=strategy, noise_multiplier=1.0)
-    if groups != "flat":
-        with pytest.raises(RuntimeError, match="Compile a model that is built"):
-            _ = optimizer.clip_norm
-    layers = [keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)]
-    model = ka.PrivateSequential(layers)
-    model.compile(optimizer, "mse")
-    before = np.array(optimizer.clip_norm)
-    assert before.shape == (() if groups == "flat" else (2,))
+def test_groups_have_clip_norms_once_the_weights_are_known():
+    strategy = ka.clipping.QuantileClipping(initial_clip_norm=0.5, groups="per_layer")
+    optimizer = dp_sgd(strategy)
+    with pytest.raises(RuntimeError, match="one value for each group"):
+        _ = optimizer.clip_norm
+    model = line_model(optimizer, layers=[keras.layers.Dense(2)])
+    before = optimizer.clip_norm
+    assert before.shape == (2,)
     optimizer.build(model.trainable_variables)
     np.testing.assert_array_equal(optimizer.clip_norm, before)
 
 
 def test_a_ledger_that_was_overwritten_is_said_to_be():
-    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
-    model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
-    for variable in optimizer.variables:
+    model = train(line_model(dp_sgd()), 1)
+    for variable in model.optimizer.variables:
         variable.assign(np.zeros(variable.shape))
     with pytest.raises(RuntimeError, match="something outside of this package has assigned"):
         model.privacy_spent(1e-3)

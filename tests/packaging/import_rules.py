@@ -9,6 +9,7 @@
 5. What another folder offers is imported from its `__init__`, not from a file inside of it;
    `backend/` has files that are imported whole.
 6. `models` and `federated` share `training` and do not import each other.
+7. Imports are absolute.
 """
 
 import ast
@@ -47,17 +48,17 @@ TENSORFLOW_MODULES = f"{PACKAGE}.integrations.tensorflow_privacy.tensorflow_"
 
 
 def layer_of(module: str) -> str:
-    """The part directly under the package: `keras_adaclip.models.fit` belongs to `models`."""
+    """Return the part directly under the package: `models` of `keras_adaclip.models.fit`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """One line for each broken rule in the source of `module` (its dotted name)."""
+def violations(source: str, module: str) -> list[str]:
+    """Return one line for each broken rule in the source of `module` (its dotted name)."""
     tree = ast.parse(source)
     layer = layer_of(module)
     problems = []
-    for line, name in imported_names(tree, module, is_package):
+    for line, name in imported_names(tree):
         if name.split(".")[0] == "tensorflow" and module.startswith(TENSORFLOW_MODULES):
             continue
         for problem in _problems_of_import(name, layer):
@@ -70,55 +71,45 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     return problems
 
 
-def imported_names(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of all that a module imports, `from a import b` as `a.b`."""
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of each import, `from a import b` as `a.b`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                kept = module.split(".")[: None if is_package else -1]
-                kept = kept[: len(kept) - (node.level - 1)]
-                base = ".".join([*kept, base] if base else kept)
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and node.args:
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else None
-            called = node.func.id if isinstance(node.func, ast.Name) else called
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
             argument = node.args[0]
             if called in {"import_module", "__import__"} and isinstance(argument, ast.Constant):
                 yield node.lineno, str(argument.value)
 
 
 def private_keras_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of each `keras.src` or `keras.ops._name`, also by a module's alias."""
-    aliases = {}
+    """Yield line and dotted name of each `keras.src` or `keras.ops._name`, also by an alias.
+
+    Classes may have protected members for their subclasses, so only names of modules count.
+    """
+    aliases = {"keras": "keras"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "keras":
-                    aliases[alias.asname or "keras"] = alias.name if alias.asname else "keras"
+            aliases |= {a.asname: a.name for a in node.names if a.asname and "keras." in a.name}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "keras":
-            for alias in node.names:
-                # Modules only: a class may have protected members for the classes that subclass it.
-                if not node.level and alias.name.islower():
-                    aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            modules = (alias for alias in node.names if alias.name.islower())
+            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in modules}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            parts = [node.attr]
-            value = node.value
-            while isinstance(value, ast.Attribute):
-                parts.insert(0, value.attr)
-                value = value.value
-            if isinstance(value, ast.Name) and value.id in aliases and _is_private(parts[-1:]):
-                yield node.lineno, ".".join([aliases[value.id], *parts])
+        if isinstance(node, ast.Attribute) and _is_private([node.attr]):
+            owner, _, rest = ast.unparse(node).partition(".")
+            if owner in aliases and all(part.isidentifier() for part in rest.split(".")):
+                yield node.lineno, f"{aliases[owner]}.{rest}"
 
 
 def _problems_of_import(name: str, layer: str) -> Iterator[str]:
     parts = name.split(".")
     root = parts[0]
+    if not root:
+        yield f"{name} is a relative import"
     if root == PACKAGE:
         yield from _problems_of_direction(name, layer)
     elif root in BACKEND_LIBRARIES and layer != "backend":
@@ -149,7 +140,7 @@ def _problems_of_direction(name: str, layer: str) -> Iterator[str]:
 
 
 def _is_leaf(layer: str) -> bool:
-    """A module like `_checks`, directly under the package: all layers use it, it uses none."""
+    """Return whether a module is like `_checks`: all layers use it, and it uses none."""
     return layer.startswith("_") and layer not in LAYERS
 
 
@@ -159,10 +150,9 @@ def _is_private(parts: list[str]) -> bool:
     )
 
 
-def package_modules(root: Path) -> Iterator[tuple[str, bool, str]]:
-    """Dotted name, whether it is a package, and source of every module under `root`."""
+def package_modules(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield dotted name and source of every module under `root`."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        yield name, is_package, path.read_text(encoding="utf-8")
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield name, path.read_text(encoding="utf-8")

@@ -3,8 +3,8 @@
     python tests/packaging/releases.py oldest tensorflow jax > constraints.txt
     python tests/packaging/releases.py installed tensorflow jax
 
-The first prints `numpy==1.26` for `numpy>=1.26` and so on, as constraints for pip; the second one
-line for a log. Both are about the dependencies and about the extras named.
+The first command prints constraints for pip, `numpy==1.26` for `numpy>=1.26`. The second prints one
+line for a log. Both cover the dependencies and the extras named.
 """
 
 import platform
@@ -16,24 +16,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PROJECT = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
 def requirements(extras: Iterable[str] = ()) -> list[str]:
-    """The dependencies of `pyproject.toml`, then those of the extras."""
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    found = list(project["dependencies"])
-    for extra in extras:
-        found += project["optional-dependencies"][extra]
-    return found
+    """Return the dependencies of `pyproject.toml`, then those of the extras."""
+    return [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
 
 
 def name_of(requirement: str) -> str:
-    """`mkdocstrings[python]>=0.26` is about `mkdocstrings`."""
+    """Return the project of a requirement: `mkdocstrings` of `mkdocstrings[python]>=0.26`."""
     return re.match(r"[A-Za-z0-9][\w.-]*", requirement)[0]
 
 
 def lower_bound(requirement: str) -> str:
-    """`numpy>=1.26` allows nothing older than `numpy==1.26`."""
+    """Return the oldest release that a requirement allows: `numpy==1.26` of `numpy>=1.26`."""
     bound = re.search(r"[>=]=\s*([\w.]+)", requirement)
     if bound is None:
         raise ValueError(f"Expected a requirement with `>=` or `==`. Received: {requirement}")
@@ -41,7 +39,7 @@ def lower_bound(requirement: str) -> str:
 
 
 def installed(requirement: str) -> str:
-    """The requirement's name with the release that this environment has."""
+    """Return the project of a requirement, with the release that this environment has."""
     name = name_of(requirement)
     try:
         return f"{name} {version(name)}"

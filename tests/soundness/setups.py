@@ -1,4 +1,4 @@
-"""Models whose private step can be computed by hand, and ways to watch their steps.
+"""Models whose private step can be computed by hand, and recorders of their steps.
 
 *Pure noise*: zero inputs, zero kernels, no bias. Every gradient is zero, so with plain SGD at
 learning rate 1 a step changes the weights by minus the noise over the expected batch size.
@@ -32,7 +32,7 @@ _MODES = {
     "torch": {"eager": {}},
 }
 MODES = _MODES[keras.backend.backend()]
-# The fastest one, for what hardly depends on the mode.
+# The fastest mode, for promises that do not depend on it.
 COMPILED = {
     mode: options
     for mode, options in MODES.items()
@@ -53,13 +53,10 @@ def minus_output(y_true, y_pred):
     return -keras.ops.sum(y_pred, axis=-1)
 
 
-def pure_noise_layers():
-    return [keras.layers.Dense(SIDE, use_bias=False, kernel_initializer="zeros") for _ in range(2)]
-
-
 def pure_noise_model(optimizer, **compile_options):
     """A compiled model whose clipped sums are zero; two kernels of `SIDE` times `SIDE`."""
-    model = ka.PrivateSequential([keras.Input((SIDE,)), *pure_noise_layers()])
+    layers = [keras.layers.Dense(SIDE, use_bias=False, kernel_initializer="zeros") for _ in "ab"]
+    model = ka.PrivateSequential([keras.Input((SIDE,)), *layers])
     model.compile(optimizer=optimizer, loss="mse", **without_xla(compile_options))
     return model
 
@@ -92,6 +89,23 @@ def line_data(values):
     return x, np.zeros((len(x), 1), np.float32)
 
 
+def steps_and_noise(model):
+    """The noise multiplier and the steps of each row of the ledger."""
+    return [(row.noise_multiplier, row.steps) for row in model.privacy_ledger]
+
+
+def load(path):
+    """Loads a model, which may have the loss of `line_model`."""
+    return keras.models.load_model(path, custom_objects={"minus_output": minus_output})
+
+
+def assert_all_different(draws):
+    """Asserts that normal vectors are independent; false alarm 2e-9 for a pair."""
+    for one, other in itertools.combinations(draws, 2):
+        assert np.mean(one == other) < 0.01
+        assert abs(np.corrcoef(one, other)[0, 1]) < 6.0 / np.sqrt(len(one))
+
+
 class Recorder(keras.callbacks.Callback):
     """The weights, flat, and the clip norm, before training and after every epoch."""
 
@@ -106,6 +120,7 @@ class Recorder(keras.callbacks.Callback):
         self.record()
 
     def record(self):
+        """Append the present values."""
         self.weights.append(flat_weights(self.model))
         self.clip_norms.append(self.model.optimizer.clip_norm)
         self.fractions.append(self.model.optimizer.unclipped_fraction)

@@ -24,8 +24,7 @@ CLIPPINGS = {
     "quantile, per layer": ka.clipping.QuantileClipping(
         initial_clip_norm=0.3, count_noise_stddev=1.1, update="linear", groups="per_layer"
     ),
-    "mean norm": ka.clipping.MeanNormClipping(0.3, mean_noise_stddev=0.8),
-    "mean norm, per layer": ka.clipping.MeanNormClipping(
+    "mean norm": ka.clipping.MeanNormClipping(
         0.3, mean_noise_stddev=1.1, groups="per_layer", noise_allocation="optimal"
     ),
     "AdaClip": ka.clipping.AdaClip(),
@@ -42,11 +41,9 @@ OPTIONS = {
 }
 
 
-def pairs_with(kinds):
-    """Each clipping strategy with one of the kinds, and the first strategy with all."""
-    names, kinds = list(CLIPPINGS), list(kinds)
-    pairs = [(name, kinds[number % len(kinds)]) for number, name in enumerate(names)]
-    return pairs + [(names[0], kind) for kind in kinds[1:]]
+def paired(*kinds):
+    """Each clipping strategy with one of three kinds, and the first strategy with two."""
+    return list(zip(["quantile", *CLIPPINGS], kinds * 2, strict=True))
 
 
 class Recorder(keras.optimizers.SGD):
@@ -112,21 +109,18 @@ def steps_of(model):
     return ops.convert_to_numpy(model.optimizer.inner_optimizer.seen)
 
 
-def data_of_units(seed):
-    """Rows of one unit are alike, so that their order does not matter."""
+def units(seed):
+    """Inputs and targets, one row a unit: all rows of a unit are alike, so order does not matter.
+
+    Also inputs with other ones for the unit that changes: of any length, and not finite.
+    """
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(NUM_UNITS, 4)).astype("float32")
-    return x, generator.integers(0, 3, NUM_UNITS)
-
-
-def as_present(x, seed):
-    """The inputs with other ones for the unit that changes: of any length, and not finite."""
-    generator = np.random.default_rng(seed + 100)
+    y = generator.integers(0, 3, NUM_UNITS)
     values = [10.0**exponent * generator.normal(size=4) for exponent in (-6, -1, 0, 0, 6)]
     values += [x[CHANGED], np.full(4, np.nan), np.full(4, np.inf)]
-    return [
-        np.where(np.arange(NUM_UNITS)[:, None] == CHANGED, v, x).astype(x.dtype) for v in values
-    ]
+    is_changed = np.arange(NUM_UNITS)[:, None] == CHANGED
+    return x, y, [np.where(is_changed, value, x).astype("float32") for value in values]
 
 
 def largest_distance(ones, others):
@@ -136,26 +130,20 @@ def largest_distance(ones, others):
 
 
 def clients_of(x, y, num_rows, population=range(NUM_UNITS)):
-    """All have as many examples but for the changed client, which has `num_rows`."""
+    """Clients of `NUM_ROWS` examples each, the changed one with `num_rows`."""
     sizes = np.where(np.arange(NUM_UNITS) == CHANGED, num_rows, NUM_ROWS)
     ids = np.repeat(np.arange(NUM_UNITS), sizes)
     return ClientData.from_arrays(x[ids], y[ids], ids, population=population)
 
 
-@pytest.mark.parametrize(("name", "options"), pairs_with(OPTIONS))
+@pytest.mark.parametrize(("name", "options"), paired("one by one", "all", "weighted"))
 def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, monkeypatch):
-    seed = list(CLIPPINGS).index(name)
-    x, y = data_of_units(seed)
+    x, y, changed = units(list(CLIPPINGS).index(name))
     sizes = [NUM_ROWS, 1, 2, 4, 3, NUM_ROWS, 1, NUM_ROWS]
-    present = [
-        clients_of(each, y, size) for each, size in zip(as_present(x, seed), sizes, strict=True)
-    ]
+    present = [clients_of(each, y, size) for each, size in zip(changed, sizes, strict=True)]
     absent, removed = clients_of(x, y, 0), clients_of(x, y, 0, population=OTHERS)
-    cases = [
-        (sampling, clients)
-        for sampling in (Sampling.SHUFFLE, Sampling.FIXED, Sampling.POISSON)
-        for clients in [*present, absent]
-    ]
+    samplings = (Sampling.SHUFFLE, Sampling.FIXED, Sampling.POISSON)
+    cases = [(sampling, clients) for sampling in samplings for clients in [*present, absent]]
     cases.append((Sampling.POISSON, removed))
     draw = CohortBatches.__getitem__
 
@@ -175,35 +163,28 @@ def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, 
     assert 0.5 < largest_distance(fixed, fixed) <= 2.0002
 
 
-@pytest.mark.parametrize(("name", "data"), pairs_with(["poisson", "shuffle", "generator"]))
+@pytest.mark.parametrize(("name", "data"), paired("generator", "poisson", "shuffle"))
 def test_one_example_moves_sum_and_statistics_by_what_is_paid_for(name, data, monkeypatch):
     """A hole is a row that is not there: the batch is that much smaller."""
     seed = list(CLIPPINGS).index(name)
-    x, y = data_of_units(seed)
+    x, y, changed = units(seed)
     weights = np.linspace(0.0, 1.0, NUM_UNITS, dtype="float32")
-    batches = [(each, y, weights) for each in as_present(x, seed)]
     without_weight = np.where(np.arange(NUM_UNITS) == CHANGED, np.float32(0.0), weights)
+    batches = [(each, y, weights) for each in changed]
     batches += [(x, y, without_weight), (x[OTHERS], y[OTHERS], weights[OTHERS])]
     rows = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
     # TensorFlow looks at a draw beforehand: one of nothing tells where the cycle begins.
     is_drawn = data == "poisson"
-    model = compiled(
-        ka.PrivateSequential, CLIPPINGS[name], len(batches) + is_drawn, seed % 3 or None
-    )
+    num_steps = len(batches) + is_drawn
+    model = compiled(ka.PrivateSequential, CLIPPINGS[name], num_steps, seed % 3 or None)
     if data == "generator":
-        arguments = {"steps_per_epoch": len(batches), "num_examples": len(rows[0])}
-        model.fit(iter(batches), **arguments, verbose=0)
+        arguments = {"x": iter(batches), "num_examples": len(rows[0])}
     else:
         numbers = np.split(np.arange(len(rows[0])), NUM_UNITS * np.arange(1, len(batches)))
         fix_draws(monkeypatch, [[], *numbers])
-        arguments = {"batch_size": NUM_UNITS, "sampling": data, "shuffle": False}
-        model.fit(
-            *rows[:2],
-            sample_weight=rows[2],
-            steps_per_epoch=len(batches) + is_drawn,
-            **arguments,
-            verbose=0,
-        )
+        arguments = dict(zip(("x", "y", "sample_weight"), rows, strict=True))
+        arguments |= {"batch_size": NUM_UNITS, "sampling": data, "shuffle": False}
+    model.fit(**arguments, steps_per_epoch=num_steps, verbose=0)
     steps = steps_of(model)
     if is_drawn:
         (first,) = np.flatnonzero(~np.any(steps, axis=1))

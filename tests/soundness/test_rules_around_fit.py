@@ -12,9 +12,8 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X[:, :1]
 
 
-def dense_model(model_class=ka.PrivateModel):
-    inputs = keras.Input((4,))
-    return model_class(inputs, keras.layers.Dense(1)(inputs))
+def dense_model():
+    return ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(1)])
 
 
 def compiled(model, **options):
@@ -39,100 +38,43 @@ def test_row_is_closed_after_fit_so_stray_steps_count_in_full():
             model.train_step(data)
 
 
-def test_row_is_closed_where_a_callback_refuses_to_train():
+class Broken(ka.callbacks.ClippingMonitor):
+    """Fails before `fit` calls the first callback."""
+
+    def prepare(self, model, data):
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize(
+    "make", [Broken, lambda: ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)]
+)
+def test_row_is_closed_where_fit_fails_before_its_first_step(make):
     model = compiled(dense_model())
-    privacy = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)
-    with pytest.raises(ValueError, match="past the target"):
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[privacy])
-    assert model.optimizer.open_row.sampling is Sampling.STREAM
-    assert model.privacy_ledger.steps == 0
-
-
-def test_row_is_closed_where_fit_fails_before_its_first_callback():
-    class Broken(ka.callbacks.ClippingMonitor):
-        @property
-        def private_diagnostics(self):
-            raise RuntimeError("broken")
-
-        @private_diagnostics.setter
-        def private_diagnostics(self, value):
-            pass
-
-    model = compiled(dense_model())
-    with pytest.raises(RuntimeError, match="broken"):
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Broken()])
+    with pytest.raises(ValueError, match=r"broken|past the target"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
     assert not model.optimizer.is_in_a_run
+    assert model.privacy_ledger.steps == 0
     model.fit(X, Y, batch_size=8, verbose=0)
     assert model.privacy_ledger.steps == 8
 
 
-def test_overridden_train_step_is_refused():
-    class OwnStep(ka.PrivateModel):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-        def train_step(self, *args):
-            return super().train_step(*args)
-
-    model = compiled(OwnStep())
-    with pytest.raises(ValueError, match="train_step"):
-        model.fit(X, Y, batch_size=8, verbose=0)
-
-
-@pytest.mark.parametrize("failing_batch", [1, 3])
-def test_error_while_training_leaves_weights_and_ledger(failing_batch):
-    class Breaks(keras.utils.PyDataset):
-        """Keras takes some batches beforehand, to see what they look like."""
-
-        def __init__(self):
-            super().__init__()
-            self.armed = False
-
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            if self.armed and index >= failing_batch:
-                raise RuntimeError("no more data")
-            return X[:8], Y[:8]
-
-    class Arm(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            data.armed = True
-
-    model = compiled(dense_model())
-    model.fit(X, Y, batch_size=8, verbose=0)
-    before = model.privacy_ledger.steps
-    data = Breaks()
-    with pytest.raises(Exception, match="no more data"):
-        model.fit(data, num_examples=64, verbose=0, callbacks=[Arm()])
-    assert all(np.isfinite(value).all() for value in weights_of(model))
-    assert model.privacy_ledger.steps >= before
-    assert model.privacy_spent(1e-3).epsilon > 0
-
-
-def test_error_in_first_step_restores_weights():
+@pytest.mark.parametrize("failing_batch", [0, 3])
+def test_an_error_while_training_leaves_weights_and_ledger(failing_batch):
     class Stop(keras.callbacks.Callback):
-        armed = False
-
         def on_train_batch_begin(self, batch, logs=None):
-            if self.armed:
+            if batch == failing_batch:
                 raise KeyboardInterrupt
 
-    stop = Stop()
     model = compiled(dense_model())
-    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[stop])
+    model.fit(X, Y, batch_size=8, verbose=0)
     before = weights_of(model)
-    stop.armed = True
     with pytest.raises(KeyboardInterrupt):
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[stop])
-    for old, new in zip(before, weights_of(model), strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert model.privacy_ledger.steps == 8
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Stop()])
+    pairs = list(zip(weights_of(model), before, strict=True))
+    assert all(np.isfinite(new).all() for new, _ in pairs)
+    assert failing_batch or all(np.array_equal(new, old) for new, old in pairs)
+    assert model.privacy_ledger.steps >= 8
+    assert model.privacy_spent(1e-3).epsilon > 0
 
 
 def test_step_is_counted_before_it_is_applied(monkeypatch):
@@ -150,21 +92,8 @@ def test_step_is_counted_before_it_is_applied(monkeypatch):
     assert model.privacy_ledger.steps == 9
 
 
-def test_shared_weights_carry_what_was_spent_on_them():
-    inputs = keras.Input((4,))
-    base = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    first = compiled(ka.privatize(base))
-    first.fit(X, Y, batch_size=8, verbose=0)
-    second = compiled(ka.privatize(base))
-    second.fit(X, Y, batch_size=8, verbose=0)
-    assert second.privacy_ledger.steps == 16
-    second.fit(X, Y, batch_size=8, verbose=0)
-    assert second.privacy_ledger.steps == 24
-
-
 def test_what_another_model_spends_on_shared_weights_is_told_and_saved_without_a_fit(tmp_path):
-    inputs = keras.Input((4,))
-    base = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     first, second = compiled(ka.privatize(base)), compiled(ka.privatize(base))
     first.fit(X, Y, batch_size=8, verbose=0)
     without_optimizer = ka.privatize(base)
@@ -207,23 +136,15 @@ def test_a_plan_for_inputs_of_one_rank_does_not_serve_those_of_another(train):
         model.train_on_batch(sequences, Y[:6])
     # Layer by layer, the six moments would have been clipped in the place of the six examples.
     assert not model.gradient_plan.is_layerwise
-    assert model._private_state.planned_shapes == ((6, 4),)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_pass_of_unknown_length_stops_before_the_target():
-    def batches():
-        for start in range(0, 64, 8):
-            yield X[start : start + 8], Y[start : start + 8]
-
     if keras.backend.backend() != "tensorflow":
         pytest.skip("only tf.data has passes of unknown length that begin again")
     import tensorflow as tf
 
-    data = tf.data.Dataset.from_generator(
-        batches,
-        output_signature=(tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1))),
-    )
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).filter(lambda x, y: True)
     model = compiled(dense_model())
     privacy = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=8.0)
     history = model.fit(
@@ -271,18 +192,3 @@ def test_training_inside_of_training_is_refused(inner):
     assert rows == [(32, 2)]
     model.fit(X, Y, batch_size=32, verbose=0)
     assert model.privacy_ledger.steps == 4
-
-
-def test_a_subclass_may_have_names_of_its_own():
-    class Chunked(ka.PrivateModel):
-        def __init__(self):
-            super().__init__()
-            self.chunk_size, self.augmentation = 3, None
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x) * self.chunk_size
-
-    model = compiled(Chunked())
-    model.fit(X, Y, batch_size=8, verbose=0)
-    assert model.chunk_size == 3

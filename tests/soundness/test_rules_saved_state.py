@@ -1,6 +1,6 @@
 """Rules 16, 18 and 19: nothing that leaves a model holds the key of its noise, or loses the ledger.
 
-Every way in which Keras and the frameworks take state out of a model, in one table.
+One table holds every form in which Keras and the frameworks take state out of a model.
 """
 
 import copy
@@ -13,30 +13,35 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_state import NoiseState
-from tests.soundness.setups import dp_sgd, line_data, line_model
+from tests.soundness.setups import dp_sgd, line_data, line_model, minus_output
 
 BACKEND = keras.backend.backend()
 X, Y = line_data([1.0, 2.0, -1.0, 0.5])
 STEPS = 2
 
 
-def trained(model=None, callbacks=None, **options):
-    model = line_model(dp_sgd(), **options) if model is None else model
+def trained(model=None, callbacks=None):
+    model = line_model(dp_sgd()) if model is None else model
     model.fit(X, Y, batch_size=2, epochs=1, verbose=0, callbacks=callbacks)
     return model
+
+
+def key_of(model):
+    (key,) = model.optimizer.secret_variables
+    return np.array(keras.ops.convert_to_numpy(key.value)).tobytes()
 
 
 @pytest.fixture
 def drawn_keys(monkeypatch):
     """The keys under which noise is drawn, as bytes."""
-    keys, configure = [], NoiseState.configure
+    keys, optimizer = [], ka.optimizers.DPOptimizer
+    set_noise = optimizer._set_noise
 
-    def recording(variables, *arguments):
-        configure(variables, *arguments)
-        keys.append(np.array(keras.ops.convert_to_numpy(variables.key.value)).tobytes())
+    def recording(self, *arguments):
+        set_noise(self, *arguments)
+        keys.append(np.array(keras.ops.convert_to_numpy(self.secret_variables[0].value)).tobytes())
 
-    monkeypatch.setattr(NoiseState, "configure", recording)
+    monkeypatch.setattr(optimizer, "_set_noise", recording)
     return keys
 
 
@@ -46,10 +51,8 @@ def file_bytes(folder):
 
 def saved_to(name, **options):
     def take(model, folder):
-        path = folder / name
         save = model.save_weights if ".weights." in name else model.save
-        save(path, **options)
-        return file_bytes(folder)
+        save(folder / name, **options)
 
     return take
 
@@ -62,21 +65,19 @@ def of_tree(value_format):
     return take
 
 
-def exported(model, folder):
-    model.export(folder / "exported", verbose=False)
-    return file_bytes(folder)
+def configs(model, folder):
+    found = (model.get_config(), model.get_compile_config(), model.optimizer.get_config())
+    return [repr(found).encode()]
 
 
 def legacy_file(model, folder):
     with pytest.raises(ValueError, match=r"HDF5 file of the whole model"):
         model.save(folder / "model.h5")
     assert not list(folder.iterdir())
+    path = folder / "model.hdf5"
     for include_optimizer in (True, False):
         with pytest.raises(ValueError, match=r"HDF5 file of the whole model"):
-            keras.saving.save_model(
-                model, folder / "model.hdf5", include_optimizer=include_optimizer
-            )
-    return file_bytes(folder)
+            keras.saving.save_model(model, path, include_optimizer=include_optimizer)
 
 
 def tensorflow_checkpoint(model, folder):
@@ -85,14 +86,12 @@ def tensorflow_checkpoint(model, folder):
     for tracked in ({"model": model}, {"optimizer": model.optimizer}):
         with pytest.raises(ValueError, match="TensorFlow's own checkpoints"):
             tf.train.Checkpoint(**tracked).save(str(folder / "checkpoint"))
-    return file_bytes(folder)
 
 
 def saved_model(model, folder):
     import tensorflow as tf
 
     tf.saved_model.save(model, str(folder / "saved"))
-    return file_bytes(folder)
 
 
 def torch_file(part):
@@ -100,12 +99,12 @@ def torch_file(part):
         import torch
 
         torch.save(part(model), folder / "model.pt")
-        return file_bytes(folder)
 
     return take
 
 
-WAYS = {
+# Each returns bytes or writes files into a folder.
+FORMS = {
     "keras file": saved_to("model.keras"),
     "keras folder": saved_to("model", zipped=False),
     "weights": saved_to("run.weights.h5"),
@@ -113,22 +112,17 @@ WAYS = {
     "HDF5 file": legacy_file,
     "state tree": of_tree("backend_tensor"),
     "state tree of arrays": of_tree("numpy_array"),
-    "pickle": lambda model, folder: [pickle.dumps(model)],
-    "pickle of the optimizer": lambda model, folder: [pickle.dumps(model.optimizer)],
-    "config": lambda model, folder: [
-        repr(
-            (model.get_config(), model.get_compile_config(), model.optimizer.get_config())
-        ).encode()
-    ],
+    "pickle": lambda model, folder: [pickle.dumps(model), pickle.dumps(model.optimizer)],
+    "config": configs,
 }
 if BACKEND == "tensorflow":
-    WAYS |= {
-        "export": exported,
+    FORMS |= {
+        "export": lambda model, folder: model.export(folder / "exported", verbose=False),
         "saved model": saved_model,
         "TensorFlow checkpoint": tensorflow_checkpoint,
     }
 if BACKEND == "torch":
-    WAYS |= {
+    FORMS |= {
         "torch.save": torch_file(lambda model: model),
         "state_dict": torch_file(lambda model: model.state_dict()),
     }
@@ -158,26 +152,22 @@ def assert_holds_no_key(parts, keys):
                 assert not all(str(word).encode() in data for word in words)
 
 
-class Takes(keras.callbacks.Callback):
-    """Takes state out of a model in the middle of its training."""
+def test_no_state_holds_the_key_of_noise_that_was_drawn(drawn_keys, tmp_path):
+    """Each form is taken in the middle of training and after it."""
+    model = line_model(dp_sgd())
 
-    def __init__(self, take, folder):
-        super().__init__()
-        self.take, self.folder, self.parts = take, folder, []
+    def take_all(when):
+        for name, take in FORMS.items():
+            folder = tmp_path / when / name
+            folder.mkdir(parents=True)
+            assert_holds_no_key([*(take(model, folder) or []), *file_bytes(folder)], drawn_keys)
+            taken.append(name)
 
-    def on_epoch_end(self, epoch, logs=None):
-        self.parts = self.take(self.model, self.folder)
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_no_state_holds_the_key_of_noise_that_was_drawn(name, drawn_keys, tmp_path):
-    folders = [tmp_path / "during", tmp_path / "after"]
-    for folder in folders:
-        folder.mkdir()
-    callback = Takes(WAYS[name], folders[0])
-    model = trained(callbacks=[callback])
-    assert_holds_no_key(callback.parts, drawn_keys)
-    assert_holds_no_key(WAYS[name](model, folders[1]), drawn_keys)
+    taken = []
+    during = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: take_all("during"))
+    trained(model, [during])
+    take_all("after")
+    assert taken == [*FORMS] * 2
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -189,16 +179,16 @@ def test_the_key_is_gone_when_the_run_ends(seed, drawn_keys):
     assert len(set(drawn_keys)) >= 2
 
 
-def test_checkpoints_of_callbacks_hold_no_key(drawn_keys, tmp_path):
-    callbacks = [
-        keras.callbacks.ModelCheckpoint(tmp_path / "whole.keras"),
-        keras.callbacks.ModelCheckpoint(tmp_path / "run.weights.h5", save_weights_only=True),
-        keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False),
-    ]
-    trained(callbacks=callbacks)
-    parts = file_bytes(tmp_path)
-    assert len(parts) >= 3
-    assert_holds_no_key(parts, drawn_keys)
+# Orbax says on JAX that it takes the sharding from the file.
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+def test_checkpoints_of_callbacks_hold_no_key_and_keep_the_ledger(drawn_keys, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+    trained(callbacks=[backup, keras.callbacks.OrbaxCheckpoint(tmp_path / "orbax")])
+    assert_holds_no_key(file_bytes(tmp_path), drawn_keys)
+    loaded = line_model(dp_sgd())
+    loaded.load_weights(tmp_path / "orbax")
+    assert loaded.privacy_ledger.steps == STEPS
 
 
 def test_a_checkpoint_as_hdf5_is_refused_before_training(tmp_path):
@@ -208,42 +198,30 @@ def test_a_checkpoint_as_hdf5_is_refused_before_training(tmp_path):
     assert model.privacy_ledger.steps == 0
 
 
-# Orbax says on JAX that it takes the sharding from the file.
-@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-def test_orbax_checkpoints_hold_no_key_and_keep_the_ledger(drawn_keys, tmp_path):
-    pytest.importorskip("orbax.checkpoint")
-    model = trained(callbacks=[keras.callbacks.OrbaxCheckpoint(tmp_path)])
-    assert_holds_no_key(file_bytes(tmp_path), drawn_keys)
-    loaded = line_model(dp_sgd())
-    loaded.load_weights(tmp_path)
-    assert loaded.privacy_ledger.steps == model.privacy_ledger.steps == STEPS
-
-
 # What comes back
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+    "copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )
-def test_a_copy_has_the_ledger_and_noise_of_its_own(copied):
+def test_copies_of_a_model_have_its_ledger_and_go_on_as_runs_of_their_own(copied):
     model = trained()
-    with keras.saving.custom_object_scope({"minus_output": model.loss}):
-        other = copied(model)
-    assert other.privacy_ledger == model.privacy_ledger
-    keys = [
-        keras.ops.convert_to_numpy(each.optimizer.secret_variables[0].value).tobytes()
-        for each in (model, other)
-    ]
-    assert keys[0] != keys[1]
+    with keras.saving.custom_object_scope({"minus_output": minus_output}):
+        copies = [copied(model) for _ in range(2)]
+    assert len({key_of(each) for each in (model, *copies)}) == 3
+    assert copies[0].privacy_ledger == model.privacy_ledger
+    runs = [trained(each).optimizer.run for each in copies]
+    assert runs[0].union_upward(runs[1]).ledger.steps >= 3 * STEPS
 
 
-@pytest.mark.parametrize("parts", [None, ("trainable_variables", "non_trainable_variables")])
-@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize(
+    ("parts", "is_compiled"),
+    [(None, True), (None, False), (("trainable_variables", "non_trainable_variables"), True)],
+)
 def test_a_state_tree_brings_its_ledger(parts, is_compiled):
-    tree = trained().get_state_tree()
-    other = (
-        line_model(dp_sgd()) if is_compiled else ka.PrivateSequential(line_model(dp_sgd()).layers)
-    )
+    tree, other = trained().get_state_tree(), line_model(dp_sgd())
+    if not is_compiled:
+        other = ka.PrivateSequential(other.layers)
     other.set_state_tree({key: tree[key] for key in parts or tree})
     assert other.privacy_ledger.steps == STEPS
 
@@ -263,14 +241,13 @@ def test_an_earlier_state_tree_lowers_nothing():
 
 def test_a_state_tree_that_was_set_never_brings_a_key(drawn_keys):
     """Not even one that somebody has written into it."""
-    model = trained()
+    model, written = trained(), np.array([7, 8], np.int32)
     tree = model.get_state_tree("numpy_array")
-    (secret,) = model.optimizer.secret_variables
-    folder, name = secret.path.split("/")
+    folder, name = model.optimizer.secret_variables[0].path.split("/")
     assert name not in tree["optimizer_variables"][folder]
-    tree["optimizer_variables"][folder][name] = np.array([7, 8], np.int32)
+    tree["optimizer_variables"][folder][name] = written
     model.set_state_tree(tree)
-    assert keras.ops.convert_to_numpy(secret.value).tolist() != [7, 8]
+    assert key_of(model) != written.tobytes()
     drawn_keys.clear()
     trained(model)
-    assert np.array([7, 8], np.int32).tobytes() not in drawn_keys
+    assert written.tobytes() not in drawn_keys

@@ -137,6 +137,13 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     return jnp.reshape(draw[:size], tuple(shape))
 
 
+def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: Threefry, as `jax.random` calls it."""
+    words = jax.lax.bitcast_convert_type(key, jnp.uint32)
+    of_step = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), step)
+    return jax.random.randint(jax.random.fold_in(of_step, stream), (2,), 0, 2**30, jnp.int32)
+
+
 # Outside of a compiled step, each of its hundred operations would run by itself.
 _fused_normal = jax.jit(standard_normal, static_argnums=0)
 

@@ -129,6 +129,13 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     return tf.reshape(draw[:size], tuple(shape))
 
 
+def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: the counter-based generator of `tf.random`."""
+    of_step = tf.random.experimental.stateless_fold_in(key, step)
+    seed = tf.random.experimental.stateless_fold_in(of_step, stream)
+    return tf.random.stateless_uniform((2,), seed, 0, 2**30, tf.int32)
+
+
 # Run one by one, its hundred operations would be a hundred passes over the numbers. XLA fuses them,
 # also inside of a step that XLA does not compile.
 _fused_normal = tf.function(standard_normal, jit_compile=True)

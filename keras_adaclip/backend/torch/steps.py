@@ -166,17 +166,32 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     NumPy's Philox, whose counter starts at `(step, stream)`. PyTorch's generator for GPUs is a
     Philox with a 64-bit seed, which is a hash of the arguments.
     """
-    words = key.detach().cpu().numpy().astype(np.int64) & 0xFFFFFFFF
-    secret = int(words[0]) | int(words[1]) << 32
     if key.device.type == "cpu":
         generator = np.random.Generator(
-            np.random.Philox(key=secret, counter=[0, 0, stream, int(step)])
+            np.random.Philox(key=_secret(key), counter=[0, 0, stream, int(step)])
         )
         return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
-    message = f"{secret}/{int(step)}/{stream}".encode()
-    seed = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little", signed=True)
+    seed = int.from_bytes(_hash(key, step, stream), "little", signed=True)
     device_generator = torch.Generator(device=key.device).manual_seed(seed)
     return torch.randn(tuple(shape), generator=device_generator, device=key.device)
+
+
+def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
+    """Override: a hash of the arguments."""
+    words = np.frombuffer(_hash(key, step, stream), np.uint32) >> 2
+    return torch.from_numpy(words.astype(np.int32)).to(key.device)
+
+
+def _secret(key: Tensor) -> int:
+    """Return the 64 bits of a key."""
+    words = key.detach().cpu().numpy().astype(np.int64) & 0xFFFFFFFF
+    return int(words[0]) | int(words[1]) << 32
+
+
+def _hash(key: Tensor, step: Tensor, stream: int) -> bytes:
+    """Return 8 bytes that depend on all arguments and do not reveal the key."""
+    message = f"{_secret(key)}/{int(step)}/{stream}".encode()
+    return hashlib.blake2b(message, digest_size=8).digest()
 
 
 def train_step(

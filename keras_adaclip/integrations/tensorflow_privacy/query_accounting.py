@@ -107,9 +107,8 @@ class QueryAccounting(AccountedOptimizer):
             share = trees.share_of_pass(-(-settings.num_examples // settings.expected_batch_size))
         self._share_of_pass.assign(np.float32(share))
         self._restart_trees()
-        self._key.assign(noise.fresh_key())
         reason = self._unaccounted()
-        if reason is not None and not self._is_configured:
+        if reason is not None and not self.is_in_a_run:
             warnings.warn(f"Epsilon is infinite: {reason}.", stacklevel=3)
 
     def _noise_of(self, event: Any, state: Any) -> Tensor | None:
@@ -161,9 +160,6 @@ class QueryAccounting(AccountedOptimizer):
         """Set stated noise and divisor to those of the row."""
         self._stated_noise.assign(np.float32(row.noise_multiplier))
         self._divisor.assign(np.float32(1.0 if self._is_mean else row.expected_batch_size))
-
-    def _forget_seed(self) -> None:
-        """Do nothing: no key comes from a seed."""
 
 
 def _is_mean(query: Any) -> bool:

@@ -15,7 +15,6 @@ from keras_adaclip.integrations.tensorflow_privacy.library import library_class
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
 from keras_adaclip.optimizers import check_microbatch_size
 
-Tensor = Any
 _QUERY_PREFIX = "query."
 _CLIP_METRICS = ("clip", "current_clip", "tree_agg_dpftrl_clip")
 
@@ -65,7 +64,6 @@ class QueryOptimizer(QueryAccounting):
     diagnostics = ("gradient_norm",)
     # Queries do not report it.
     unclipped_fraction = None
-    _object_arguments = ("query",)
     _plain_model_message = (
         "A `QueryOptimizer` was given to a model that does not know the client of each example, so "
         "training would not be private. Use it with `keras_adaclip.FederatedModel`, or "
@@ -104,7 +102,7 @@ class QueryOptimizer(QueryAccounting):
         from keras_adaclip.integrations.tensorflow_privacy.tensorflow_queries import QuerySample
 
         self._refuse_plain_model()
-        if not isinstance(grads, QuerySample) or not self._is_configured:
+        if not isinstance(grads, QuerySample) or not self.is_in_a_run:
             raise ValueError(
                 "`QueryOptimizer.apply` takes only the sum of the clients in a round of a "
                 "`FederatedModel`, inside of `fit`; plain gradients carry no bound on the "
@@ -179,6 +177,7 @@ class QueryOptimizer(QueryAccounting):
             )
         # Only version 0.1 has `clip_norm`.
         kept = {name: value for name, value in config.items() if name != "clip_norm"}
+        kept["query"] = keras.saving.deserialize_keras_object(kept["query"], custom_objects)
         return super().from_config(kept, custom_objects)
 
 
