@@ -6,7 +6,7 @@ import pytest
 
 from keras_adaclip.clipping import ClippingStrategy
 from keras_adaclip.tuners import clipping_choices
-from keras_adaclip.tuners.hypermodel.choices import STRATEGIES
+from keras_adaclip.tuners.choices import STRATEGIES
 
 ALL = tuple(STRATEGIES)
 

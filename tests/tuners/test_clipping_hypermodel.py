@@ -11,8 +11,8 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
 from keras_adaclip.backend import keras_private
 from keras_adaclip.tuners import ClippingHyperModel
-from keras_adaclip.tuners.hypermodel.choices import STRATEGIES
-from keras_adaclip.tuners.private.account import planned_bounds
+from keras_adaclip.tuners.choices import STRATEGIES
+from keras_adaclip.tuners.private_plans import planned_bounds
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -330,7 +330,7 @@ def test_a_callback_that_trains_in_between_ends_the_search():
 
 
 def test_noise_is_calibrated_once_for_each_combination(monkeypatch, capfd):
-    from keras_adaclip.tuners.hypermodel import clipping_hypermodel
+    from keras_adaclip.tuners import clipping_hypermodel
 
     calibrate, found = clipping_hypermodel.calibrate_noise_multiplier, []
 

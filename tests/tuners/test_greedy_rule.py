@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_adaclip.tuners.greedy.oracle import GreedyRule
+from keras_adaclip.tuners.greedy_oracle import GreedyRule
 from tests.tuners.scripted import algorithm_1
 
 SCORES = st.lists(
@@ -30,17 +30,15 @@ def run(rule, scores):
     return visited, None if best is None else visited[best]
 
 
-@given(SCORES, st.sampled_from([0.0, 0.02, 0.125, 0.5, 2.0]), st.integers(1, 60))
-def test_visits_are_those_of_algorithm_1(scores, max_drop, most):
-    rule = GreedyRule(0.05, 0.01, max_drop, max_trials=most)
-    expected = algorithm_1(scores.__getitem__, 0.05, 0.01, max_drop, most)
-    assert run(rule, scores) == expected
-
-
-@given(SCORES, st.floats(0.1, 2.0))
-def test_no_norm_passes_the_largest(scores, largest):
-    rule = GreedyRule(0.1, 0.1, 0.1, max_clip_norm=largest)
-    expected = algorithm_1(scores.__getitem__, 0.1, 0.1, 0.1, 60, largest)
+@given(
+    SCORES,
+    st.sampled_from([0.0, 0.02, 0.125, 0.5, 2.0]),
+    st.integers(1, 60),
+    st.one_of(st.floats(0.05, 2.0), st.just(1e15)),
+)
+def test_visits_are_those_of_algorithm_1(scores, max_drop, most, largest):
+    rule = GreedyRule(0.05, 0.01, max_drop, max_trials=most, max_clip_norm=largest)
+    expected = algorithm_1(scores.__getitem__, 0.05, 0.01, max_drop, most, largest)
     assert run(rule, scores) == expected
 
 
@@ -53,39 +51,13 @@ def test_a_drop_of_just_max_drop_does_not_end_the_epoch():
     assert (visited, best) == ([1.0, 2.0, 3.0, 4.0], 1.0)
 
 
-def test_rounding_does_not_add_up():
-    assert GreedyRule(0.05, 0.01).norm(200_000) == 0.05 + 200_000 * 0.01
-
-
 def test_geometric_steps_are_factors():
-    rule = GreedyRule(0.1, 2.0, 0.0, spacing="geometric", max_clip_norm=1.0)
+    rule = GreedyRule(0.1, 2.0, 0.0, "geometric", max_clip_norm=1.0)
     visited, best = run(rule, range(10))
     assert visited == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert best == pytest.approx(0.8)
 
 
 def test_a_geometric_search_without_bound_ends():
-    visited, _ = run(GreedyRule(1.0, 1e9, math.pi, spacing="geometric"), range(200))
+    visited, _ = run(GreedyRule(1.0, 1e9, math.pi, "geometric"), range(200))
     assert visited == [1.0, 1e9]
-
-
-def test_without_a_finite_score_there_is_no_best():
-    assert run(GreedyRule(0.1, 0.1, max_trials=4), [math.nan] * 4)[1] is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": 0.0}, "`start` must be positive"),
-        ({"step": 0.0}, "`step` must be positive"),
-        ({"step": 1.0, "spacing": "geometric"}, "`step` must be above 1"),
-        ({"max_drop": -0.1}, "`max_drop` must not be negative"),
-        ({"spacing": "cubic"}, "`spacing` must be one of 'linear', 'geometric'"),
-        ({"max_clip_norm": 0.01}, "`max_clip_norm` must be at least `start`, 0.05"),
-        ({"max_trials": 0}, "`max_trials_per_epoch` must be at least 1"),
-        ({"start": math.nan}, "`start` must be finite"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        GreedyRule(**options)

@@ -14,7 +14,7 @@ from scipy import stats
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection, read_ledger
-from keras_adaclip.tuners.private.loop import draw_values
+from keras_adaclip.tuners.private_runs import draw_values
 from tests.tuners.hypermodels import (
     BATCH_SIZE,
     Regression,

@@ -8,7 +8,7 @@ import sys
 import keras_tuner
 import pytest
 
-from keras_adaclip.tuners.private.record import SearchRecord
+from keras_adaclip.tuners.private_record import SearchRecord
 from tests.tuners.hypermodels import (
     Regression,
     Scored,
@@ -205,7 +205,7 @@ def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
 
 _HOLDER = """
 import sys, time
-from keras_adaclip.tuners.private.record import search_lock
+from keras_adaclip.tuners.private_record import search_lock
 with search_lock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
