@@ -26,30 +26,28 @@ from keras_adaclip.clipping import (
 )
 from keras_adaclip.schedules import ExponentialDecay, LinearDecay, PowerDecay
 
-STRATEGIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "fixed": ("clip_norm",),
-        "quantile": ("clip_norm", "target_quantile", "clip_norm_learning_rate"),
-        "linear": ("clip_norm",),
-        "exponential": ("clip_norm", "decay_rate"),
-        "power": ("clip_norm", "decay_power"),
-        "automatic": ("clip_norm",),
-        "mean_norm": ("clip_norm", "mean_norm_factor"),
-        "adaclip": ("max_variance",),
-    }
+STRATEGIES = (
+    "fixed",
+    "quantile",
+    "linear",
+    "exponential",
+    "power",
+    "automatic",
+    "mean_norm",
+    "adaclip",
 )
 DEFAULT_STRATEGIES = ("fixed", "quantile", "power", "automatic")
 
-# Smallest and largest value, and the sampling between them.
-_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+# Smallest and largest value, the sampling between them, and the strategies.
+_RANGES: Mapping[str, tuple[float, float, str, tuple[str, ...]]] = MappingProxyType(
     {
-        "clip_norm": (0.05, 5.0, "log"),
-        "target_quantile": (0.1, 0.9, "linear"),
-        "clip_norm_learning_rate": (0.05, 1.0, "log"),
-        "decay_rate": (1.2, 8.0, "log"),
-        "decay_power": (0.3, 0.6, "linear"),
-        "mean_norm_factor": (0.25, 2.0, "log"),
-        "max_variance": (1e-4, 1.0, "log"),
+        "clip_norm": (0.05, 5.0, "log", STRATEGIES[:-1]),
+        "target_quantile": (0.1, 0.9, "linear", ("quantile",)),
+        "clip_norm_learning_rate": (0.05, 1.0, "log", ("quantile",)),
+        "decay_rate": (1.2, 8.0, "log", ("exponential",)),
+        "decay_power": (0.3, 0.6, "linear", ("power",)),
+        "mean_norm_factor": (0.25, 2.0, "log", ("mean_norm",)),
+        "max_variance": (1e-4, 1.0, "log", ("adaclip",)),
     }
 )
 _VARIANCE_RATIO = 100.0
@@ -96,7 +94,7 @@ def clipping_choices(
     >>> sorted(hp.values)
     ['clip_norm', 'clip_norm_learning_rate', 'clipping', 'target_quantile']
     """
-    names = [check_choice("strategies", name, tuple(STRATEGIES)) for name in strategies]
+    names = [check_choice("strategies", name, STRATEGIES) for name in strategies]
     bounds = _checked_ranges(ranges)
     if total_steps is not None:
         total_steps = check_integer("total_steps", total_steps, minimum=1)
@@ -107,9 +105,8 @@ def clipping_choices(
         )
     strategy = hp.Choice("clipping", names)
     values = {}
-    for name, (low, high, sampling) in bounds.items():
-        owners = [each for each in names if name in STRATEGIES[each]]
-        if owners:
+    for name, (low, high, sampling, strategies_with_it) in bounds.items():
+        if owners := [each for each in names if each in strategies_with_it]:
             with hp.conditional_scope("clipping", owners):
                 if low == high:
                     values[name] = hp.Fixed(name, low)
@@ -120,8 +117,8 @@ def clipping_choices(
 
 def _checked_ranges(
     ranges: Mapping[str, tuple[float, float]] | None,
-) -> dict[str, tuple[float, float, str]]:
-    """Return all ranges with their sampling: the given ones, and defaults for the others."""
+) -> dict[str, tuple[float, float, str, tuple[str, ...]]]:
+    """Return all rows of `_RANGES`, with the given ranges in place of the defaults."""
     bounds = dict(_RANGES)
     for name, given in (ranges or {}).items():
         if name not in _RANGES:
@@ -130,7 +127,7 @@ def _checked_ranges(
                 f"Received: ranges={ranges!r}"
             )
         low, high = (check_positive(f"ranges[{name!r}]", value) for value in given)
-        bounds[name] = (low, high, _RANGES[name][2])
+        bounds[name] = (low, high, *_RANGES[name][2:])
     return bounds
 
 

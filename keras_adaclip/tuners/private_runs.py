@@ -73,13 +73,11 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
         ValueError: If there are no validation data, they are a part of the training data, every
             run would draw the same batches, or the number of runs could be seen.
     """
-    if arguments.get("validation_split"):
+    if arguments.get("validation_split") or arguments.get("validation_data") is None:
         raise ValueError(
-            "Argument `validation_split` would take the validation data from the private data, "
-            "which the scores would then reveal. Give `validation_data`."
+            "Argument `validation_data` must be given: runs are chosen by a score. A "
+            "`validation_split` would be a part of the private data, which scores would reveal."
         )
-    if arguments.get("validation_data") is None:
-        raise ValueError("Argument `validation_data` must be given: runs are chosen by a score.")
     for each in (*data, *arguments.values()):
         if isinstance(each, PoissonDataset) and each.seed is not None:
             raise ValueError(f"{_SEEDED} Received: PoissonDataset(seed={each.seed})")
@@ -175,11 +173,6 @@ class SearchLoop:
             raise ValueError(_SEEDED)
         if self.record.has_begun and ledger != self.record.first_ledger:
             raise ValueError(_CONTINUED)
-        if not self.bounds.covers(ledger):
-            raise ValueError(
-                "The model that `hypermodel.build` returns has spent more already than a run may. "
-                "Build a new model each time."
-            )
         return ledger
 
     def _advance(self, state: SearchState) -> None:

@@ -64,9 +64,6 @@ def test_large_cohorts_are_as_noisy_in_the_mean(script):
     task = script.TASK
     small = task.noise_multiplier / task.cohort_size
     assert task.large_noise_multiplier / task.large_cohort == pytest.approx(small, rel=0.001)
-    # The paper's 5 is by RDP for cohorts of a fixed size; Poisson sampling and PLD cost less.
-    epsilon = float(common.large_cohorts(task).split("epsilon ")[1].split(" ")[0])
-    assert 2.0 < epsilon < 5.0
 
 
 @once
@@ -103,7 +100,6 @@ def test_next_words():
     ]
     # A sentence that fills the sequence has no end: no more of it was read.
     assert y.tolist() == [[THE, CAT, SAT, END], [OTHER, END, PAD, PAD], [THE, THE, CAT, SAT]]
-    assert (x.dtype, y.dtype) == (np.int32, np.int32)
 
 
 def test_next_characters():
@@ -122,11 +118,9 @@ def test_accuracy_of_tokens():
         metric = text.TokenAccuracy(ignored)
         metric.update_state(y_true, logits)
         assert float(metric.result()) == pytest.approx(expected)
-    metric = text.TokenAccuracy.from_config(text.TokenAccuracy((PAD,)).get_config())
-    for weights in (np.array([1.0, 0.0]), np.array([[1.0], [0.0]]), np.eye(2)[:, :1] * np.ones(4)):
-        metric.reset_state()
-        metric.update_state(y_true, logits, sample_weight=weights)
-        assert float(metric.result()) == pytest.approx(2 / 3)
+    metric = text.TokenAccuracy((PAD,))
+    metric.update_state(y_true, logits, sample_weight=np.array([1.0, 0.0]))
+    assert float(metric.result()) == pytest.approx(2 / 3)
 
 
 @once
@@ -156,9 +150,6 @@ def test_padding_changes_nothing_that_a_client_contributes():
     for one, other in zip(short, long, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     assert shown == pytest.approx(shown_of_long, rel=1e-5)
-
-
-# ---- images -----------------------------------------------------------------------------------
 
 
 # ---- files ------------------------------------------------------------------------------------
@@ -195,8 +186,6 @@ def test_a_missing_file_is_named(published, tmp_path):
         message = rf"fed_emnist_test\.h5.*{reason}.*--data FOLDER"
         with pytest.raises(FileNotFoundError, match=message):
             tff_files.find_files({"fed_emnist_test.h5": archive}, tmp_path / "data")
-    with pytest.raises(FileNotFoundError, match="does not contain it"):
-        tff_files.find_files({"fed_emnist_valid.h5": published}, tmp_path / "data")
     options = argparse.Namespace(smoke=False, data=tmp_path / "empty")
     with pytest.raises(SystemExit, match="publishes it within file:///nowhere/fed_emnist"):
         common.data_files(options, {"fed_emnist_test.h5": nowhere}, made_up.emnist)

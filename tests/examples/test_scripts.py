@@ -38,25 +38,17 @@ def run_example(name, tmp_path, *options):
 def test_fashion_mnist(tmp_path):
     options = ("--smoke", "--output", tmp_path / "run.png", "--verbose", "2")
     printed = run_example("fashion_mnist.py", tmp_path, *options)
-    for words in (
-        "Data: ",
-        "Noise multiplier",
-        "epsilon: ",
-        "Test accuracy",
-        "differential privacy",
-    ):
-        assert words in " ".join(printed.split())
+    assert "epsilon: " in printed
+    assert "differential privacy" in " ".join(printed.split())
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
 @once
-@pytest.mark.parametrize("noise", [(), ("--without-noise",)])
-def test_audit_fashion_mnist(tmp_path, noise):
-    options = ("--smoke", "--output", tmp_path / "audit.png", *noise)
+def test_audit_fashion_mnist(tmp_path):
+    options = ("--smoke", "--output", tmp_path / "audit.png", "--without-noise")
     printed = run_example("audit_fashion_mnist.py", tmp_path, *options)
     assert "64 canaries, expected batch 16, 1 epochs" in printed
-    assert ("training has 0.000" in printed) == bool(noise)
-    assert "of 1 bounds lie above epsilon" in printed
+    assert "training has 0.000" in printed
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -16,28 +16,21 @@ def lines(axes):
     return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
 
 
-def test_the_noised_share_and_its_target(tmp_path):
-    history = SimpleNamespace(history=LOGS)
-    figure = ka.plots.quantile_tracking(history, 0.7, tmp_path / "share.png", title="Tracking")
-    norms, shares = figure.axes
+def test_the_noised_share_and_its_target():
+    norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=LOGS), 0.7).axes
     assert lines(norms) == {"clipping norm": LOGS["clip_norm"]}
     assert lines(shares) == {
         "noised, last step": LOGS["unclipped_fraction"],
         "target: 0.7": [0.7, 0.7],
     }
-    assert norms.get_legend() is None
     # Noise may take the share beyond one, and the axis follows.
     assert shares.get_ylim() == pytest.approx((0.0, 1.15))
-    assert figure.get_suptitle() == "Tracking"
-    assert (tmp_path / "share.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_raw_figures_are_said_not_to_be_private():
     norms, shares = ka.plots.quantile_tracking({**LOGS, **RAW}, 0.5).axes
     assert lines(norms)["mean norm (not private)"] == RAW["gradient_norm"]
     assert lines(shares)["true mean (not private)"] == pytest.approx([0.1, 0.4, 0.6])
-    shown = [text.get_text() for text in norms.get_legend().get_texts()]
-    assert shown == ["mean norm (not private)", "clipping norm"]
 
 
 @pytest.mark.parametrize("missing", list(LOGS))

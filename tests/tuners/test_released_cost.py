@@ -138,8 +138,10 @@ def test_the_cost_goes_with_the_model(search, tmp_path, route):
     assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
 
 
-@pytest.mark.parametrize("route", [saved_and_loaded, weights_loaded, loaded_and_compiled])
-@pytest.mark.parametrize("is_fitted_before", [False, True])
+@pytest.mark.parametrize(
+    ("route", "is_fitted_before"),
+    [(saved_and_loaded, False), (weights_loaded, True), (loaded_and_compiled, True)],
+)
 def test_further_training_comes_on_top(search, tmp_path, route, is_fitted_before):
     model, num_steps = search.best_model(), 4
     if is_fitted_before:
