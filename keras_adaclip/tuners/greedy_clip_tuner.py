@@ -65,11 +65,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
     Raises:
         TypeError: If an argument is not of its kind.
         ValueError: If an argument is out of range, the folder holds a search with other settings,
-            or keras-tuner's distributed mode is on: each trial needs the result of the one before.
+            or keras-tuner's distributed mode is on.
 
     Guarantees:
-        **The search is not private.** It trains many models on its data and chooses among them by
-        their scores, so that the data must be public. The schedule found on public data costs
+        **The search is not private**: its data must be public. The schedule found there costs
         private data nothing.
 
     Example:
@@ -89,8 +88,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
     'min'
 
     Then `tuner.search(x, y, validation_data=(x_val, y_val), batch_size=256)`, with the arguments
-    of `fit`, and `tuner.best_schedule().save("schedule.json")`. Another data set is trained with
-    `ScheduledClipping(PiecewiseConstant.load("schedule.json"))`.
+    of `fit`, and train private data with `ScheduledClipping(tuner.best_schedule())`.
 
     Reference:
         Lin et al. 2022, algorithm 1.
@@ -152,9 +150,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 Keras's lines too.
 
         Raises:
-            TypeError: If the hypermodel does not return a private model with a fixed norm.
-            ValueError: If an argument belongs to the search, or the model does not know its input
-                shape. Nothing was trained then.
+            TypeError: If the hypermodel does not return such a model.
+            ValueError: If an argument belongs to the search.
             RuntimeError: If a trial fails, or no norm of an epoch gives a finite objective.
         """
         for name in ("epochs", "initial_epoch"):
@@ -163,7 +160,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
                     f"Argument `{name}` belongs to the search: each trial trains one epoch. Give "
                     f"`epochs` to the tuner. Received: {name}={fit_kwargs[name]!r}"
                 )
-        verbose = fit_kwargs.pop("verbose", 1)
+        verbose = fit_kwargs.pop("verbose", "auto")
         self._verbose = 1 if verbose == "auto" else int(verbose)
         self._model = self._new_model()
         if self._verbose > 0:
@@ -174,8 +171,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             tried = self.oracle.epoch(number).thresholds
             raise RuntimeError(
                 f"No norm of epoch {number} gave a finite {self.oracle.objective.name}, from "
-                f"{tried[0]:.6g} to {tried[-1]:.6g}. Lower the learning rate or the noise, or try "
-                "other norms, in another folder."
+                f"{tried[0]:.6g} to {tried[-1]:.6g}. Try other settings, in another folder."
             )
 
     def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
@@ -247,8 +243,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
     def trend(self) -> PowerDecay:
         """Return the `PowerDecay` that is closest to the best schedule.
 
-        It is closest in the logarithms, by least squares, so that an epoch counts by the ratio of
-        its norm to the trend (Lin et al. 2022, equation 11). If norms grow, its power is 0.
+        It is closest in the logarithms, by least squares (Lin et al. 2022, equation 11). If norms
+        grow, its power is 0.
 
         Raises:
             RuntimeError: If no epoch is finished.
@@ -263,10 +259,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return PowerDecay(float(np.exp(np.mean(logarithms + power * ages))), power)
 
     def load_model(self, trial: Trial) -> Any:
-        """Return a model with the weights and the optimizer state that a trial ended with.
-
-        A search is not private, and neither is its model: the report of the model and a
-        `UserWarning` say so.
+        """Return the model of a trial, which a report and a `UserWarning` call not private.
 
         Args:
             trial: A trial whose weights were kept, as `get_best_models` uses them.
@@ -295,10 +288,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
             f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction})."
         )
         for number, epoch in list(enumerate(epochs, 1))[-num_trials:]:
-            print(
-                f"epoch {number}: clip_norm {epoch.threshold:.4g}, objective {epoch.score:.4f}, "
-                f"{len(epoch.scores)} trials"
-            )
+            best = f"{epoch.score:.4f} at {epoch.threshold:.4g}"
+            print(f"epoch {number}  best {best}  {len(epoch.scores)} trials")
         if len(epochs) > 1:
             trend = self.trend()
             print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
@@ -338,14 +329,11 @@ def _check_model(model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     clipping = getattr(optimizer, "clipping", None)
     has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
-    if not isinstance(optimizer, DPOptimizer) or optimizer.built or not has_norm:
+    is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
+    if not is_new or not has_norm:
         raise TypeError(
-            "The hypermodel must return a new private model in every call, compiled with a new "
-            "`DPOptimizer(..., clipping=1.0)`, whose fixed clipping norm the search replaces. "
-            f"Received: {type(model).__name__} with optimizer={optimizer!r}, clipping={clipping!r}"
-        )
-    if not model.built:
-        raise ValueError(
-            "The hypermodel must return a model that knows its input shape: begin it with "
-            f"`keras.Input`, or call its `build`. Received: the model {model.name!r}"
+            "The hypermodel must return a new private model in every call, which knows its input "
+            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
+            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
+            f"clipping={clipping!r}"
         )

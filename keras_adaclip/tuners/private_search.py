@@ -23,9 +23,9 @@ from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
 class PrivateSearch(keras_tuner.Tuner):
     """Searches for hyperparameters at random, and releases the best run with its true epsilon.
 
-    The number of runs is drawn at random and kept secret, the hyperparameters of each run are drawn
-    at random from the search space, and only the best run is released. Its epsilon is then that of
-    two or three runs, however many there were.
+    The number of runs is drawn at random and kept secret, hyperparameters are drawn at random, and
+    only the best run is released. Its epsilon is that of two or three runs, however many there
+    were.
 
     The cost of a run must be known before the first one: the hypermodel has a method
     `privacy_plan(hp)`, which returns the `Ledger` of a whole run, or `base` is given. If plans
@@ -60,17 +60,15 @@ class PrivateSearch(keras_tuner.Tuner):
     Guarantees:
         Epsilon holds for what `best_model`, `get_best_hyperparameters`, `best_score` and
         `results_summary` give: the weights, hyperparameters and score of the best run. The number
-        of runs must stay secret. Until the search ends, that number and the best run so far are in
-        the project directory, which belongs to the curator; then everything but the best run is
-        deleted.
+        of runs must stay secret. Until the search ends, it is in the project directory, which
+        belongs to the curator; then everything but the best run is deleted.
 
         Hyperparameters are drawn with replacement from the distribution that the search space
         declares, whatever earlier runs gave. A run that fails, or whose score is not finite, counts
-        and loses. An interrupted run runs again, with the same hyperparameters and new noise:
-        nothing is left of its first execution, so that the two are one run. Each run begins with
-        `keras.utils.clear_session` and new global seeds, so that runs are independent; a run that
-        continues another one, or whose noise or batches come from a `seed`, ends the search without
-        a release.
+        and loses. An interrupted run runs again, with the same hyperparameters and new noise. Each
+        run begins with `keras.utils.clear_session` and new global seeds. A run that continues
+        another one, or whose noise or batches come from a `seed`, ends the search without a
+        release.
 
         The released model carries the search's epsilon on its ledger and in its files; so does
         every model when its run has ended. What callbacks and hypermodels print, write or keep
@@ -194,8 +192,7 @@ class PrivateSearch(keras_tuner.Tuner):
         """Return the released model, which carries the cost of the search on its ledger.
 
         Returns:
-            The model, with the weights of its best epoch; None if the number of runs was drawn as
-            zero, so that there is nothing to release.
+            The model, with the weights of its best epoch; None if zero runs were drawn.
 
         Raises:
             RuntimeError: If the search has not ended, or nothing can be released.
@@ -244,8 +241,6 @@ class PrivateSearch(keras_tuner.Tuner):
         Args:
             delta: A float in (0, 1), well below one over the number of examples.
 
-        Returns:
-            Epsilon of the released run with its selection, and that of one run beside it.
         """
         self._check_folder()
         cost = self._bounds.selected(self._selection)
