@@ -177,7 +177,7 @@ class GreedyOracle(keras_tuner.Oracle):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue a saved search; raise `ValueError` if its settings differ."""
         saved, settings = state["greedy"], self._settings()
-        if saved != settings:
+        if any(saved.get(name) != value for name, value in settings.items()):
             raise ValueError(
                 "The folder holds a search with other settings, and continuing it would mix two "
                 "searches. Use the settings of that search, or another `project_name`. "

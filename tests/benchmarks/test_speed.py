@@ -99,15 +99,12 @@ def test_measuring_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     results.add(record("mlp", "jax", 0, plain=1.0, poisson=2.0))
     arguments = ["--models", "mlp", "--backends", "jax", "--environments", str(tmp_path)]
     arguments += ["--rounds", "2", "--no-memory"]
-    bench.measure_all(bench.parse_options([*arguments, "--dry-run"]), results)
-    assert not started
     bench.measure_all(bench.parse_options(arguments), ResultsFile(results.path))
     # A plain step is always there to compare with, and what failed is not tried again.
     assert started == [("jax", "times", "shuffle", "plain"), ("jax", "times", "plain", "poisson")]
     assert "left out: opacus" in capsys.readouterr().out
-    started.clear()
     bench.measure_all(bench.parse_options(arguments), ResultsFile(results.path))
-    assert not started
+    assert len(started) == 2
 
 
 # ---- the report ---------------------------------------------------------------------------------

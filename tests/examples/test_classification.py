@@ -53,17 +53,9 @@ def schedule(tmp_path):
 
 def test_lora_trains_its_own_weights_and_the_last_layer_alone(monkeypatch, capsys, tmp_path):
     printed = run_script("lora", monkeypatch, capsys, "--smoke", "--output", tmp_path / "run.png")
-    table = re.findall(r"^(\S+) \((\w+)\) +(\w+)", printed, re.MULTILINE)
-    assert sorted(table) == [
-        ("classes", "Dense", "Dense"),
-        ("query", "EinsumDense", "EinsumDense"),
-        ("value", "EinsumDense", "EinsumDense"),
-    ]
     counts = re.search(r"(\d+) of (\d+) numbers", printed.replace(",", ""))
-    trained, in_all = map(int, counts.groups())
     # Two factors for each of two projections of 8 x 8, and the last layer.
-    assert trained == 2 * (8 * 2 * 4 + 4 * 4) + 8 * 2 + 2
-    assert in_all > 40_000
+    assert int(counts[1]) == 2 * (8 * 2 * 4 + 4 * 4) + 8 * 2 + 2
     assert "differential privacy after 16 steps" in printed
 
 
