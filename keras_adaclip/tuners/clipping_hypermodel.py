@@ -1,4 +1,4 @@
-"""A search space of private training, every trial of which spends the same epsilon."""
+"""A search space of private training in which every trial spends the same epsilon."""
 
 import inspect
 import math
@@ -184,8 +184,8 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             metrics=keras.tree.map_structure(_new_metric, self.metrics),
         )
         model.tuning = (
-            f"not counted: the model is one trial of a search, of which {self._num_runs} have "
-            "begun in this process. Its epsilon is that of one trial; the choice among them costs "
+            f"not counted: the model is one trial of a search; {self._num_runs} have begun in this "
+            "process. Its epsilon is that of one trial; the choice among them costs "
             "more, on private data up to as much as all of them together"
         )
         # Otherwise the checkpoint of an earlier trial could not be loaded.

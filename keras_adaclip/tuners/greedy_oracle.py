@@ -1,4 +1,4 @@
-"""Which clipping norm of which epoch a greedy search tries next, and which ones it keeps.
+"""The order in which a greedy search tries clipping norms, and the norm that each epoch keeps.
 
     C_k = start + k * step      or      C_k = start * step ** k,      k = 0, 1, 2, ...
 
@@ -109,7 +109,7 @@ class SearchedEpoch:
 
 
 class GreedyOracle(keras_tuner.Oracle):
-    """Decides which norm of which epoch is tried next, and which one is kept.
+    """Chooses the norm and the epoch of the next trial, and the norm that each epoch keeps.
 
     The completed trials are the whole state of the search. A search that was interrupted therefore
     continues where it stopped, and repeats the interrupted trial.

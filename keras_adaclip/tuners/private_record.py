@@ -156,6 +156,7 @@ class SearchRecord:
             self.run_weights(slot).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
+        """Return the record; raise `ValueError` if this release cannot read it."""
         document: dict[str, Any] = json.loads(self._file.read_text("utf-8"))
         if document.get("format") != _FORMAT or document.get("version") != _VERSION:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The runs of a private search: a secret number of independent runs, of which the best one stays.
+"""The runs of a private search: their number is secret, and only the best one is kept.
 
 Runs must be independent of each other, must stay within the bound that was fixed before the search,
 and must not be seen or counted from outside. keras-tuner's own searches draw without replacement,
