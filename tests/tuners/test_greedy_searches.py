@@ -191,10 +191,3 @@ def test_the_trend_is_the_closest_power_law(norms):
         assert found <= distance(np.log(trend.initial_value) + change, trend.power) + 1e-9
         power = max(trend.power + change, 0.0)
         assert found <= distance(np.log(trend.initial_value), power) + 1e-9
-
-
-def test_one_epoch_has_no_trend(tmp_path):
-    tuner = tuner_of(table(5, ties=False), tmp_path, epochs=1)
-    tuner.search(verbose=0)
-    with pytest.raises(ValueError, match="two finished epochs"):
-        tuner.trend()

@@ -17,7 +17,6 @@ import keras_adaclip as ka
 from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import (
     PrivacySpent,
-    RandomSelection,
     RunBounds,
     read_ledger,
     rounded_up,
@@ -76,7 +75,6 @@ def test_the_report_of_the_model_says_it(search):
     epsilon = search.privacy_spent(DELTA).epsilon
     assert report.epsilon_pld == report.epsilon_rdp == epsilon
     assert report.group_epsilons[2] > 2 * epsilon
-    assert report.epsilon_without_amplification == float("inf")
     assert "the geometric law with mean 10" in report.tuning
     assert "(PLD)" not in report.to_text()
 
@@ -167,26 +165,6 @@ def test_a_known_number_of_runs_costs_all_of_them():
     of_all = PrivacySpent.from_ledger(planned(steps=3 * STEPS), DELTA, "rdp")
     assert spent.epsilon == pytest.approx(of_all.epsilon)
     assert "the best of 3 runs, a number that is known" in str(spent)
-
-
-class TwoNoises(Regression):
-    """Runs of different noise and length."""
-
-    def build(self, hp):
-        return built_model(noise_multiplier=float(hp.Choice("noise", [1.0, 3.0])))
-
-    def privacy_plan(self, hp):
-        return planned(hp.get("noise"))
-
-
-def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    search = searched(tmp_path, TwoNoises())
-    model = saved_and_loaded(search.best_model(), tmp_path)
-    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
-    assert model.privacy_spent(DELTA).epsilon == pytest.approx(
-        RandomSelection(10).epsilon(planned(1.0), DELTA)
-    )
 
 
 def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):
