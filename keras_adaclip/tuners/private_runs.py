@@ -91,7 +91,9 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
         if isinstance(callback, PrivacyCallback):
             is_silent = callback.delta is not None and callback.report_path is None
         else:
-            is_silent = not (isinstance(callback, _NOT_SILENT) or getattr(callback, "verbose", 0))
+            is_silent = not (
+                isinstance(callback, _NOT_SILENT) or getattr(callback, "verbose", False)
+            )
         if not is_silent:
             raise ValueError(
                 f"{type(callback).__name__} would print or write something in every run, but only "
