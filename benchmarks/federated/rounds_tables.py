@@ -6,7 +6,7 @@ from typing import Any
 import speed_path  # noqa: F401
 from plans import COHORTS, MODELS, SERIES
 from rounds_summary import RoundsSummary
-from tables import number, table
+from tables import conditions, number, table
 from ways import NAMES
 from workloads import Workload
 
@@ -35,7 +35,9 @@ def markdown(summary: RoundsSummary, machine: dict[str, Any], clock: str) -> str
     """
     parts = [
         "# Federated rounds",
-        _conditions(summary, machine, clock),
+        conditions(summary.versions, machine, clock, "federated/rounds_report.py")
+        + " On TensorFlow a number is that of the faster of without XLA and with XLA, and the loop "
+        "in JAX is the faster of two.",
         *_rounds(summary),
         *_ratios(summary),
         *_memory(summary),
@@ -43,22 +45,6 @@ def markdown(summary: RoundsSummary, machine: dict[str, Any], clock: str) -> str
         *_failures(summary),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _conditions(summary: RoundsSummary, machine: dict[str, Any], clock: str) -> str:
-    packages: dict[str, str] = {}
-    for versions in summary.versions.values():
-        packages = {**versions, **packages}
-    accelerator = machine.get("accelerator")
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB"
-        f"{f', {accelerator}' if accelerator else ''}, {machine['system']}. Clock: {clock}. "
-        f"{', '.join(f'{name} {version}' for name, version in packages.items())} (where "
-        "environments differ, the first).\n\n"
-        "Written by `python benchmarks/federated/rounds_report.py` from `results.json`; how it was "
-        "measured stands in `README.md`. On TensorFlow a number is that of the faster of without "
-        "XLA and with XLA, and the loop in JAX is the faster of two."
-    )
 
 
 def _workloads(summary: RoundsSummary) -> list[Workload]:

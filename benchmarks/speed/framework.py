@@ -50,18 +50,9 @@ BACKENDS = ("tensorflow", "jax", "torch")
 PEERS = tuple(name for name in MODULES if name not in BACKENDS)
 
 WAYS: dict[str, tuple[str, ...]] = {
-    "tensorflow": (
-        "plain",
-        "shuffle",
-        "poisson",
-        "vectorized",
-        "plain-xla",
-        "shuffle-xla",
-        "poisson-xla",
-        "vectorized-xla",
-    ),
-    "jax": ("plain", "shuffle", "poisson", "vectorized"),
-    "torch": ("plain", "shuffle", "poisson", "vectorized"),
+    "tensorflow": ("plain", "shuffle", "poisson", "plain-xla", "shuffle-xla", "poisson-xla"),
+    "jax": ("plain", "shuffle", "poisson"),
+    "torch": ("plain", "shuffle", "poisson"),
     "opacus": ("plain", "ghost", "hooks"),
     "jax-privacy": ("plain", "vmap", "scan"),
     "tensorflow-privacy": (

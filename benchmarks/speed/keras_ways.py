@@ -1,11 +1,11 @@
-"""Keras 3: plain `fit`, and this package layer-wise (shuffled, Poisson) and vectorized."""
+"""Keras 3: plain `fit`, and this package with shuffled and with Poisson batches."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from framework import Framework, NotAvailableError, Train
+from framework import Framework, Train
 from suite import Benchmark
 
 import keras_adaclip as ka
@@ -34,16 +34,16 @@ def build(benchmark: Benchmark, way: str) -> Train:
 
     Args:
         benchmark: the model.
-        way: "plain", "shuffle", "poisson" or "vectorized", with "-xla" for
-            `jit_compile=True`. Without, Keras decides ("auto"): JAX compiles always, TensorFlow not
-            where it has a CPU only, PyTorch never.
+        way: "plain", "shuffle" or "poisson", with "-xla" for `jit_compile=True`. Without, Keras
+            decides ("auto"): JAX compiles always, TensorFlow not where it has a CPU only, PyTorch
+            never.
     """
     kind = way.removesuffix(_XLA)
     optimizer: Any = keras.optimizers.SGD(0.01)
     make: Callable[..., keras.Model] = keras.Model
     if kind != "plain":
         make = ka.PrivateModel
-        optimizer = _private(optimizer, {"gradient_method": kind} if kind == "vectorized" else {})
+        optimizer = ka.optimizers.DPOptimizer(optimizer, clipping=1.0, noise_multiplier=1.0)
     model = make(*benchmark.build(keras))
     benchmark.check_size(sum(math.prod(weight.shape) for weight in model.trainable_weights))
     model.compile(
@@ -52,8 +52,7 @@ def build(benchmark: Benchmark, way: str) -> Train:
         metrics=["accuracy"],
         jit_compile=True if way.endswith(_XLA) else "auto",
     )
-    sampling = {"plain": None, "poisson": "poisson"}.get(kind, "shuffle")
-    arguments = {} if sampling is None else {"sampling": sampling}
+    arguments = {} if kind == "plain" else {"sampling": kind}
 
     def train(num_steps: int) -> Callable[[], Any]:
         x, y = benchmark.data(benchmark.batch_size * num_steps)
@@ -65,16 +64,6 @@ def build(benchmark: Benchmark, way: str) -> Train:
         return run
 
     return train
-
-
-def _private(optimizer: Any, arguments: dict[str, str]) -> Any:
-    make: Any = ka.optimizers.DPOptimizer
-    try:
-        return make(optimizer, clipping=1.0, noise_multiplier=1.0, **arguments)
-    except (TypeError, ValueError) as error:
-        if not arguments:
-            raise
-        raise NotAvailableError("this version has no gradient_method='vectorized'") from error
 
 
 def _limit_threads() -> None:

@@ -1,6 +1,6 @@
 """The report in Markdown."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from framework import WAYS
@@ -31,7 +31,9 @@ def markdown(summary: Summary, machine: dict[str, Any], clock: str) -> str:
     """
     parts = [
         "# A private step beside a plain one",
-        _conditions(summary, machine, clock),
+        conditions(summary.versions, machine, clock, "speed/report.py")
+        + " On TensorFlow a number is that of the faster of without XLA and with XLA, for the "
+        "plain step as for the private ones.",
         *_ratios(summary),
         *_milliseconds(summary),
         *_peers(summary),
@@ -54,19 +56,28 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _conditions(summary: Summary, machine: dict[str, Any], clock: str) -> str:
+def conditions(
+    versions: Mapping[str, Mapping[str, str]], machine: dict[str, Any], clock: str, script: str
+) -> str:
+    """The machine, the clock and the packages of the measurements, and what wrote the report.
+
+    Args:
+        versions: the packages of each framework, with their versions.
+        machine: from `results.machine`.
+        clock: how the times were taken.
+        script: the script that writes the report.
+    """
     packages: dict[str, str] = {}
-    for versions in summary.versions.values():
-        packages = {**versions, **packages}
+    for of_framework in versions.values():
+        packages = {**of_framework, **packages}
     accelerator = machine.get("accelerator")
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB"
         f"{f', {accelerator}' if accelerator else ''}, {machine['system']}. Clock: {clock}. "
         f"{', '.join(f'{name} {number}' for name, number in packages.items())} (where "
         "environments differ, the first).\n\n"
-        "Written by `python benchmarks/speed/report.py` from `results.json`; how it was measured "
-        "stands in `README.md`. On TensorFlow a number is that of the faster of without XLA and "
-        "with XLA, for the plain step as for the private ones."
+        f"Written by `python benchmarks/{script}` from `results.json`; how it was measured stands "
+        "in `README.md`."
     )
 
 

@@ -31,10 +31,10 @@ def audit(found: OneRunAudit, path: str | Path | None = None, title: str | None 
         ImportError: If matplotlib is missing.
     """
     figure, (scores, bounds) = panels(2)
-    finite = found.scores[np.isfinite(found.scores)]
-    edges = np.linspace(finite.min(), finite.max(), _NUM_BINS + 1) if len(finite) else _NUM_BINS
+    finite = np.isfinite(found.scores)
+    edges = np.histogram_bin_edges(found.scores[finite], _NUM_BINS)
     for is_member, name, colour in ((True, "trained on", BLUE), (False, "left out", ORANGE)):
-        values = found.scores[(found.is_member == is_member) & np.isfinite(found.scores)]
+        values = found.scores[finite & (found.is_member == is_member)]
         scores.hist(values, edges, alpha=0.6, color=colour, label=name)
     label(scores, "score (by how much the loss fell)", "canaries", integers=False)
 

@@ -7,18 +7,15 @@ import numpy as np
 
 # The colours of Okabe and Ito, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
-# For any number of curves: seven colours, then the same ones with dashes.
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":")
-# Above the first factor small norms could not be told apart on a linear axis. Above the second one
-# there is no room for more than one label a decade.
-_WIDE, _VERY_WIDE = 10.0, 1_000.0
+# Above this factor small norms could not be told apart on a linear axis.
+_WIDE = 10.0
 
 
 def line_style(number: int) -> dict[str, Any]:
     """Return colour and dashes of the curve with a number, from 0, as arguments of matplotlib."""
-    dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": dashes, "linewidth": 2}
+    dashes, colour = divmod(number, len(_COLOURS))
+    return {"color": _COLOURS[colour], "linestyle": ("-", "--", ":")[dashes % 3], "linewidth": 2}
 
 
 def panels(number: int, width: float = 4.0) -> tuple[Any, list[Any]]:
@@ -67,18 +64,14 @@ def scale_norms(axes: Any, norms: np.ndarray) -> None:
         axes: The axes.
         norms: All norms that are drawn there.
     """
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import StrMethodFormatter
 
     shown = norms[np.isfinite(norms) & (norms > 0)]
-    factor = shown.max() / shown.min() if len(shown) else 1.0
-    if factor <= _WIDE:
+    if len(shown) and shown.max() > _WIDE * shown.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
         axes.set_ylim(bottom=0.0)
-        return
-    axes.set_yscale("log")
-    between = (1.0, 2.0, 5.0) if factor < _VERY_WIDE else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(subs=between))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def finished(figure: Any, path: str | Path | None, title: str | None) -> Any:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_adaclip.plots.canvas import BLUE, GREEN, ORANGE, finished, label, panels
 
 
@@ -46,8 +48,7 @@ def history(history: Any, path: str | Path | None = None, title: str | None = No
         for key, words, colour in curves:
             if key in values:
                 # Fewer values than epochs come from `validation_freq`.
-                spacing = num_epochs // len(values[key])
-                epochs = [spacing * (number + 1) for number in range(len(values[key]))]
+                epochs = np.arange(1, len(values[key]) + 1) * (num_epochs // len(values[key]))
                 axes.plot(epochs, values[key], label=words, color=colour, linewidth=2)
         label(axes, "epoch", name, legend=len(axes.lines) > 1)
     return finished(figure, path, title)

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import check_between_0_and_1, check_choice
 from keras_adaclip.accounting import (
-    Ledger,
     LedgerRow,
     default_delta,
     ledger_epsilon,
@@ -51,7 +49,6 @@ def privacy_curve(
 
     Raises:
         ImportError: If matplotlib is missing.
-        TypeError: If there is no ledger.
         ValueError: If no step has run or one ran without noise, or `delta` is missing and the
             number of examples is not known.
 
@@ -64,23 +61,19 @@ def privacy_curve(
     >>> over_epochs.get_xlabel(), over_epochs.get_title()
     ('epochs of 59 steps', 'at delta = 1e-05')
     """
-    rows = _rows_of(model_or_ledger)
-    accountant = check_choice("accountant", accountant, ("pld", "rdp"))
+    ledger = getattr(model_or_ledger, "privacy_ledger", model_or_ledger)
+    rows = tuple(row for row in ledger if row.steps > 0)
+    if not rows:
+        raise ValueError("No step has run yet: nothing is spent, and there is no curve to draw.")
     if delta is None:
-        num_examples = max(row.num_examples for row in rows)
-        if num_examples <= 1:
-            raise ValueError(
-                "The ledger does not tell the number of examples or clients, from which delta "
-                "would follow. Give `delta`."
-            )
-        delta = default_delta(num_examples)
-    delta = check_between_0_and_1("delta", delta)
+        delta = default_delta(max(row.num_examples for row in rows))
     spent = ledger_epsilon(rows, delta, accountant)
     if math.isinf(spent):
         raise ValueError("A step ran without noise: epsilon is infinite, and there is no curve.")
     relation = rows_relation(rows)
 
     def epsilon(rows_so_far: Iterable[LedgerRow], delta: float) -> float:
+        """Return an upper bound on epsilon that is quick to compute."""
         return quick_epsilon(rows_so_far, delta, accountant, relation)
 
     figure, (over_delta, over_time) = panels(2)
@@ -107,23 +100,6 @@ def privacy_curve(
     for axes in (over_delta, over_time):
         axes.set_ylim(bottom=0.0)
     return finished(figure, path, title)
-
-
-def _rows_of(model_or_ledger: Any) -> tuple[LedgerRow, ...]:
-    """Return the rows that have steps."""
-    ledger = getattr(model_or_ledger, "privacy_ledger", model_or_ledger)
-    if isinstance(ledger, LedgerRow):
-        ledger = (ledger,)
-    rows = tuple(ledger) if isinstance(ledger, Ledger | list | tuple) else (None,)
-    if not all(isinstance(row, LedgerRow) for row in rows):
-        raise TypeError(
-            "Argument `model_or_ledger` must be a private model, a `Ledger` or rows of one. "
-            f"Received: an object of type {type(model_or_ledger).__name__}"
-        )
-    rows = tuple(row for row in rows if row.steps > 0)
-    if not rows:
-        raise ValueError("No step has run yet: nothing is spent, and there is no curve to draw.")
-    return rows
 
 
 def _epochs_of(rows: tuple[LedgerRow, ...]) -> tuple[int, str]:

@@ -56,24 +56,23 @@ def quantile_tracking(
                 "`keras_adaclip.callbacks.ClippingMonitor` among the callbacks."
             )
     figure, (norms, shares) = panels(2)
-    epochs = np.arange(1, len(values["clip_norm"]) + 1)
+    clip_norms, noised = (np.asarray(values[each]) for each in ("clip_norm", "unclipped_fraction"))
+    epochs = np.arange(1, len(clip_norms) + 1)
     style = {"color": BLUE, "linewidth": 2}
     raw = {"color": GREY, "linewidth": 1.5}
-    if "gradient_norm" in values:
-        norms.plot(epochs, values["gradient_norm"], label="mean norm (not private)", **raw)
-    norms.plot(epochs, values["clip_norm"], label="clipping norm", **style)
-    drawn = [values.get(name, ()) for name in ("clip_norm", "gradient_norm")]
-    scale_norms(norms, np.concatenate(drawn))
-    label(norms, "epoch", "clipping norm (L2)", legend="gradient_norm" in values)
+    true_norms = np.asarray(values.get("gradient_norm", ()))
+    if len(true_norms):
+        norms.plot(epochs, true_norms, label="mean norm (not private)", **raw)
+    norms.plot(epochs, clip_norms, label="clipping norm", **style)
+    scale_norms(norms, np.concatenate([clip_norms, true_norms]))
+    label(norms, "epoch", "clipping norm (L2)", legend=len(true_norms) > 0)
     if "clipped_fraction" in values:
         unclipped = 1.0 - np.asarray(values["clipped_fraction"])
         shares.plot(epochs, unclipped, label="true mean (not private)", **raw)
-    noised = np.asarray(values["unclipped_fraction"])
     shares.plot(epochs, noised, label="noised, last step", **style)
     line = {"color": ORANGE, "linestyle": "--", "linewidth": 2}
     shares.axhline(target, label=f"target: {target:g}", **line)
     # From 0 to 1, or as far as the noise has taken a share.
-    finite = noised[np.isfinite(noised)]
-    shares.set_ylim(min([0.0, *(finite - 0.05)]), max([1.0, *(finite + 0.05)]))
+    shares.set_ylim(min(0.0, np.nanmin(noised) - 0.05), max(1.0, np.nanmax(noised) + 0.05))
     label(shares, "epoch", "share of units that are not clipped")
     return finished(figure, path, title)

@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_adaclip.plots.canvas import BLUE, GREEN, GREY, ORANGE, finished, label, panels
 
 _MOST_HYPERPARAMETERS = 4
@@ -45,21 +47,19 @@ def _greedy(tuner: Any) -> Any:
         raise ValueError("The search has finished no epoch that could be plotted.")
     numbers = range(1, len(epochs) + 1)
     figure, (norms, scores) = panels(2)
-    tried = {"color": GREY, "s": 8, "alpha": 0.4, "zorder": 1}
-    best = {"color": BLUE, "marker": "o", "linewidth": 2, "label": "best"}
-    for number, epoch in zip(numbers, epochs, strict=True):
-        at = [number] * len(epoch.thresholds)
-        norms.scatter(at, epoch.thresholds, **tried)
-        scores.scatter(at, epoch.scores, **tried)
-    norms.plot(numbers, [epoch.threshold for epoch in epochs], **best)
-    scores.plot(numbers, [epoch.score for epoch in epochs], **best)
+    for axes, tried, best in ((norms, "thresholds", "threshold"), (scores, "scores", "score")):
+        for number, epoch in enumerate(epochs, 1):
+            values = getattr(epoch, tried)
+            axes.scatter([number] * len(values), values, color=GREY, s=8, alpha=0.4, zorder=1)
+        values = [getattr(epoch, best) for epoch in epochs]
+        axes.plot(numbers, values, color=BLUE, marker="o", linewidth=2, label="best")
     if len(epochs) > 1:
         trend = tuner.trend()
         values = [trend.initial_value / number**trend.power for number in numbers]
         words = f"{trend.initial_value:.2g} / epoch^{trend.power:.2g}"
         norms.plot(numbers, values, color=ORANGE, linestyle="--", linewidth=2, label=words)
     label(norms, "epoch", "clipping norm (grey: tried)")
-    label(scores, "epoch", _in_words(tuner.oracle.objective.name))
+    label(scores, "epoch", tuner.oracle.objective.name.replace("_", " "))
     return figure
 
 
@@ -73,32 +73,24 @@ def _trials(tuner: Any) -> Any:
     ]
     if not trials:
         raise ValueError("The search has no finished trial that could be plotted.")
-    # The values of each hyperparameter, but for keras-tuner's own.
-    values: dict[str, set[Any]] = {}
-    for chosen, _ in trials:
-        for name in chosen:
-            if "/" not in name:
-                values.setdefault(name, set()).add(chosen[name])
-    names = [name for name, different in values.items() if len(different) > 1]
-    names = names[:_MOST_HYPERPARAMETERS]
-    figure, (by_trial, *others) = panels(1 + len(names))
+    # Hyperparameters that were varied, but for keras-tuner's own.
+    names = dict.fromkeys(name for chosen, _ in trials for name in chosen if "/" not in name)
+    values = {name: {chosen[name] for chosen, _ in trials if name in chosen} for name in names}
+    varied = [name for name in names if len(values[name]) > 1][:_MOST_HYPERPARAMETERS]
+    figure, (by_trial, *others) = panels(1 + len(varied))
     numbers = range(1, len(trials) + 1)
     scores = [score for _, score in trials]
-    better = max if oracle.objective.direction == "max" else min
-    so_far = [better(scores[:number]) for number in numbers]
+    better = np.maximum if oracle.objective.direction == "max" else np.minimum
     by_trial.scatter(numbers, scores, color=GREEN, s=20, label="trial")
+    so_far = better.accumulate(scores)
     by_trial.step(numbers, so_far, color=BLUE, where="post", linewidth=2, label="best so far")
-    label(by_trial, "trial", _in_words(oracle.objective.name))
-    for axes, name in zip(others, names, strict=True):
+    label(by_trial, "trial", oracle.objective.name.replace("_", " "))
+    for axes, name in zip(others, varied, strict=True):
         shown = [(chosen[name], score) for chosen, score in trials if name in chosen]
-        if any(isinstance(value, str | bool) for value, _ in shown):
+        if any(isinstance(value, str | bool) for value in values[name]):
             shown = [(str(value), score) for value, score in shown]
         elif min(values[name]) > 0 and max(values[name]) > 10.0 * min(values[name]):
             axes.set_xscale("log")
         axes.scatter(*zip(*shown, strict=True), color=GREEN, s=20)
-        label(axes, _in_words(name), "", integers=False, legend=False)
+        label(axes, name.replace("_", " "), "", integers=False, legend=False)
     return figure
-
-
-def _in_words(name: str) -> str:
-    return name.replace("_", " ")

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import schedules
-from keras_adaclip._checks import check_integer, optional
 from keras_adaclip.plots.canvas import finished, label, line_style, panels, scale_norms
 from keras_adaclip.schedules import PiecewiseConstant, Schedule
-
-_POINTS_OF_A_SCHEDULE = 200
 
 
 def thresholds(
@@ -25,11 +22,10 @@ def thresholds(
     """Draw the clipping norms of several methods over the epochs.
 
     The value at `n` on the horizontal axis is the norm at the end of `n` epochs of training. A run
-    has no value at 0, because `ClippingMonitor` logs the norm at the end of an epoch. If a schedule
-    jumps between epochs, its curve has the norms before and after the jump, and a run that followed
-    it has the one before. Runs of one method are drawn as their mean, with a band from the smallest
-    to the largest norm. The axis of the norms is logarithmic if they differ by more than a factor
-    of ten.
+    has no value at 0, because `ClippingMonitor` logs the norm at the end of an epoch. A schedule is
+    drawn by the norms of the first and the last step of each epoch. Runs of one method are drawn as
+    their mean, with a band from the smallest to the largest norm. The axis of the norms is
+    logarithmic if they differ by more than a factor of ten.
 
     Args:
         methods: For each name one of: the `History` that `fit` returned, with a `ClippingMonitor`
@@ -61,12 +57,13 @@ def thresholds(
     """
     if not methods:
         raise ValueError("There is no method to draw: argument `methods` is empty.")
-    epochs = optional(_check_count, "epochs", epochs)
-    steps_per_epoch = optional(_check_count, "steps_per_epoch", steps_per_epoch)
+    given = {name: _schedule_or_runs(name, method) for name, method in methods.items()}
     if steps_per_epoch is None:
         steps_per_epoch = next(filter(None, map(_steps_per_epoch, methods.values())), None)
-    given = {name: _schedule_or_runs(name, method) for name, method in methods.items()}
-    epochs = _longest(given) if epochs is None else epochs
+    if epochs is None:
+        epochs = max(map(_num_epochs, given.values()))
+    if epochs < 1:
+        raise ValueError("The number of epochs is not known without a run. Give `epochs`.")
     figure, (axes,) = panels(1, width=6.0)
     drawn = []
     for number, (name, method) in enumerate(given.items()):
@@ -88,81 +85,52 @@ def thresholds(
     return finished(figure, path, title)
 
 
-def _check_count(name: str, value: Any) -> int:
-    return check_integer(name, value, minimum=1)
-
-
 def _schedule_or_runs(name: str, method: Any) -> Schedule | list[np.ndarray]:
     """Return the schedule of a method, or the norms of each of its runs, epoch by epoch."""
-    values = getattr(method, "history", method)
-    if isinstance(values, Mapping):
-        return [_logged(name, values)]
-    if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and len(values):
-        runs: list[Any] = [getattr(each, "history", each) for each in values]
-        if all(isinstance(run, Mapping) for run in runs):
-            return [_logged(name, run) for run in runs]
-        return PiecewiseConstant(np.asarray(values, np.float64).tolist())
-    try:
-        return schedules.get(method)
-    except TypeError:
-        raise TypeError(
-            "A method is drawn from a `History` or its dict, a sequence of these, a schedule, or "
-            f"numbers. Received: for {name!r} an object of type {type(method).__name__}"
-        ) from None
+    runs = [getattr(each, "history", each) for each in _listed(method)]
+    if runs and all(isinstance(run, Mapping) for run in runs):
+        if not all(len(run.get("clip_norm", ())) for run in runs):
+            raise ValueError(
+                f"The history of {name!r} has no 'clip_norm'. Train with a "
+                "`keras_adaclip.callbacks.ClippingMonitor` among the callbacks."
+            )
+        return [np.asarray(run["clip_norm"], np.float64) for run in runs]
+    if isinstance(method, Sequence | np.ndarray) and not isinstance(method, str):
+        return PiecewiseConstant(np.asarray(method, np.float64).tolist())
+    return schedules.get(method)
 
 
-def _logged(name: str, values: Mapping[str, Any]) -> np.ndarray:
-    if not len(values.get("clip_norm", ())):
-        raise ValueError(
-            f"The history of {name!r} has no 'clip_norm'. Train with a "
-            "`keras_adaclip.callbacks.ClippingMonitor` among the callbacks."
-        )
-    return np.asarray(values["clip_norm"], np.float64)
+def _listed(method: Any) -> list[Any]:
+    """Return the runs of a method; a single run is a list of one."""
+    return list(method) if isinstance(method, list | tuple) else [method]
 
 
 def _steps_per_epoch(method: Any) -> int | None:
     """Return the steps of an epoch of a run, which Keras's `History` knows."""
-    if isinstance(method, Sequence) and not isinstance(method, str):
-        return next(filter(None, map(_steps_per_epoch, method)), None)
-    steps = (getattr(method, "params", None) or {}).get("steps")
-    return int(steps) if steps else None
+    params = (getattr(each, "params", None) or {} for each in _listed(method))
+    return next(filter(None, (each.get("steps") for each in params)), None)
 
 
-def _longest(methods: Mapping[str, Schedule | list[np.ndarray]]) -> int:
-    """Return the epochs of the longest run, or sequence of numbers."""
-    lengths = [0]
-    for method in methods.values():
-        if isinstance(method, PiecewiseConstant):
-            lengths.append(len(method.values))
-        elif not isinstance(method, Schedule):
-            lengths += [len(run) for run in method]
-    if max(lengths) == 0:
-        raise ValueError(
-            "How far schedules are to be drawn is not known without a run beside them. "
-            "Give `epochs`."
-        )
-    return max(lengths)
+def _num_epochs(method: Schedule | list[np.ndarray]) -> int:
+    """Return the epochs of the longest run, or of a sequence of numbers; 0 for a schedule."""
+    if isinstance(method, PiecewiseConstant):
+        return len(method.values)
+    return 0 if isinstance(method, Schedule) else max(map(len, method))
 
 
 def _curve(
     name: str, schedule: Schedule, epochs: int, steps_per_epoch: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return points of a schedule; where it jumps once an epoch, the curve does."""
-    own = getattr(schedule, "steps_per_epoch", None)
-    if own is None and schedule.needs_steps_per_epoch:
-        own = steps_per_epoch or 1
-    steps_of_epoch = own or steps_per_epoch
-    if steps_of_epoch is None:
-        raise ValueError(
-            f"The schedule of {name!r} counts in steps. Give `steps_per_epoch`, the steps of an "
-            "epoch, or a `History` beside it."
-        )
-    if own is not None:
-        at = np.repeat(np.arange(epochs + 1.0), 2)[1:-1]  # 0, 1, 1, 2, 2, ..., epochs
-        steps = np.repeat(np.arange(epochs), 2) * steps_of_epoch
-    else:
-        num_steps = epochs * steps_of_epoch
-        num_points = min(num_steps, _POINTS_OF_A_SCHEDULE) + 1
-        steps = np.linspace(0, num_steps, num_points).round().astype(int)
-        at = steps / steps_of_epoch
-    return at, np.array([schedule.value_at(int(step), steps_of_epoch) for step in steps])
+    """Return the norms of a schedule at the first and the last step of each epoch."""
+    steps_per_epoch = getattr(schedule, "steps_per_epoch", None) or steps_per_epoch
+    if steps_per_epoch is None:
+        if not schedule.needs_steps_per_epoch:
+            raise ValueError(
+                f"The schedule of {name!r} counts in steps. Give `steps_per_epoch`, the steps of "
+                "an epoch, or a `History` beside it."
+            )
+        steps_per_epoch = 1
+    first = np.arange(epochs) * steps_per_epoch
+    steps = np.stack([first, first + steps_per_epoch - 1], axis=1).ravel()
+    norms = [schedule.value_at(int(step), steps_per_epoch) for step in steps]
+    return np.repeat(np.arange(epochs + 1.0), 2)[1:-1], np.array(norms)

@@ -8,17 +8,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_adaclip.tuners.greedy import GreedyClipTuner, initial_norm_from
-    from keras_adaclip.tuners.hypermodel import ClippingHyperModel, clipping_choices
-    from keras_adaclip.tuners.private import PrivateSearch
+    from keras_adaclip.tuners.choices import clipping_choices
+    from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
+    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
+    from keras_adaclip.tuners.initial_norm import initial_norm_from
+    from keras_adaclip.tuners.private_search import PrivateSearch
 
 # The module of each public name.
 _MODULES: dict[str, str] = {
-    "ClippingHyperModel": "hypermodel",
-    "GreedyClipTuner": "greedy",
-    "PrivateSearch": "private",
-    "clipping_choices": "hypermodel",
-    "initial_norm_from": "greedy",
+    "ClippingHyperModel": "clipping_hypermodel",
+    "GreedyClipTuner": "greedy_clip_tuner",
+    "PrivateSearch": "private_search",
+    "clipping_choices": "choices",
+    "initial_norm_from": "initial_norm",
 }
 
 __all__ = [

@@ -20,7 +20,6 @@ pytest.importorskip("matplotlib")
 
 from benchmarks.accuracy import (
     driver,
-    experiments,
     figures,
     tables,
     tuning,
@@ -28,8 +27,8 @@ from benchmarks.accuracy import (
 from benchmarks.accuracy.context import GRID, Context, paper_run, paper_settings
 from benchmarks.accuracy.methods import METHODS, Transferred
 from benchmarks.accuracy.networks import NETWORKS
-from benchmarks.accuracy.results import COLUMNS, Result, ResultsFile
-from benchmarks.accuracy.runs import RESULTS, as_text
+from benchmarks.accuracy.results import Result, ResultsFile
+from benchmarks.accuracy.runs import as_text
 
 ROOT = Path(ka.__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "accuracy" / "compare.py"
@@ -66,11 +65,9 @@ def complete(context, accuracy_of):
         results = {**results, **{run.key: result(accuracy_of(run)) for run in new}}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
-def test_the_paper_s_settings_and_their_variants_build(method, network):
-    epsilon = 1.0 if network == "b3" else 2.7
-    settings = paper_settings(CONTEXT, method, epsilon, network)
+def test_the_paper_s_settings_and_their_variants_build(method):
+    settings = paper_settings(CONTEXT, method, 2.7, "b1")
     variants = [knob(settings, steps) for knob in METHODS[method].knobs for steps in (-1, 1)]
     assert len({as_text(values) for values in (settings, *variants)}) == len(variants) + 1
     for values in (settings, *variants):
@@ -81,9 +78,11 @@ def test_the_paper_s_settings_and_their_variants_build(method, network):
 # Plans
 
 
-def test_no_run_is_planned_twice():
+def test_runs_are_planned_once_and_reported_seeds_are_not_those_of_the_grid():
     runs = [e.run for e in driver.planned(complete(CONTEXT, lambda run: 0.8)) if e.run]
     assert len({run.key for run in runs}) == len(runs)
+    seeds = {kind: {r.seed for r in runs if r.scored_on == kind} for kind in ("test", "validation")}
+    assert not seeds["test"] & seeds["validation"]
 
 
 def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
@@ -103,31 +102,19 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
     assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
-def test_reported_seeds_are_not_those_of_the_grid():
-    runs = [e.run for e in driver.planned(complete(CONTEXT, lambda run: 0.8))]
-    seeds = {kind: {r.seed for r in runs if r.scored_on == kind} for kind in ("test", "validation")}
-    assert not seeds["test"] & seeds["validation"]
-
-
 # The results file
 
 
 def test_rows_come_back(tmp_path):
     file = ResultsFile(tmp_path / "new")
     assert file.read() == {}
-    runs = [some_run(), some_run(method="transfer", hyperparameters='{"values": [1.0, 0.5]}')]
-    for run in runs:
-        file.append("paper", run, MEASURED)
-    assert file.path.read_text().count("\n") == 3
-    assert list(file.read()) == [run.key for run in runs]
-    assert file.read()[runs[1].key] == Result(
-        0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86, "jax, GPU"
-    )
-    assert set(RESULTS) == set(MEASURED)
-    assert file.path.read_text().splitlines()[0] == ",".join(COLUMNS)
+    run = some_run(method="transfer", hyperparameters='{"values": [1.0, 0.5]}')
+    file.append("paper", run, MEASURED)
+    expected = Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86, "jax, GPU")
+    assert file.read() == {run.key: expected}
 
 
-@pytest.mark.parametrize("kept", [1, 30, 90, -1])
+@pytest.mark.parametrize("kept", [1, -1])
 def test_a_row_that_was_cut_off_is_made_again(tmp_path, kept):
     file = ResultsFile(tmp_path)
     file.append("paper", some_run(), MEASURED)
@@ -160,7 +147,7 @@ STAGES = (driver.Stage("paper", (1, 2), driver.FIRST), driver.Stage("grid", (101
 TWO = replace(CONTEXT, methods=("fixed", "power"))
 
 
-def test_work_resumes(tmp_path, trained, capsys):
+def test_work_resumes(tmp_path, trained):
     file = ResultsFile(tmp_path)
     assert not driver.work(TWO, file, None, STAGES, minutes=-1.0)
     assert not trained
@@ -169,8 +156,6 @@ def test_work_resumes(tmp_path, trained, capsys):
     assert driver.work(TWO, file, None, STAGES)
     assert len(trained) == 3 + 2 * len(GRID)
     assert first not in trained
-    assert [run.method for run in trained[:3]] == ["fixed", "fixed", "power"]
-    assert "[16/16] 85.00%" in capsys.readouterr().out
     assert driver.work(TWO, file, None, STAGES)
     assert len(trained) == 3 + 2 * len(GRID)
 
@@ -181,17 +166,9 @@ def test_work_resumes(tmp_path, trained, capsys):
 def test_tables_hold_means_beside_the_paper(tmp_path):
     context = complete(CONTEXT, lambda run: 0.8 + run.seed / 1000 + (run.method == "power") / 100)
     text = tables.report(context)
-    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     assert "| fixed (Abadi) | 80.2 ± 0.1 (3) | 82.7 ± 0.3 | 80.3 ± 0.2 (5) | 85.2 ± 0.2 |" in text
-    # Chosen with averaged weights, by which each run has half a point more.
-    assert "| AUTO-S (Bu) | – | – | 80.8 ± 0.2 (5) | – | – | – | 1, 20, relu | averaged |" in text
-    assert "| AUTO-S (Bu) | – | – | 80.3 ± 0.2 (5) | 80.8 ± 0.2 (5) | – | – |" in text
-    assert "| power decay (Lin) | 81.2 ± 0.1 (3) | 81.7 ± 0.1 (3) |" in text
     assert "Best first at ε = 2.7: power decay (Lin)," in text
-    assert rows["ε = 2.7"].count("81.2 ± 0.1 (3)") == len(experiments.POWERS)
-    assert rows["paper"] == "| paper | 86.4 ± 0.3 | 86.2 ± 0.2 | 87.1 ± 0.1 | 86.2 ± 0.2 |"
     paths = figures.draw(context, tmp_path)
-    assert len(paths) == 6
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
@@ -211,5 +188,4 @@ def test_a_smoke_run(tmp_path):
     assert "4 of 4 runs are there, 0 failed" in run.stdout
     assert "| transfer (Lin) |" in (tmp_path / "tables.md").read_text()
     assert (tmp_path / "runs.csv").read_text().count("\n") == 1 + 4
-    for name in ("thresholds_paper", "accuracy_paper", "thresholds_tuned", "accuracy_tuned"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "accuracy_tuned.png").read_bytes().startswith(b"\x89PNG")

@@ -53,31 +53,19 @@ def schedule(tmp_path):
 
 def test_lora_trains_its_own_weights_and_the_last_layer_alone(monkeypatch, capsys, tmp_path):
     printed = run_script("lora", monkeypatch, capsys, "--smoke", "--output", tmp_path / "run.png")
-    table = re.findall(r"^(\S+) \((\w+)\) +(\w+)", printed, re.MULTILINE)
-    assert sorted(table) == [
-        ("classes", "Dense", "Dense"),
-        ("query", "EinsumDense", "EinsumDense"),
-        ("value", "EinsumDense", "EinsumDense"),
-    ]
     counts = re.search(r"(\d+) of (\d+) numbers", printed.replace(",", ""))
-    trained, in_all = map(int, counts.groups())
     # Two factors for each of two projections of 8 x 8, and the last layer.
-    assert trained == 2 * (8 * 2 * 4 + 4 * 4) + 8 * 2 + 2
-    assert in_all > 40_000
+    assert int(counts[1]) == 2 * (8 * 2 * 4 + 4 * 4) + 8 * 2 + 2
     assert "differential privacy after 16 steps" in printed
 
 
-# `test_examples.py` runs the demo on Fashion-MNIST.
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "imagenette", "imdb", "adult"])
+# `test_scripts.py` runs the demo on Fashion-MNIST.
+@pytest.mark.parametrize("name", ["mnist", "imagenette", "imdb", "adult"])
 def test_smoke(name, monkeypatch, capsys, tmp_path):
     figure = tmp_path / "run.png"
     printed = run_script(name, monkeypatch, capsys, "--smoke", "--seed", 1, "--output", figure)
     task = SCRIPTS[name]["TASK"]
     assert f"Data: made up on the spot, in the shape of {task.title}; backend: " in printed
-    assert re.search(rf"Noise multiplier \d\.\d+ for epsilon {task.epsilon:g} at delta", printed)
-    assert len(re.findall(r"epsilon: \d+\.\d+ - clip_norm: \d\.\d+", printed)) == 2
-    accuracy = re.search(r"Test accuracy (\d+\.\d+)% after \d+ s of training", printed)
-    assert 0.0 < float(accuracy[1]) <= 100.0
     epsilon = re.search(r"\(epsilon = (\S+), delta = \S+\)-differential privacy after", printed)
     assert 0.9 * task.epsilon < float(epsilon[1]) <= task.epsilon
     assert "nan" not in printed
@@ -101,39 +89,23 @@ def test_without_data(monkeypatch, capsys, tmp_path):
 def test_what_is_left_open_has_a_value(clipping, schedule, monkeypatch):
     # Calibration takes half a second, and has tests of its own.
     monkeypatch.setattr(ka.accounting, "calibrate_noise_multiplier", lambda *_, **__: 2.5)
-    strategies = {
-        "fixed": ka.clipping.FixedClipping,
-        "quantile": ka.clipping.QuantileClipping,
-        "automatic": ka.clipping.AutomaticClipping,
-        "adaclip": ka.clipping.AdaClip,
-    }
     more = ["--schedule", schedule] if clipping == "transfer" else []
     for name, script in SCRIPTS.items():
         options = options_of(name, "--clipping", clipping, *more)
         task = script["TASK"]
-        training = task.trainings[clipping]
-        assert (options.epochs, options.learning_rate) == (training.epochs, training.learning_rate)
-        assert (options.batch_size, options.epsilon) == (task.batch_size, task.epsilon)
+        assert options.epochs == task.trainings[clipping].epochs
         assert set(options.settings) == set(SETTINGS[clipping])
         optimizer = private_optimizer(options, num_examples=9_000)
-        assert optimizer.noise_multiplier == 2.5
-        assert type(optimizer.clipping) is strategies.get(clipping, ka.clipping.ScheduledClipping)
-        inner = keras.optimizers.Adam if name in ("imdb", "adult") else keras.optimizers.SGD
-        assert isinstance(optimizer.inner_optimizer, inner)
+        assert isinstance(optimizer.clipping, ka.clipping.ClippingStrategy)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--clipping", "fixed", "--quantile", 0.5), "--clipping fixed has no --quantile"),
-        (("--power", 0.5), "--clipping quantile has no --power"),
-        (("--clipping", "adaclip", "--clip-norm", 1), "--clipping adaclip has no --clip-norm"),
-        (("--clipping", "linear", "--schedule", "x"), "--clipping linear has no --schedule"),
         (("--clipping", "transfer"), "--clipping transfer needs --schedule PATH"),
         (("--clipping", "transfer", "--schedule", __file__), "is not a JSON file"),
-        (("--clipping", "transfer", "--schedule", "nowhere.json"), "nowhere.json"),
         (("--clipping", "other"), "invalid choice: 'other'"),
-        (("--network", "b2"), "invalid choice: 'b2'"),
     ],
 )
 def test_options_that_do_not_fit(arguments, message, capsys):

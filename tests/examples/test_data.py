@@ -57,7 +57,6 @@ def assert_images(found, arrays):
     np.testing.assert_array_equal(found.y_train, y_train)
     np.testing.assert_array_equal(found.y_test, y_test)
     assert (found.x_train.dtype, found.y_train.dtype) == (np.float32, np.int32)
-    assert found.x_train.shape == (*x_train.shape, 1)
 
 
 # ---- Fashion-MNIST, which the demo needs anywhere ---------------------------------------------
@@ -69,16 +68,13 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     debian_arrays = write_fashion_mnist(tmp_path / "debian")
     found = data.load_fashion_mnist(tmp_path / "debian")
     assert_images(found, keras_arrays)
-    assert found.source == "Fashion-MNIST, 5 + 3 images (Keras's copy)"
     shutil.rmtree(cache / "fashion-mnist")
     found = data.load_fashion_mnist(tmp_path / "debian")
     assert_images(found, debian_arrays)
-    assert str(tmp_path / "debian") in found.source
     pytest.importorskip("sklearn")
     found = data.load_fashion_mnist(tmp_path / "nowhere")
     assert found.source.startswith("scikit-learn's digits, 1,500 + 297 images (Fashion-MNIST could")
     assert found.x_train.shape == (1500, 28, 28, 1)
-    assert (found.x_train.min(), found.x_train.max()) == (0.0, 1.0)
 
 
 # ---- the other loaders ------------------------------------------------------------------------
@@ -89,8 +85,6 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     ("load", "file"),
     [
         (data.load_mnist, "mnist.npz"),
-        (data.load_cifar10, "cifar-10-batches-py-target_archive"),
-        (data.load_imdb, "imdb.npz"),
         (data.load_adult, "adult/adult.data"),
     ],
 )
@@ -110,53 +104,30 @@ WIDOW = (
     "90, ?, 77053, HS-grad, 9, Widowed, ?, Not-in-family, White, Female, 0, 4356, 18, "
     "United-States, >50K"
 )
-RICH = (
-    "25, Private, 226802, 11th, 7, Married-civ-spouse, Machine-op-inspct, Husband, Black, Male, "
-    "99999, 0, 99, Holand-Netherlands, >50K."
-)
 
 
-@pytest.fixture
-def write_adult(cache, monkeypatch):
+def test_adult_is_scaled_by_constants_alone(cache, monkeypatch):
     monkeypatch.setattr(adult, "_MD5", {"adult.data": None, "adult.test": None})
     (cache / "adult").mkdir()
-
-    def write(*train, test=(RICH,)):
-        (cache / "adult" / "adult.data").write_text("\n".join(train) + "\n\n")
-        lines = ("|1x3 Cross validator", *test)
-        (cache / "adult" / "adult.test").write_text("\n".join(lines) + "\n\n")
-
-    return write
-
-
-def test_adult(write_adult):
-    write_adult(BACHELOR, WIDOW)
-    found = data.load_adult()
-    assert (found.y_train.tolist(), found.y_test.tolist()) == ([0, 1], [1])
+    (cache / "adult" / "adult.test").write_text(f"|1x3 Cross validator\n{WIDOW}.\n\n")
+    loaded = []
+    for rows in ((BACHELOR, WIDOW), (BACHELOR,)):
+        (cache / "adult" / "adult.data").write_text("\n".join(rows) + "\n\n")
+        loaded.append(data.load_adult())
+    both, one = loaded
+    assert (both.y_train.tolist(), both.y_test.tolist()) == ([0, 1], [1])
     log = np.log(100_000)
     expected = [
         [-0.05, 1.125, np.log(2175) / log, 0.0, 0.0],
         [2.5, 0.125, 0.0, np.log(4357) / log, -1.1],
     ]
-    np.testing.assert_allclose(found.x_train["numbers"], expected, rtol=1e-6)
-    np.testing.assert_allclose(
-        found.x_test["numbers"], [[-0.75, -0.375, 1.0, 0.0, 2.95]], rtol=1e-6
-    )
-    values = [
-        [known[code] for known, code in zip(data.ADULT_CATEGORIES.values(), row, strict=True)]
-        for row in found.x_train["categories"]
-    ]
-    assert values == [
-        [*BACHELOR.split(", ")[1:2], *BACHELOR.split(", ")[5:10], "United-States"],
-        ["?", "Widowed", "?", "Not-in-family", "White", "Female", "United-States"],
-    ]
-    # The last of its list.
-    countries = data.ADULT_CATEGORIES["native-country"]
-    assert found.x_test["categories"][0, -1] == len(countries) - 1 == 41
+    np.testing.assert_allclose(both.x_train["numbers"], expected, rtol=1e-6)
+    codes = zip(data.ADULT_CATEGORIES.values(), both.x_train["categories"][1], strict=True)
+    values = ["?", "Widowed", "?", "Not-in-family", "White", "Female", "United-States"]
+    assert [known[code] for known, code in codes] == values
     # Nothing is computed from the other rows.
-    write_adult(BACHELOR)
-    for name, values in data.load_adult().x_train.items():
-        np.testing.assert_array_equal(values, found.x_train[name][:1])
+    for name, values in one.x_train.items():
+        np.testing.assert_array_equal(values, both.x_train[name][:1])
 
 
 # ---- downloads --------------------------------------------------------------------------------
@@ -188,23 +159,13 @@ def counted(texts):
 
 def test_made_up_classes_can_be_told_apart():
     made = data.make_up_images("X", (28, 28, 1), num_train=200, num_test=100)
-    assert (made.x_train.shape, made.x_train.dtype) == ((200, 28, 28, 1), np.float32)
-    assert made.source == "made up on the spot, in the shape of X"
     parts = (made.x_train, made.y_train, made.x_test, made.y_test)
     assert nearest_mean_accuracy(*parts) > 0.95
-    assert data.make_up_images("X", (20, 20, 3), 4, 2, as_bytes=True).x_train.max() > 100
-    first = made.first(6, 3)
-    assert [len(part) for part in (first.x_train, first.y_train, first.x_test)] == [6, 6, 3]
 
     made = data.make_up_texts("X", num_tokens=200, length=64)
-    assert (made.x_train[:, 0] == 1).all()
-    assert (made.x_train[:, :32] > 0).all()
-    assert 150 < made.x_train.max() < 200
     parts = (counted(made.x_train), made.y_train, counted(made.x_test), made.y_test)
     assert nearest_mean_accuracy(*parts) > 0.9
 
     made = data.make_up_table("X")
-    sizes = [len(values) for values in data.ADULT_CATEGORIES.values()]
-    assert (made.x_train["categories"].max(axis=0) < sizes).all()
     parts = (made.x_train["numbers"], made.y_train, made.x_test["numbers"], made.y_test)
     assert nearest_mean_accuracy(*parts) > 0.8

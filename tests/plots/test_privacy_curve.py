@@ -20,15 +20,10 @@ def curve(axes):
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_both_curves_are_bounds_and_close_ones(tmp_path, accountant):
-    path = tmp_path / "curve.png"
-    figure = ka.plots.privacy_curve(
-        Ledger((row(95),)), path, "Spent", delta=1e-5, accountant=accountant
-    )
+def test_both_curves_are_bounds_and_close_ones(accountant):
+    figure = ka.plots.privacy_curve(Ledger((row(95),)), delta=1e-5, accountant=accountant)
     over_delta, over_epochs = figure.axes
     deltas, epsilons = curve(over_delta)
-    assert (deltas[0], deltas[-1]) == pytest.approx((1e-9, 1e-1))
-    assert over_delta.get_xscale() == "log"
     for number in (0, 20, -1):
         tight = ledger_epsilon([row(95)], float(deltas[number]), accountant)
         assert tight <= epsilons[number] <= 1.01 * tight
@@ -40,11 +35,8 @@ def test_both_curves_are_bounds_and_close_ones(tmp_path, accountant):
         assert tight <= epsilons[number] <= 1.01 * tight
     # The dots are not rounded.
     spent = ledger_epsilon([row(95)], 1e-5, accountant)
-    assert [axes.collections[0].get_offsets()[0].tolist() for axes in figure.axes] == [
-        [1e-5, spent],
-        [9.5, spent],
-    ]
-    assert path.read_bytes().startswith(b"\x89PNG")
+    dots = [axes.collections[0].get_offsets()[0].tolist() for axes in figure.axes]
+    assert dots == [[1e-5, spent], [9.5, spent]]
 
 
 def test_rows_follow_each_other():
@@ -67,14 +59,6 @@ def test_passes_count_in_proportion_and_under_the_relation_of_the_whole():
     assert epsilons[-1] == pytest.approx(ledger_epsilon(rows, 1e-5), rel=0.01)
 
 
-def test_what_came_first_counts_under_the_relation_of_the_whole():
-    """Batches of a fixed size, alone stated for replacing one, count as full releases here."""
-    rows = [row(10, 4.0, Sampling.FIXED), row(10, 4.0)]
-    epochs, epsilons = curve(ka.plots.privacy_curve(rows, delta=1e-5).axes[1])
-    full = ledger_epsilon([row(10, 4.0, Sampling.STREAM)], 1e-5)
-    assert np.interp(1.0, epochs, epsilons) == pytest.approx(full, rel=0.05)
-
-
 def test_a_model_and_the_delta_of_its_number_of_examples():
     x, y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
     model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
@@ -89,19 +73,13 @@ def test_a_model_and_the_delta_of_its_number_of_examples():
 
 
 @pytest.mark.parametrize(
-    ("ledger", "error", "words"),
+    ("ledger", "words"),
     [
-        (3, TypeError, "an object of type int"),
-        ([3], TypeError, "an object of type list"),
-        ([], ValueError, "No step has run yet"),
-        ([row(5, noise_multiplier=0.0)], ValueError, "ran without noise"),
-        (
-            [LedgerRow.open(Sampling.STREAM, 10, 0, 1.0).advance(5)],
-            ValueError,
-            "Give `delta`",
-        ),
+        ([], "No step has run yet"),
+        ([row(5, noise_multiplier=0.0)], "ran without noise"),
+        ([LedgerRow.open(Sampling.STREAM, 10, 0, 1.0).advance(5)], "`num_examples`"),
     ],
 )
-def test_what_has_no_curve(ledger, error, words):
-    with pytest.raises(error, match=words):
+def test_what_has_no_curve(ledger, words):
+    with pytest.raises(ValueError, match=words):
         ka.plots.privacy_curve(ledger)

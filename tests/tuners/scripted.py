@@ -1,6 +1,5 @@
 """Greedy searches whose scores come from a table, and algorithm 1 written out plainly."""
 
-import functools
 import math
 from pathlib import Path
 
@@ -34,7 +33,6 @@ def algorithm_1(score_of, start, step, max_drop, most, largest=math.inf, higher=
     return visited, best
 
 
-@functools.cache
 def untrained_model():
     model = ka.PrivateSequential([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)

@@ -1,14 +1,11 @@
 """`clipping_choices`: which hyperparameters a strategy has, and the strategy they make."""
 
-import keras
 import keras_tuner
 import pytest
 
 from keras_adaclip.clipping import ClippingStrategy
 from keras_adaclip.tuners import clipping_choices
-from keras_adaclip.tuners.hypermodel.choices import STRATEGIES
-
-ALL = tuple(STRATEGIES)
+from keras_adaclip.tuners.choices import STRATEGIES
 
 
 def hyperparameters(**values):
@@ -17,17 +14,25 @@ def hyperparameters(**values):
     return hp
 
 
-@pytest.mark.parametrize("strategy", ALL)
+OWN = {
+    "fixed": {"clip_norm"},
+    "quantile": {"clip_norm", "target_quantile", "clip_norm_learning_rate"},
+    "linear": {"clip_norm"},
+    "exponential": {"clip_norm", "decay_rate"},
+    "power": {"clip_norm", "decay_power"},
+    "automatic": {"clip_norm"},
+    "mean_norm": {"clip_norm", "mean_norm_factor"},
+    "adaclip": {"max_variance"},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_has_its_own_hyperparameters_only(strategy):
     hp = hyperparameters(clipping=strategy)
-    clipping = clipping_choices(hp, ALL, total_steps=100)
+    clipping = clipping_choices(hp, STRATEGIES, total_steps=100)
     assert isinstance(clipping, ClippingStrategy)
-    config = keras.saving.serialize_keras_object(clipping)
-    assert keras.saving.deserialize_keras_object(config).get_config() == clipping.get_config()
-    assert set(hp.values) == {"clipping", *STRATEGIES[strategy]}
-    everything = {name for names in STRATEGIES.values() for name in names}
-    assert {part.name for part in hp.space} == {"clipping", *everything}
-    assert {part.name for part in hp.space if hp.is_active(part)} == set(hp.values)
+    assert set(hp.values) == {"clipping", *OWN[strategy]}
+    assert {part.name for part in hp.space} == {"clipping"}.union(*OWN.values())
 
 
 def test_the_values_reach_the_strategy():
@@ -42,13 +47,6 @@ def test_the_values_reach_the_strategy():
     hp = hyperparameters(clipping="power", clip_norm=0.7, decay_power=0.45)
     schedule = clipping_choices(hp).schedule
     assert (schedule.initial_value, schedule.power) == (0.7, 0.45)
-    hp = hyperparameters(clipping="exponential", clip_norm=0.7, decay_rate=3.0)
-    schedule = clipping_choices(hp, ALL, total_steps=40).schedule
-    assert (schedule.value_at(0), schedule.decay_rate, schedule.total_steps) == (0.7, 3.0, 40)
-    hp = hyperparameters(clipping="mean_norm", clip_norm=0.7, mean_norm_factor=0.5)
-    config = clipping_choices(hp, ALL, total_steps=40, statistics_noise_stddev=6.0).get_config()
-    assert config["initial_clip_norm"] == 0.7
-    assert (config["factor"], config["mean_noise_stddev"]) == (0.5, 6.0)
 
 
 def test_ranges_take_the_place_of_the_usual_ones():
@@ -66,16 +64,11 @@ def test_ranges_take_the_place_of_the_usual_ones():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"strategies": ["fixed", "median"]}, ValueError, "`strategies` must hold one or more"),
-        ({"strategies": []}, ValueError, "`strategies` must hold one or more"),
-        ({"strategies": ["fixed", "fixed"]}, ValueError, "each once"),
-        ({"strategies": "fixed"}, TypeError, "`strategies` must be a sequence"),
+        ({"strategies": ["fixed", "median"]}, ValueError, "`strategies` must be one of"),
         ({"strategies": ["linear"]}, ValueError, "`total_steps` must be given"),
-        ({"strategies": ["linear"], "total_steps": 0}, ValueError, "`total_steps` must be"),
         ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must name some of"),
-        ({"ranges": {"clip_norm": (2.0, 1.0)}}, ValueError, "the smallest value first"),
+        ({"ranges": {"clip_norm": (2.0, 1.0)}}, ValueError, "'clip_norm'.* is greater than"),
         ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "must be positive"),
-        ({"ranges": {"clip_norm": 1.0}}, TypeError, "cannot unpack"),
     ],
 )
 def test_arguments_are_checked(arguments, error, words):

@@ -1,7 +1,5 @@
 """`ClippingHyperModel` under keras-tuner's tuners: what each trial spends, what is refused."""
 
-import functools
-
 import keras
 import keras_tuner
 import numpy as np
@@ -11,8 +9,7 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
 from keras_adaclip.backend import keras_private
 from keras_adaclip.tuners import ClippingHyperModel
-from keras_adaclip.tuners.hypermodel.choices import STRATEGIES
-from keras_adaclip.tuners.private.account import planned_bounds
+from keras_adaclip.tuners.private_plans import planned_bounds
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -40,26 +37,18 @@ def hypermodel(**arguments):
     return ClippingHyperModel(**{**settings, **arguments})
 
 
-@functools.cache
-def space_at_the_target():
-    """One for several tests: it keeps the noise that it has calibrated."""
-    return hypermodel(target_epsilon=TARGET)
-
-
 class Ledgers(keras.callbacks.Callback):
-    """Keeps what each model had spent when its training ended."""
+    """Keeps what each model had spent when its training ended; copies share the list."""
 
-    kept = ()
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
 
     def __deepcopy__(self, memo):
-        # The tuner copies callbacks for each trial; this one sees them all.
-        return self
-
-    def on_train_begin(self, logs=None):
-        self.kept = (*self.kept, None)
+        return Ledgers(self.kept)
 
     def on_train_end(self, logs=None):
-        self.kept = (*self.kept[:-1], self.model.privacy_ledger)
+        self.kept.append(self.model.privacy_ledger)
 
 
 class Epoch(keras.callbacks.Callback):
@@ -77,37 +66,36 @@ def search(name, space, folder, *, objective="val_loss", callbacks=(), **argumen
     tuner = getattr(keras_tuner, name)(
         space, objective=objective, directory=folder, project_name="search", seed=0, **arguments
     )
-    ledgers = Ledgers()
+    ledgers = []
     validation = {"validation_data": (X, Y)} if isinstance(objective, str) else {}
-    tuner.search(X, Y, verbose=0, callbacks=[*callbacks, ledgers], **validation)
+    tuner.search(X, Y, verbose=0, callbacks=[*callbacks, Ledgers(ledgers)], **validation)
     trials = list(tuner.oracle.trials.values())
     assert [trial.message for trial in trials if trial.status != "COMPLETED"] == []
-    return tuner, trials, ledgers.kept
+    return tuner, trials, ledgers
 
 
-def epsilons(ledgers):
-    return np.array([ledger_epsilon(ledger, DELTA, "rdp") for ledger in ledgers])
-
-
-@pytest.mark.parametrize(
-    ("name", "max_trials"), [("RandomSearch", 4), ("BayesianOptimization", 2), ("GridSearch", 2)]
-)
-def test_every_trial_spends_the_target_at_its_batch_size(name, max_trials, tmp_path):
-    space = space_at_the_target()
-    tuner, trials, ledgers = search(name, space, tmp_path, max_trials=max_trials)
-    spent = epsilons(ledgers)
-    assert len(spent) == max_trials
-    assert np.all(spent <= TARGET)
-    assert np.all(spent > 0.99 * TARGET)
+def test_every_trial_spends_the_target_at_its_batch_size(tmp_path):
+    space = hypermodel(target_epsilon=TARGET)
+    monitors = [
+        ka.callbacks.PrivacyCallback(DELTA, accountant="rdp"),
+        ka.callbacks.ClippingMonitor(),
+    ]
+    tuner, trials, ledgers = search(
+        "RandomSearch", space, tmp_path, max_trials=4, callbacks=monitors
+    )
+    assert len(trials) == 4
     for trial, ledger in zip(trials, ledgers, strict=True):
-        batch_size = trial.hyperparameters.get("batch_size")
-        assert {row.expected_batch_size for row in ledger} == {batch_size}
-        assert len(ledger) == 1
+        epsilon = ledger_epsilon(ledger, DELTA, "rdp")
+        assert 0.99 * TARGET < epsilon <= TARGET
+        assert {row.expected_batch_size for row in ledger} == {trial.hyperparameters["batch_size"]}
         assert space.privacy_plan(trial.hyperparameters) == ledger
-    if name == "RandomSearch":
-        assert {ledger.steps for ledger in ledgers} == {4, 8}
+        # Each trial has copies of the callbacks, which begin anew.
+        assert trial.metrics.get_history("epsilon")[0].mean() <= epsilon
+        assert trial.metrics.exists("clip_norm")
+    assert {ledger.steps for ledger in ledgers} == {4, 8}
     (best,) = tuner.get_best_models(1)
     assert best.privacy_spent(DELTA, "rdp").epsilon <= TARGET
+    assert "4 have begun" in best.privacy_report(DELTA, group_sizes=()).tuning
 
 
 def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
@@ -137,11 +125,8 @@ def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
     assert set(lengths) == {(0, 2), (2, 3), (0, 3)}
     best_trials = tuner.oracle.get_best_trials(len(trials))
     for trial, model in zip(best_trials, tuner.get_best_models(len(trials)), strict=True):
-        epochs = trial.hyperparameters.get("tuner/epochs")
         assert model.privacy_ledger.is_covered_by(plan)
-        assert model.privacy_ledger.steps == 4 * epochs
-        assert model.privacy_spent(DELTA, "rdp").epsilon <= TARGET
-    assert f"{len(trials)} have begun" in model.privacy_report(DELTA, group_sizes=()).tuning
+        assert model.privacy_ledger.steps == 4 * trial.hyperparameters.get("tuner/epochs")
 
 
 def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path):
@@ -161,73 +146,58 @@ def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path
     assert best.privacy_ledger.steps == 8
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("noise_multiplier", [0.05, 0.8, 3.0])
-def test_no_strategy_fails_for_what_its_statistics_cost(strategy, noise_multiplier):
+@pytest.mark.parametrize("strategy", ["quantile", "mean_norm"])
+@pytest.mark.parametrize("noise_multiplier", [0.05, 3.0])
+def test_statistics_cost_little_at_every_noise(strategy, noise_multiplier):
     # A batch of four pays for the usual noise on statistics only with little noise of its own.
     space = hypermodel(strategies=(strategy,), batch_sizes=(4,), noise_multiplier=noise_multiplier)
     clipping = space.build(keras_tuner.HyperParameters()).optimizer.clipping
     of_sum, _ = clipping.noise_split(noise_multiplier, 4.0)
     assert noise_multiplier <= of_sum < 1.16 * noise_multiplier
-    usual = clipping.get_config().get("count_noise_stddev", 0.2) is None
-    assert not usual or noise_multiplier == 0.05
 
 
-# A fixed noise multiplier
-
-
-def test_a_noise_multiplier_in_the_place_of_a_target():
+def test_the_plan_has_the_given_noise_at_each_batch_size():
     space = hypermodel(
         noise_multiplier=1.25, batch_sizes=np.array([8, 16]), learning_rates=(1, 0.1)
     )
     hp = keras_tuner.HyperParameters()
-    space.privacy_plan(hp)
-    assert (hp.values, hp.space) == ({}, [])
     for batch_size in (8, 16):
         hp.values["batch_size"] = batch_size
         (row,) = space.privacy_plan(hp)
         assert (row.noise_multiplier, row.expected_batch_size) == (1.25, batch_size)
-        assert float(space.build(hp.copy()).optimizer.learning_rate) == 1.0
         assert row.steps == 2 * 32 // batch_size
         planned = compute_epsilon(1.25, 32, batch_size, epochs=2, delta=DELTA, accountant="rdp")
         assert ledger_epsilon([row], DELTA, "rdp") == pytest.approx(planned)
+    space.build(hp)
+    assert len(hp.space) > 2
+    assert len(planned_bounds(space, hp).plans) == 2
 
 
 def test_with_noise_multiplier_changes_nothing_else():
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     space = hypermodel(optimizer=optimizer, ranges={"clip_norm": (1.0, 2.0)})
     other = space.with_noise_multiplier(1.5)
-    assert (other.target_epsilon, other.noise_multiplier) == (None, 1.5)
     hps = [keras_tuner.HyperParameters() for _ in range(2)]
-    assert space.noise_multiplier == 1.0
     models = [each.build(hp) for each, hp in zip((space, other), hps, strict=True)]
     assert hps[0].get_config() == hps[1].get_config()
-    for model, first in zip(models, (1.0, 1.5), strict=True):
-        assert model.optimizer.noise_multiplier == first
+    assert [model.optimizer.noise_multiplier for model in models] == [1.0, 1.5]
     for model in models:
         assert model.optimizer.inner_optimizer.momentum == 0.9
         assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
         assert model.optimizer.inner_optimizer is not optimizer
 
 
-def test_build_model_gets_the_hyperparameters_unless_its_options_are_its_own():
+def test_build_model_gets_the_hyperparameters_and_each_model_its_own_metrics():
     def build_with(hp):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(hp.Choice("units", [3, 5]))])
 
-    def build_alone(units=1):
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
-
-    metric = keras.metrics.MeanAbsoluteError()
-    space = hypermodel(build_model=build_with, metrics=[metric])
+    space = hypermodel(build_model=build_with, metrics=[keras.metrics.MeanAbsoluteError()])
     hp = keras_tuner.HyperParameters()
     hp.values["units"] = 5
     first, second = space.build(hp), space.build(hp)
     assert first.output_shape == (None, 5)
-    assert isinstance(first, ka.PrivateSequential)
     (one,), (other,) = (keras_private.compiled_metrics(model) for model in (first, second))
     assert one is not other
-    space = hypermodel(build_model=build_alone)
-    assert space.build(keras_tuner.HyperParameters()).output_shape == (None, 1)
 
 
 # What would break the promise
@@ -239,20 +209,17 @@ def run(space, *args, **kwargs):
     return space.fit(hp, model, *(args or (X, Y)), verbose=0, **kwargs)
 
 
-FATAL = keras_tuner.errors.FatalError
+FATAL = keras_tuner.errors.FatalValueError
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"batch_size": 8}, "`batch_size` must be left out"),
-        ({"epochs": 3}, "at most 2, for which the noise was calibrated"),
-        ({"epochs": 0}, "must be above `initial_epoch`"),
         ({"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
         ({"sampling": "shuffle"}, "`sampling` must be left out"),
-        ({"initial_epoch": 1}, "must continue the model of another trial"),
-        ({"validation_split": 0.25}, "of 24 rows; planned: .* of 32 rows"),
-        ({"kernel": 1}, "unexpected keyword argument 'kernel'"),
+        ({"epochs": 3}, "at most 2, for which the noise was calibrated"),
+        ({"validation_split": 0.25}, "0 steps, .* of 24 rows; planned: .* of 32 rows"),
     ],
 )
 def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
@@ -260,39 +227,18 @@ def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
         run(hypermodel(), **arguments)
 
 
-@pytest.mark.parametrize("num_rows", [16, 64])
-def test_another_number_of_rows_ends_the_search_before_a_step(num_rows):
-    x, y = (np.tile(part, (2, 1))[:num_rows] for part in (X, Y))
-    space, hp = hypermodel(), keras_tuner.HyperParameters()
-    model = space.build(hp)
-    with pytest.raises(FATAL, match=f"of {num_rows} rows; planned: .* of 32 rows"):
-        space.fit(hp, model, x, y, verbose=0)
-    assert model.privacy_ledger.steps == 0
-    # The rest of a validation split may be as planned.
-    if num_rows == 64:
-        history = run(hypermodel(), x, y, validation_split=0.5, epochs=1)
-        assert "val_loss" in history.history
+def test_more_rows_than_planned_end_the_search_before_a_step():
+    with pytest.raises(FATAL, match=r"0 steps, .* of 64 rows; planned: .* of 32 rows"):
+        run(hypermodel(), np.tile(X, (2, 1)), np.tile(Y, (2, 1)))
 
 
-def test_an_error_ends_the_search_before_it_trains(tmp_path):
-    tuner = keras_tuner.RandomSearch(
-        hypermodel(), objective="val_loss", max_trials=2, directory=tmp_path
-    )
-    ledgers = Ledgers()
-    with pytest.raises(keras_tuner.errors.FatalValueError, match="`batch_size`"):
-        tuner.search(X, Y, batch_size=32, validation_data=(X, Y), callbacks=[ledgers], verbose=0)
-    assert ledgers.kept == ()
-
-
-def test_another_optimizer_ends_the_search():
+def test_another_optimizer_ends_the_search_before_a_step():
     hp = keras_tuner.HyperParameters()
     space = hypermodel()
     model = space.build(hp)
-    other = ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1)
-    model.compile(optimizer=other, loss="mse")
-    with pytest.raises(FATAL, match=r"must be the one of `ClippingHyperModel.build`"):
+    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1), loss="mse")
+    with pytest.raises(FATAL, match=r"0 steps, noise_multiplier=0\.1,.*; planned: "):
         space.fit(hp, model, X, Y, verbose=0)
-    assert model.privacy_ledger.steps == 0
 
 
 def test_trials_that_share_weights_end_the_search():
@@ -303,101 +249,53 @@ def test_trials_that_share_weights_end_the_search():
         run(space)
 
 
-@pytest.mark.parametrize(("moment", "epochs"), [("on_train_begin", 0), ("on_epoch_begin", 1)])
-def test_a_callback_that_lowers_the_noise_ends_the_search_before_a_step(moment, epochs):
-    class Lower(keras.callbacks.Callback):
-        def lower(self, *args, **kwargs):
-            self.model.optimizer.noise_multiplier = 0.05
-
-    setattr(Lower, moment, Lower.lower)
-    space, hp = hypermodel(), keras_tuner.HyperParameters()
-    model = space.build(hp)
-    with pytest.raises(FATAL, match="was about to run with other data, noise or batches"):
-        space.fit(hp, model, X, Y, verbose=0, callbacks=[Lower()])
-    assert [(row.noise_multiplier, row.steps) for row in model.privacy_ledger] == [(1.0, 4)][
-        :epochs
-    ]
+class LowersTheNoise(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.noise_multiplier = 0.05
 
 
-def test_a_callback_that_trains_in_between_ends_the_search():
-    class Train(keras.callbacks.Callback):
-        def on_train_end(self, logs=None):
-            self.model.optimizer.end_run()
-            self.model.train_on_batch(X, Y)
-
-    with pytest.raises(FATAL, match="has spent more than planned"):
-        run(hypermodel(), callbacks=[Train()])
+class TrainsAfterwards(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.model.optimizer.end_run()
+        self.model.train_on_batch(X, Y)
 
 
-def test_noise_is_calibrated_once_for_each_combination(monkeypatch, capfd):
-    from keras_adaclip.tuners.hypermodel import clipping_hypermodel
-
-    calibrate, found = clipping_hypermodel.calibrate_noise_multiplier, []
-
-    def calibrated(epsilon, delta, num_examples, batch_size, **arguments):
-        found.append(batch_size)
-        return calibrate(epsilon, delta, num_examples, batch_size, **arguments)
-
-    monkeypatch.setattr(clipping_hypermodel, "calibrate_noise_multiplier", calibrated)
-    space = hypermodel(target_epsilon=TARGET)
-    hp = keras_tuner.HyperParameters()
-    for batch_size in (16, 8, 16):
-        hp.values["batch_size"] = batch_size
-        assert space.privacy_plan(hp).current.expected_batch_size == batch_size
-    assert found == [16, 8]
-    assert "".join(capfd.readouterr()) == ""
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (LowersTheNoise, "was about to run with other data, noise or batches"),
+        (TrainsAfterwards, "has spent more than planned"),
+    ],
+)
+def test_a_callback_that_spends_more_ends_the_search(callback, words):
+    with pytest.raises(FATAL, match=words):
+        run(hypermodel(), callbacks=[callback()])
 
 
-def test_models_that_cannot_serve_end_the_search():
+def test_models_that_cannot_serve_are_refused():
     def without_shape():
         return keras.Sequential([keras.layers.Dense(1)])
 
     hp = keras_tuner.HyperParameters()
-    with pytest.raises(keras_tuner.errors.FatalValueError, match="knows its input shape"):
+    with pytest.raises(FATAL, match="knows its input shape"):
         hypermodel(build_model=without_shape).build(hp)
-    with pytest.raises(keras_tuner.errors.FatalTypeError, match="can be made private"):
-        hypermodel(build_model=lambda: "model").build(hp)
-    unreachable = hypermodel(target_epsilon=1e9)
-    with pytest.raises(keras_tuner.errors.FatalValueError, match="target_epsilon"):
-        unreachable.build(hp)
+    with pytest.raises(FATAL, match="target_epsilon"):
+        hypermodel(target_epsilon=1e9).build(hp)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, ValueError, "Exactly one of"),
         ({"noise_multiplier": None}, ValueError, "Exactly one of"),
         ({"target_epsilon": 1.0, "delta": None}, TypeError, "`delta`"),
-        ({"target_epsilon": -1.0}, ValueError, "`target_epsilon` must be positive"),
         ({"noise_multiplier": -1.0}, ValueError, "`noise_multiplier`"),
         ({"batch_sizes": (8, 64)}, ValueError, "`batch_sizes` must lie between 1 and 32"),
-        ({"batch_sizes": ()}, ValueError, "`batch_sizes` must hold one or more"),
-        ({"batch_sizes": 8}, TypeError, "`batch_sizes` must be a sequence"),
-        ({"learning_rates": (0.1, 0.1)}, ValueError, "each once"),
         ({"learning_rates": (0.0,)}, ValueError, "`learning_rates` must be positive"),
-        ({"strategies": ("median",)}, ValueError, "`strategies` must hold"),
-        ({"ranges": {"norm": (1, 2)}}, ValueError, "`ranges` must name"),
-        ({"accountant": "gdp"}, ValueError, "`accountant` must be one of"),
-        ({"epochs": 0}, ValueError, "`epochs` must be"),
+        ({"strategies": ("median",)}, ValueError, "`strategies` must be one of"),
         ({"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, ValueError, "`clipnorm`"),
-        ({"build_model": "model"}, TypeError, "`build_model` must be a function"),
+        ({"build_model": "model"}, TypeError, "'model' is not a callable object"),
     ],
 )
 def test_arguments_are_checked(arguments, error, words):
     with pytest.raises(error, match=words):
-        hypermodel(**arguments)
-
-
-def test_a_private_search_needs_a_plan_for_each_batch_size_only():
-    space = hypermodel(epochs=3)
-    hp = keras_tuner.HyperParameters()
-    space.build(hp)
-    assert len(hp.space) > 2
-    assert len(planned_bounds(space, hp).plans) == 2
-
-
-def test_data_sets_are_refused():
-    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=16)
-    for data in (dataset, iter([(X, Y)])):
-        with pytest.raises(ValueError, match="`batch_size`"):
-            run(hypermodel(), data)
+        hypermodel(**arguments).build(keras_tuner.HyperParameters())

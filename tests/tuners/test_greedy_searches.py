@@ -29,8 +29,8 @@ def expected_search(script, max_drop, higher):
     return visited, best
 
 
-def options(higher, max_drop):
-    return {
+def tuner_of(script, folder, *, max_drop=5.0, higher=True, tuner=ScriptedTuner, **changed):
+    options = {
         "start": 0.1,
         "step": 0.1,
         "max_drop": max_drop,
@@ -38,6 +38,7 @@ def options(higher, max_drop):
         "max_trials_per_epoch": MOST,
         "objective": keras_tuner.Objective("val_mae", "max" if higher else "min"),
     }
+    return tuner(script, folder, **{**options, **changed})
 
 
 @settings(max_examples=10, phases=[Phase.generate])
@@ -45,7 +46,8 @@ def options(higher, max_drop):
 def test_a_search_visits_what_algorithm_1_does(tmp_path_factory, seed, higher, max_drop):
     script = table(seed)
     visited, best = expected_search(script, max_drop, higher)
-    tuner = ScriptedTuner(script, tmp_path_factory.mktemp("one"), **options(higher, max_drop))
+    folder = tmp_path_factory.mktemp("one")
+    tuner = tuner_of(script, folder, max_drop=max_drop, higher=higher)
     if best is None:
         with pytest.raises(RuntimeError, match="finite val_mae"):
             tuner.search(verbose=0)
@@ -57,7 +59,7 @@ def test_a_search_visits_what_algorithm_1_does(tmp_path_factory, seed, higher, m
 
 def test_an_epoch_begins_from_the_best_trial_of_the_one_before(tmp_path):
     script = table(3, ties=False)
-    tuner = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    tuner = tuner_of(script, tmp_path)
     tuner.search(verbose=0)
     for epoch in range(2, EPOCHS + 1):
         scores = [script(epoch - 1, number) for number in range(MOST)]
@@ -66,11 +68,27 @@ def test_an_epoch_begins_from_the_best_trial_of_the_one_before(tmp_path):
     assert {parent for number, _, parent in tuner.ran if number == 1} == {""}
 
 
+def test_geometric_norms_are_tried_up_to_the_largest_one(tmp_path):
+    geometric = {"step": 2.0, "spacing": "geometric", "max_clip_norm": 1.0, "epochs": 1}
+    tuner = tuner_of(lambda epoch, number: number, tmp_path, **geometric)
+    tuner.search(verbose=0)
+    assert tuner.visited == [pytest.approx([0.1, 0.2, 0.4, 0.8])]
+    assert tuner.best_schedule().values == pytest.approx([0.8])
+
+
+def test_ties_keep_the_smaller_norm_and_a_drop_of_just_max_drop_goes_on(tmp_path):
+    scores = [0.75, 0.5, 0.75, 0.25, 1.0]
+    tuner = tuner_of(lambda epoch, number: scores[number], tmp_path, max_drop=0.25, epochs=1)
+    tuner.search(verbose=0)
+    assert tuner.visited == [pytest.approx([0.1, 0.2, 0.3, 0.4])]
+    assert tuner.best_schedule().values == [0.1]
+
+
 class Killed(BaseException):
     """What nobody catches, like the end of a process."""
 
 
-@pytest.mark.parametrize("num_before", [0, 2, MOST, 10])
+@pytest.mark.parametrize("num_before", [0, MOST, 10])
 def test_a_search_killed_within_a_trial_runs_it_again(tmp_path, num_before):
     script = table(5, ties=False)
 
@@ -80,10 +98,10 @@ def test_a_search_killed_within_a_trial_runs_it_again(tmp_path, num_before):
                 raise Killed
             return super().run_trial(trial, *arguments, **keywords)
 
-    first = Dies(script, tmp_path, **options(True, 5.0))
+    first = tuner_of(script, tmp_path, tuner=Dies)
     with pytest.raises(Killed):
         first.search(verbose=0)
-    second = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    second = tuner_of(script, tmp_path)
     second.search(verbose=0)
     visited, best = expected_search(script, 5.0, True)
     assert [norm for _, norm, _ in [*first.ran, *second.ran]] == [
@@ -92,30 +110,41 @@ def test_a_search_killed_within_a_trial_runs_it_again(tmp_path, num_before):
     assert second.best_schedule().values == best
 
 
-def test_a_finished_search_is_over_and_more_epochs_can_follow(tmp_path):
+def test_a_finished_search_is_continued_with_the_same_settings_only(tmp_path):
     script = table(5, ties=False)
-    ScriptedTuner(script, tmp_path, **options(True, 5.0)).search(verbose=0)
-    again = ScriptedTuner(script, tmp_path, **options(True, 5.0))
+    tuner_of(script, tmp_path).search(verbose=0)
+    again = tuner_of(script, tmp_path)
     again.search(verbose=0)
     assert again.ran == []
-    more = ScriptedTuner(script, tmp_path, **{**options(True, 5.0), "epochs": EPOCHS + 1})
+    more = tuner_of(script, tmp_path, epochs=EPOCHS + 1)
     more.search(verbose=0)
     assert {epoch for epoch, *_ in more.ran} == {EPOCHS + 1}
-    assert len(more.best_schedule().values) == EPOCHS + 1
-
-
-def test_other_settings_are_refused_on_resuming(tmp_path):
-    ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0)).search(verbose=0)
-    for name, value in (("start", 0.2), ("max_drop", 0.1), ("spacing", "geometric")):
-        changed = {**options(True, 5.0), "step": 2.0} if name == "spacing" else options(True, 5.0)
+    for changed in ({"start": 0.2}, {"max_drop": 0.1}, {"step": 2.0, "spacing": "geometric"}):
         with pytest.raises(ValueError, match="holds a search with other settings"):
-            ScriptedTuner(table(5, ties=False), tmp_path, **{**changed, name: value})
+            tuner_of(script, tmp_path, **changed)
 
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker0")
     with pytest.raises(ValueError, match="A greedy search runs in one process"):
-        ScriptedTuner(table(5), tmp_path, **options(True, 5.0))
+        tuner_of(table(5), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"start": 0.0}, "`start` must be positive"),
+        ({"step": 0.0}, "`step` must be positive"),
+        ({"step": 1.0, "spacing": "geometric"}, "`step` must be above 1"),
+        ({"max_drop": -0.1}, "`max_drop` must not be negative"),
+        ({"spacing": "cubic"}, "`spacing` must be one of 'linear', 'geometric'"),
+        ({"max_clip_norm": 0.01}, "`max_clip_norm` must be at least `start`, 0.1"),
+        ({"max_trials_per_epoch": 0}, "`max_trials_per_epoch` must be at least 1"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=message):
+        tuner_of(table(5), tmp_path, **changed)
 
 
 def test_only_weights_that_may_win_are_kept(tmp_path):
@@ -128,15 +157,15 @@ def test_only_weights_that_may_win_are_kept(tmp_path):
             kept.append(sorted(path.read_text() for path in found))
 
     scores = [0.1, 0.3, 0.2, 0.4, 0.3, 0.35]
-    tuner = Watches(lambda epoch, number: scores[number], tmp_path, **options(True, 5.0))
+    tuner = tuner_of(lambda epoch, number: scores[number], tmp_path, tuner=Watches)
     tuner.search(verbose=0)
     assert kept[:MOST] == [["0000"], ["0001"], ["0001"], ["0003"], ["0003"], ["0003"]]
     assert kept[-1] == ["0003", "0009", "0015"]
     assert [trial.trial_id for trial in tuner.oracle.get_best_trials(9)] == kept[-1]
 
 
-def test_each_line_of_progress_fits_a_terminal(tmp_path, capsys):
-    tuner = ScriptedTuner(table(5, ties=False), tmp_path, **options(True, 5.0))
+def test_progress_and_summary_say_that_the_search_is_not_private(tmp_path, capsys):
+    tuner = tuner_of(table(5, ties=False), tmp_path)
     tuner.search(verbose=1)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -162,10 +191,3 @@ def test_the_trend_is_the_closest_power_law(norms):
         assert found <= distance(np.log(trend.initial_value) + change, trend.power) + 1e-9
         power = max(trend.power + change, 0.0)
         assert found <= distance(np.log(trend.initial_value), power) + 1e-9
-
-
-def test_one_epoch_has_no_trend(tmp_path):
-    tuner = ScriptedTuner(table(5, ties=False), tmp_path, **{**options(True, 5.0), "epochs": 1})
-    tuner.search(verbose=0)
-    with pytest.raises(ValueError, match="two finished epochs"):
-        tuner.trend()

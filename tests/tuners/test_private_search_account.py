@@ -1,10 +1,8 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
 import copy
-import json
 
 import keras
-import keras_tuner
 import pytest
 
 from keras_adaclip.accounting import (
@@ -19,6 +17,7 @@ from tests.tuners.hypermodels import (
     Scored,
     data,
     draw_numbers,
+    files_below,
     planned,
     private_model,
     run,
@@ -29,21 +28,13 @@ DELTA = 1e-3
 REFERENCE = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0).advance(3515)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "mean_trials", "expected"),
-    [
-        ("geometric", 10, "3.17"),
-        ("logarithmic", 50, "3.11"),
-        ("poisson", 50, "8.63"),
-    ],
-)
-def test_reference_costs(tmp_path, distribution, mean_trials, expected):
+def test_reference_costs(tmp_path):
+    """Epsilon 1.56 of one run; the logarithmic law is the cheapest (Papernot and Steinke 2022)."""
     search = search_of(
-        Scored(), tmp_path, mean_trials=mean_trials, distribution=distribution, base=REFERENCE
+        Scored(), tmp_path, mean_trials=50, distribution="logarithmic", base=REFERENCE
     )
     spent = search.privacy_spent(delta=1e-5)
-    assert f"{spent.epsilon:.2f}" == expected
-    assert f"{spent.epsilon_of_one_run:.2f}" == "1.56"
+    assert f"{spent.epsilon:.2f}; {spent.epsilon_of_one_run:.2f}" == "3.11; 1.56"
     assert (spent.accountant, spent.steps, spent.sampling) == ("rdp", 3515, "poisson")
 
 
@@ -101,11 +92,6 @@ class ReadsWhatIsNotThere(Regression):
         return planned(hp.Choice("noise", [1.0, 2.0]))
 
 
-class PlansNothing(Regression):
-    def privacy_plan(self, hp):
-        return 1.5
-
-
 @pytest.mark.parametrize(
     ("hypermodel", "error", "message"),
     [
@@ -114,18 +100,11 @@ class PlansNothing(Regression):
             for read in (
                 lambda hp: hp.get("learning_rate"),
                 lambda hp: sum(hp.values.values()),
-                lambda hp: len(hp.values),
-                lambda hp: dict(hp.values)["learning_rate"],
-                lambda hp: {**hp.values}["learning_rate"],
-                lambda hp: copy.copy(hp.values)["learning_rate"],
                 lambda hp: copy.deepcopy(hp).get("learning_rate"),
-                lambda hp: hp.copy().get("learning_rate"),
-                lambda hp: "learning_rate" in hp,
             )
         ),
         (ReadsTooMany(), ValueError, "more than 10,000 combinations"),
         (ReadsWhatIsNotThere(), ValueError, "'noise', which the search space does not have"),
-        (PlansNothing(), TypeError, "must return a `keras_adaclip.accounting.Ledger`"),
         (built_by_function, TypeError, "The cost of a run must be known before"),
     ],
 )
@@ -134,13 +113,11 @@ def test_what_cannot_be_planned_is_refused(tmp_path, hypermodel, error, message)
         search_of(hypermodel, tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"distribution": "poisson"}], ids=str)
-def test_noise_is_calibrated_to_the_whole_search(tmp_path, monkeypatch, arguments):
-    search = search_of(Regression(), tmp_path, target_epsilon=2.0, delta=DELTA, **arguments)
+def test_noise_is_calibrated_to_the_whole_search(tmp_path, monkeypatch):
+    search = search_of(Regression(), tmp_path, target_epsilon=2.0, delta=DELTA)
     noise_multiplier = search.hypermodel.noise_multiplier
     assert 0.99 * 2.0 <= search.privacy_spent(DELTA).epsilon <= 2.0
-    selection = RandomSelection(10, arguments.get("distribution", "geometric"))
-    expected = selection.epsilon(planned(noise_multiplier), DELTA)
+    expected = RandomSelection(10).epsilon(planned(noise_multiplier), DELTA)
     assert search.privacy_spent(DELTA).epsilon == expected
     draw_numbers(monkeypatch, 1)
     ledger = run(search).best_model().privacy_ledger
@@ -154,30 +131,24 @@ class SpendsMore(Regression):
         super().__init__(noise_multiplier, epochs)
 
 
-class SpendsMoreUnseen(SpendsMore):
-    """In a way that nobody sees before it has happened, and the run fails besides."""
-
+class SpendsMoreAndFails(SpendsMore):
     def fit(self, hp, model, x, y, callbacks, **arguments):
         super().fit(hp, model, x, y, **arguments)
         raise ValueError("something else")
 
 
-@pytest.mark.parametrize(
-    ("hypermodel", "verb"),
-    [(SpendsMore(), "would spend"), (SpendsMoreUnseen(), "has spent")],
-)
-def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermodel, verb):
+@pytest.mark.parametrize("hypermodel", [SpendsMore(), SpendsMoreAndFails()])
+def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermodel):
     draw_numbers(monkeypatch, 3)
     search, models = search_of(hypermodel, tmp_path), []
     build = hypermodel.build
     hypermodel.build = lambda hp: models.append(build(hp)) or models[-1]
-    with pytest.raises(RuntimeError, match=f"A run .*{verb}.* more than the bound"):
+    with pytest.raises(RuntimeError, match="A run has spent more than the bound"):
         run(search)
     # The first one is built before anything is drawn, and no run follows the second one.
-    assert [model.optimizer.iterations > 0 for model in models] == [False, verb == "has spent"]
+    assert len(models) == 2
     for use in (
         search.best_model,
-        search.get_best_models,
         search.get_best_hyperparameters,
         search.results_summary,
         lambda: search.privacy_spent(DELTA),
@@ -185,32 +156,20 @@ def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermode
     ):
         with pytest.raises(RuntimeError, match="Nothing is released"):
             use()
-    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == [
-        "private_search.json",
-        "private_search.lock",
-    ]
+    assert files_below(tmp_path / "p") == ["private_search.json", "private_search.lock"]
 
 
-def test_the_base_is_fixed_before_the_first_run(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 2)
-    found = []
-
-    class Looks(Scored):
-        def fit(self, *arguments, **others):
-            record = json.loads((tmp_path / "p" / "private_search.json").read_text())
-            found.append(RunBounds.from_list(record["settings"]["base"]))
-            return super().fit(*arguments, **others)
-
-    run(search_of(Looks(), tmp_path))
-    assert found == [RunBounds((planned(),))] * 2
-
-
-@pytest.mark.parametrize("is_public", [False, True])
-def test_the_statement_tells_what_holds_of_the_validation_data(tmp_path, is_public):
-    search = search_of(Scored(), tmp_path, validation_is_public=is_public)
-    text = str(search.privacy_spent(DELTA))
-    assert ("validation data are taken to be public" in text) == is_public
-    assert ("the guarantee does not cover the validation data" in text) != is_public
+def test_the_statement_tells_what_holds_of_the_validation_data(tmp_path):
+    said = {
+        is_public: str(
+            search_of(
+                Scored(), tmp_path / str(is_public), validation_is_public=is_public
+            ).privacy_spent(DELTA)
+        )
+        for is_public in (False, True)
+    }
+    assert "validation data are taken to be public" in said[True]
+    assert "the guarantee does not cover the validation data" in said[False]
 
 
 class BestAtFirst(Regression):
@@ -240,19 +199,14 @@ def test_the_best_epoch_is_released_and_every_epoch_counted(tmp_path, monkeypatc
     ("arguments", "error", "message"),
     [
         ({"objective": "loss"}, ValueError, "begins with 'val_'"),
-        ({"objective": keras_tuner.Objective("loss", "min")}, ValueError, "begins with 'val_'"),
-        ({"objective": ["val_loss"]}, ValueError, "`objective`"),
         ({"mean_trials": 1}, ValueError, "`mean_trials`"),
-        ({"distribution": "uniform"}, ValueError, "`distribution`"),
-        ({"max_trials": 3}, TypeError, "max_trials"),
-        ({"base": 1.0}, TypeError, "`base`"),
+        ({"base": 1.0}, TypeError, "must hold `Ledger`s"),
         ({"target_epsilon": 1.0}, ValueError, "needs `delta`"),
         (
             {"target_epsilon": 1.0, "delta": DELTA, "base": REFERENCE},
             ValueError,
             "instead of `base`",
         ),
-        ({"target_epsilon": -1.0, "delta": DELTA}, ValueError, "`target_epsilon`"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, error, message):
@@ -268,13 +222,11 @@ def with_callback(callback):
     ("arguments", "message"),
     [
         ({}, "`validation_data` must be given"),
-        ({"validation_split": 0.2}, "`validation_split`"),
+        ({"validation_data": data(1), "validation_split": 0.2}, "`validation_split`"),
         ({"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
         (with_callback(keras.callbacks.CSVLogger("x")), "would print or write"),
         (with_callback(PrivacyCallback(DELTA, report_path="report.json")), "would print or write"),
-        (with_callback(PrivacyCallback()), "would print or write"),
         (with_callback(keras.callbacks.EarlyStopping(verbose=1)), "would print or write"),
-        (with_callback(keras.callbacks.TerminateOnNaN()), "would print or write"),
     ],
 )
 def test_wrong_arguments_of_search(tmp_path, arguments, message):

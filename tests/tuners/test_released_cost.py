@@ -17,7 +17,6 @@ import keras_adaclip as ka
 from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import (
     PrivacySpent,
-    RandomSelection,
     read_ledger,
     rounded_up,
 )
@@ -68,8 +67,6 @@ def test_the_model_says_what_the_search_costs(search):
         assert (spent.accountant, spent.steps, spent.sampling) == ("rdp", STEPS, "poisson")
         assert spent.neighboring_relation == "add_or_remove_one"
         assert "drawn from the geometric law with mean 10" in str(spent)
-    (listed,) = search.get_best_models()
-    assert listed.privacy_spent(DELTA) == model.privacy_spent(DELTA)
 
 
 def test_the_report_of_the_model_says_it(search):
@@ -77,13 +74,8 @@ def test_the_report_of_the_model_says_it(search):
     epsilon = search.privacy_spent(DELTA).epsilon
     assert report.epsilon_pld == report.epsilon_rdp == epsilon
     assert report.group_epsilons[2] > 2 * epsilon
-    assert report.epsilon_without_amplification == float("inf")
     assert "the geometric law with mean 10" in report.tuning
-    text = report.to_text()
-    assert "(RDP)" in text
-    assert "(PLD)" not in text
-    assert "- Validation data whose scores decided" in text
-    assert "none is counted" not in text
+    assert "(PLD)" not in report.to_text()
 
 
 def saved_and_loaded(model, folder):
@@ -104,31 +96,14 @@ def weights_loaded(model, folder):
     return other
 
 
-def weights_loaded_by_a_model_that_is_not_compiled(model, folder):
-    model.save_weights(folder / "model.weights.h5")
-    other = ka.privatize(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    other.load_weights(folder / "model.weights.h5")
-    return other
-
-
-def compiled_again(model, folder):
+def loaded_and_compiled(model, folder):
+    model = loaded_without_compiling(model, folder)
     optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=NOISE)
     model.compile(optimizer, loss="mean_squared_error")
     return model
 
 
-def loaded_and_compiled(model, folder):
-    return compiled_again(loaded_without_compiling(model, folder), folder)
-
-
-ROUTES = [
-    saved_and_loaded,
-    loaded_without_compiling,
-    weights_loaded,
-    weights_loaded_by_a_model_that_is_not_compiled,
-    compiled_again,
-    loaded_and_compiled,
-]
+ROUTES = [saved_and_loaded, loaded_without_compiling, weights_loaded, loaded_and_compiled]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -137,8 +112,10 @@ def test_the_cost_goes_with_the_model(search, tmp_path, route):
     assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
 
 
-@pytest.mark.parametrize("route", [saved_and_loaded, weights_loaded, loaded_and_compiled])
-@pytest.mark.parametrize("is_fitted_before", [False, True])
+@pytest.mark.parametrize(
+    ("route", "is_fitted_before"),
+    [(saved_and_loaded, False), (weights_loaded, True), (loaded_and_compiled, True)],
+)
 def test_further_training_comes_on_top(search, tmp_path, route, is_fitted_before):
     model, num_steps = search.best_model(), 4
     if is_fitted_before:
@@ -182,40 +159,6 @@ def test_files_carry_it(search, tmp_path, capsys):
         assert rounded_up(epsilon) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("distribution", ["logarithmic", "poisson"])
-def test_other_laws_are_carried(tmp_path, monkeypatch, distribution):
-    draw_numbers(monkeypatch, 1)
-    search = searched(tmp_path, distribution=distribution)
-    model = saved_and_loaded(search.best_model(), tmp_path)
-    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
-
-
-class TwoNoises(Regression):
-    """Runs of different noise and length."""
-
-    def build(self, hp):
-        return built_model(noise_multiplier=float(hp.Choice("noise", [1.0, 3.0])))
-
-    def privacy_plan(self, hp):
-        return planned(hp.get("noise"))
-
-
-def test_the_largest_plan_is_carried_whichever_run_is_released(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    search = searched(tmp_path, TwoNoises())
-    model = saved_and_loaded(search.best_model(), tmp_path)
-    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
-    assert model.privacy_spent(DELTA).epsilon == pytest.approx(
-        RandomSelection(10).epsilon(planned(1.0), DELTA)
-    )
-
-
-def test_without_noise_the_model_has_no_guarantee(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 1)
-    search = searched(tmp_path, Regression(0.0))
-    assert search.privacy_spent(DELTA).epsilon == float("inf")
-    model = saved_and_loaded(search.best_model(), tmp_path)
-    assert model.privacy_spent(DELTA).epsilon == float("inf")
 
 
 def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from keras_adaclip._checks import check_integer, check_positive
+from keras_adaclip._checks import check_choice, check_integer, check_positive
 from keras_adaclip.clipping import (
     AdaClip,
     AutomaticClipping,
@@ -26,30 +26,28 @@ from keras_adaclip.clipping import (
 )
 from keras_adaclip.schedules import ExponentialDecay, LinearDecay, PowerDecay
 
-STRATEGIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "fixed": ("clip_norm",),
-        "quantile": ("clip_norm", "target_quantile", "clip_norm_learning_rate"),
-        "linear": ("clip_norm",),
-        "exponential": ("clip_norm", "decay_rate"),
-        "power": ("clip_norm", "decay_power"),
-        "automatic": ("clip_norm",),
-        "mean_norm": ("clip_norm", "mean_norm_factor"),
-        "adaclip": ("max_variance",),
-    }
+STRATEGIES = (
+    "fixed",
+    "quantile",
+    "linear",
+    "exponential",
+    "power",
+    "automatic",
+    "mean_norm",
+    "adaclip",
 )
 DEFAULT_STRATEGIES = ("fixed", "quantile", "power", "automatic")
 
-# Smallest and largest value, and the sampling between them.
-_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+# Smallest and largest value, the sampling between them, and the strategies.
+_RANGES: Mapping[str, tuple[float, float, str, tuple[str, ...]]] = MappingProxyType(
     {
-        "clip_norm": (0.05, 5.0, "log"),
-        "target_quantile": (0.1, 0.9, "linear"),
-        "clip_norm_learning_rate": (0.05, 1.0, "log"),
-        "decay_rate": (1.2, 8.0, "log"),
-        "decay_power": (0.3, 0.6, "linear"),
-        "mean_norm_factor": (0.25, 2.0, "log"),
-        "max_variance": (1e-4, 1.0, "log"),
+        "clip_norm": (0.05, 5.0, "log", STRATEGIES[:-1]),
+        "target_quantile": (0.1, 0.9, "linear", ("quantile",)),
+        "clip_norm_learning_rate": (0.05, 1.0, "log", ("quantile",)),
+        "decay_rate": (1.2, 8.0, "log", ("exponential",)),
+        "decay_power": (0.3, 0.6, "linear", ("power",)),
+        "mean_norm_factor": (0.25, 2.0, "log", ("mean_norm",)),
+        "max_variance": (1e-4, 1.0, "log", ("adaclip",)),
     }
 )
 _VARIANCE_RATIO = 100.0
@@ -96,7 +94,7 @@ def clipping_choices(
     >>> sorted(hp.values)
     ['clip_norm', 'clip_norm_learning_rate', 'clipping', 'target_quantile']
     """
-    names = checked_choices("strategies", strategies, STRATEGIES)
+    names = [check_choice("strategies", name, STRATEGIES) for name in strategies]
     bounds = _checked_ranges(ranges)
     if total_steps is not None:
         total_steps = check_integer("total_steps", total_steps, minimum=1)
@@ -105,11 +103,10 @@ def clipping_choices(
             "Argument `total_steps` must be given for the strategies 'linear' and 'exponential': "
             "the steps of a run. Received: total_steps=None"
         )
-    strategy = hp.Choice("clipping", list(names))
+    strategy = hp.Choice("clipping", names)
     values = {}
-    for name, (low, high, sampling) in bounds.items():
-        owners = [each for each in names if name in STRATEGIES[each]]
-        if owners:
+    for name, (low, high, sampling, strategies_with_it) in bounds.items():
+        if owners := [each for each in names if each in strategies_with_it]:
             with hp.conditional_scope("clipping", owners):
                 if low == high:
                     values[name] = hp.Fixed(name, low)
@@ -118,52 +115,19 @@ def clipping_choices(
     return _built(strategy, values, total_steps, statistics_noise_stddev)
 
 
-def checked_choices(
-    name: str, values: Iterable[Any], allowed: Iterable[str] = ()
-) -> tuple[Any, ...]:
-    """Return the values to choose from, one or more, each once.
-
-    Args:
-        name: The name of the argument.
-        values: Its value.
-        allowed: The names that the values must be among; empty means any values.
-
-    Raises:
-        TypeError: If the values are not a sequence.
-        ValueError: If there is none, one is there twice, or one is not allowed.
-    """
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"Argument `{name}` must be a sequence. Received: {name}={values!r}")
-    choices = tuple(values)
-    is_allowed = not allowed or set(choices) <= set(allowed)
-    if not choices or len(set(choices)) < len(choices) or not is_allowed:
-        names = f" of {', '.join(map(repr, allowed))}" if allowed else " values"
-        raise ValueError(
-            f"Argument `{name}` must hold one or more{names}, each once. "
-            f"Received: {name}={choices!r}"
-        )
-    return choices
-
-
 def _checked_ranges(
     ranges: Mapping[str, tuple[float, float]] | None,
-) -> dict[str, tuple[float, float, str]]:
-    """Return all ranges with their sampling: the given ones, and defaults for the others."""
+) -> dict[str, tuple[float, float, str, tuple[str, ...]]]:
+    """Return all rows of `_RANGES`, with the given ranges in place of the defaults."""
     bounds = dict(_RANGES)
-    for name, (smallest, largest) in (ranges or {}).items():
+    for name, given in (ranges or {}).items():
         if name not in _RANGES:
             raise ValueError(
                 f"Argument `ranges` must name some of {', '.join(map(repr, _RANGES))}. "
                 f"Received: ranges={ranges!r}"
             )
-        low = check_positive(f"ranges[{name!r}]", smallest)
-        high = check_positive(f"ranges[{name!r}]", largest)
-        if low > high:
-            raise ValueError(
-                "Argument `ranges` must hold pairs with the smallest value first. "
-                f"Received: ranges[{name!r}]=({low}, {high})"
-            )
-        bounds[name] = (low, high, _RANGES[name][2])
+        low, high = (check_positive(f"ranges[{name!r}]", value) for value in given)
+        bounds[name] = (low, high, *_RANGES[name][2:])
     return bounds
 
 
@@ -174,22 +138,20 @@ def _built(
     if strategy == "adaclip":
         max_variance = values["max_variance"]
         return AdaClip(min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance)
-    clip_norm = values["clip_norm"]
-    if strategy == "fixed":
-        return FixedClipping(clip_norm)
+    norm = values["clip_norm"]
     if strategy == "quantile":
         return QuantileClipping(
             target_quantile=values["target_quantile"],
-            initial_clip_norm=clip_norm,
+            initial_clip_norm=norm,
             learning_rate=values["clip_norm_learning_rate"],
             count_noise_stddev=stddev,
         )
     if strategy == "linear":
-        return ScheduledClipping(LinearDecay(clip_norm, total_steps))
+        return ScheduledClipping(LinearDecay(norm, total_steps))
     if strategy == "exponential":
-        return ScheduledClipping(ExponentialDecay(clip_norm, values["decay_rate"], total_steps))
+        return ScheduledClipping(ExponentialDecay(norm, values["decay_rate"], total_steps))
     if strategy == "power":
-        return ScheduledClipping(PowerDecay(clip_norm, values["decay_power"]))
-    if strategy == "automatic":
-        return AutomaticClipping(clip_norm)
-    return MeanNormClipping(clip_norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
+        return ScheduledClipping(PowerDecay(norm, values["decay_power"]))
+    if strategy == "mean_norm":
+        return MeanNormClipping(norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
+    return AutomaticClipping(norm) if strategy == "automatic" else FixedClipping(norm)

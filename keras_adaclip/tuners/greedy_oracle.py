@@ -1,4 +1,4 @@
-"""Which clipping norm of which epoch a greedy search tries next, and which ones it keeps.
+"""The order in which a greedy search tries clipping norms, and the norm that each epoch keeps.
 
     C_k = start + k * step      or      C_k = start * step ** k,      k = 0, 1, 2, ...
 
@@ -18,13 +18,10 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from keras_adaclip._checks import check_choice, check_integer, check_nonnegative, check_positive
-
 CLIP_NORM = "clip_norm"
 CHECKPOINT = "checkpoint.weights.h5"
 # Hyperparameters of a trial besides the norm. No user's name can be the same.
 EPOCH, PARENT = "greedy/epoch", "greedy/parent"
-_LARGEST_CLIP_NORM = 1e15  # of the clipping strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +37,14 @@ class GreedyRule:
     0.2
     """
 
-    start: float = 0.05
-    step: float = 0.01
-    max_drop: float = 0.02
+    start: float
+    step: float
+    max_drop: float
     spacing: str = "linear"
-    max_clip_norm: float = _LARGEST_CLIP_NORM
     max_trials: int = 200
+    max_clip_norm: float = 1e15  # the largest norm of the clipping strategies
 
     def __post_init__(self) -> None:
-        check_choice("spacing", self.spacing, ("linear", "geometric"))
-        checked = {
-            "start": check_positive("start", self.start),
-            "step": check_positive("step", self.step),
-            "max_drop": check_nonnegative("max_drop", self.max_drop),
-            "max_clip_norm": check_positive("max_clip_norm", self.max_clip_norm),
-            "max_trials": check_integer("max_trials_per_epoch", self.max_trials, minimum=1),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
         if self.spacing == "geometric" and self.step <= 1.0:
             raise ValueError(
                 "Argument `step` must be above 1 with geometric spacing. "
@@ -70,13 +57,10 @@ class GreedyRule:
             )
 
     def norm(self, number: int) -> float:
-        """Return the norm with a number, from 0; infinity if it is too large for a float."""
+        """Return the norm with a number, from 0."""
         if self.spacing == "linear":
             return self.start + number * self.step
-        try:
-            return self.start * self.step**number
-        except OverflowError:
-            return math.inf
+        return self.start * self.step**number
 
     def best(self, scores: Sequence[float]) -> int | None:
         """Return the number of the norm to keep; None if no score is finite.
@@ -125,10 +109,10 @@ class SearchedEpoch:
 
 
 class GreedyOracle(keras_tuner.Oracle):
-    """Decides which norm of which epoch is tried next, and which one is kept.
+    """Chooses the norm and the epoch of the next trial, and the norm that each epoch keeps.
 
     The completed trials are the whole state of the search. A search that was interrupted therefore
-    goes on where it stopped, and repeats the interrupted trial.
+    continues where it stopped, and repeats the interrupted trial.
 
     Args:
         rule: The norms that an epoch tries.
@@ -158,8 +142,10 @@ class GreedyOracle(keras_tuner.Oracle):
             return {"status": TrialStatus.STOPPED}
         parent = finished[-1].winner if finished else ""
         values = {CLIP_NORM: following, EPOCH: number, PARENT: parent}
-        values = {**self.hyperparameters.values, **values}
-        return {"status": TrialStatus.RUNNING, "values": values}
+        return {
+            "status": TrialStatus.RUNNING,
+            "values": {**self.hyperparameters.values, **values},
+        }
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
@@ -167,11 +153,6 @@ class GreedyOracle(keras_tuner.Oracle):
         worst = -self._sign * math.inf
         known = {name: x if math.isfinite(x) else worst for name, x in metrics.items()}
         return super().update_trial(trial_id, known, step=step)
-
-    def score_trial(self, trial: Trial) -> None:
-        """Take the objective of the trial's one epoch as its score."""
-        trial.score = float(trial.metrics.get_last_value(self.objective.name))
-        trial.best_step = 0
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Trial) -> None:
@@ -194,15 +175,14 @@ class GreedyOracle(keras_tuner.Oracle):
         return {**super().get_state(), "greedy": self._settings()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue a saved search; raise if its settings differ."""
-        for name, value in self._settings().items():
-            saved = state["greedy"].get(name)
-            if saved != value:
-                raise ValueError(
-                    "The folder holds a search with other settings, and continuing it would mix "
-                    "two searches. Use the settings of that search, or another `project_name`. "
-                    f"Received: {name}={value!r}, saved {name}={saved!r}"
-                )
+        """Continue a saved search; raise `ValueError` if its settings differ."""
+        saved, settings = state["greedy"], self._settings()
+        if any(saved.get(name) != value for name, value in settings.items()):
+            raise ValueError(
+                "The folder holds a search with other settings, and continuing it would mix two "
+                "searches. Use the settings of that search, or another `project_name`. "
+                f"Received: {settings}, saved: {saved}"
+            )
         super().set_state(state)
 
     # The state of the search
@@ -239,6 +219,7 @@ class GreedyOracle(keras_tuner.Oracle):
 
     @property
     def _sign(self) -> float:
+        """1 if a higher objective is better, else -1."""
         return 1.0 if self.objective.direction == "max" else -1.0
 
     def _completed(self, number: int) -> list[Trial]:
@@ -251,4 +232,5 @@ class GreedyOracle(keras_tuner.Oracle):
         ]
 
     def _settings(self) -> dict[str, Any]:
+        """Return the settings with which an interrupted search must continue."""
         return {**dataclasses.asdict(self.rule), "objective": str(self.objective)}

@@ -6,27 +6,26 @@ from typing import Any
 
 import keras_tuner
 
-from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
 from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
-    PrivacySpent,
     RandomSelection,
+    RunBounds,
     least_noise_multiplier,
     rounded_up,
 )
-from keras_adaclip.tuners.private.account import SearchSpent, base_bounds, planned_bounds
-from keras_adaclip.tuners.private.loop import SearchLoop
-from keras_adaclip.tuners.private.record import FAILED, REFUSED, SearchRecord, search_lock
-from keras_adaclip.tuners.private.run import checked_fit_arguments
+from keras_adaclip.tuners.private_plans import SearchSpent, planned_bounds
+from keras_adaclip.tuners.private_record import FAILED, REFUSED, SearchRecord, search_lock
+from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
 
 
 class PrivateSearch(keras_tuner.Tuner):
     """Searches for hyperparameters at random, and releases the best run with its true epsilon.
 
-    The number of runs is drawn at random and kept secret, the hyperparameters of each run are drawn
-    at random from the search space, and only the best run is released. Its epsilon is then that of
-    two or three runs, however many there were.
+    The number of runs is drawn at random and kept secret, hyperparameters are drawn at random, and
+    only the best run is released. Its epsilon is that of two or three runs, however many there
+    were.
 
     The cost of a run must be known before the first one: the hypermodel has a method
     `privacy_plan(hp)`, which returns the `Ledger` of a whole run, or `base` is given. If plans
@@ -61,17 +60,15 @@ class PrivateSearch(keras_tuner.Tuner):
     Guarantees:
         Epsilon holds for what `best_model`, `get_best_hyperparameters`, `best_score` and
         `results_summary` give: the weights, hyperparameters and score of the best run. The number
-        of runs must stay secret. Until the search ends, that number and the best run so far are in
-        the project directory, which belongs to the curator; then everything but the best run is
-        deleted.
+        of runs must stay secret. Until the search ends, it is in the project directory, which
+        belongs to the curator; then everything but the best run is deleted.
 
         Hyperparameters are drawn with replacement from the distribution that the search space
         declares, whatever earlier runs gave. A run that fails, or whose score is not finite, counts
-        and loses. An interrupted run runs again, with the same hyperparameters and new noise:
-        nothing is left of its first execution, so that the two are one run. Each run begins with
-        `keras.utils.clear_session` and new global seeds, so that runs are independent; a run that
-        continues another one, or whose noise or batches come from a `seed`, ends the search without
-        a release.
+        and loses. An interrupted run runs again, with the same hyperparameters and new noise. Each
+        run begins with `keras.utils.clear_session` and new global seeds. A run that continues
+        another one, or whose noise or batches come from a `seed`, ends the search without a
+        release.
 
         The released model carries the search's epsilon on its ledger and in its files; so does
         every model when its run has ended. What callbacks and hypermodels print, write or keep
@@ -117,7 +114,14 @@ class PrivateSearch(keras_tuner.Tuner):
         directory: str | os.PathLike[str] | None = None,
         project_name: str | None = None,
     ) -> None:
-        _check_objective(objective)
+        name = getattr(objective, "name", objective)
+        if not isinstance(name, str) or not name.startswith("val_"):
+            raise ValueError(
+                "Argument `objective` must be a name that begins with 'val_', or a "
+                "`keras_tuner.Objective` of such a name: a score of the training data carries no "
+                "noise, and epsilon does not cover a choice by it. "
+                f"Received: objective={objective!r}"
+            )
         self._selection = RandomSelection(mean_trials, distribution)
         self._delta = optional(check_between_0_and_1, "delta", delta)
         self._validation_is_public = bool(validation_is_public)
@@ -136,14 +140,18 @@ class PrivateSearch(keras_tuner.Tuner):
         self._objective = oracle.objective
         if target_epsilon is not None:
             self.hypermodel = hypermodel = self._calibrated(hypermodel, target_epsilon)
-        self._bounds = (
-            planned_bounds(hypermodel, self._space) if base is None else base_bounds(base)
-        )
-        self._record = SearchRecord(self.project_dir)
-        if self._record.has_begun:
-            self._record.check(self._settings())
-            if self._record.outcome is not None:
-                self._record.remove_runs()
+        if base is None:
+            self._bounds = planned_bounds(hypermodel, self._space)
+        else:
+            self._bounds = RunBounds((Ledger((base,)) if isinstance(base, LedgerRow) else base,))
+        settings = {
+            "mean_trials": self._selection.mean_trials,
+            "distribution": self._selection.distribution,
+            "objective": [self._objective.name, self._objective.direction],
+            "base": self._bounds.to_list(),
+            "validation_is_public": self._validation_is_public,
+        }
+        self._record = SearchRecord(self.project_dir, settings)
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
         """Run the search, or continue one that was interrupted.
@@ -166,15 +174,16 @@ class PrivateSearch(keras_tuner.Tuner):
             # Another process may have begun or continued the search since this object was made.
             self._check_folder()
             if self._record.outcome is None:
-                loop = SearchLoop(
+                SearchLoop(
                     self.hypermodel,
                     self._space,
                     self._objective,
                     self._bounds,
                     self._selection,
                     self._record,
-                )
-                loop.run(self._settings(), fit_args, fit_kwargs)
+                    fit_args,
+                    fit_kwargs,
+                ).run()
         self._released()
 
     # The release and its cost
@@ -183,8 +192,7 @@ class PrivateSearch(keras_tuner.Tuner):
         """Return the released model, which carries the cost of the search on its ledger.
 
         Returns:
-            The model, with the weights of its best epoch; None if the number of runs was drawn as
-            zero, so that there is nothing to release.
+            The model, with the weights of its best epoch; None if zero runs were drawn.
 
         Raises:
             RuntimeError: If the search has not ended, or nothing can be released.
@@ -204,9 +212,9 @@ class PrivateSearch(keras_tuner.Tuner):
         """Return the released model in a list, which is empty if nothing is released.
 
         Args:
-            num_models: 1.
+            num_models: 1: the best run alone is released.
         """
-        _check_is_one("num_models", num_models)
+        check_integer("num_models", num_models, minimum=1, maximum=1)
         model = self.best_model()
         return [] if model is None else [model]
 
@@ -214,9 +222,9 @@ class PrivateSearch(keras_tuner.Tuner):
         """Return the released run's hyperparameters in a list, empty if nothing is released.
 
         Args:
-            num_trials: 1.
+            num_trials: 1: the best run alone is released.
         """
-        _check_is_one("num_trials", num_trials)
+        check_integer("num_trials", num_trials, minimum=1, maximum=1)
         if (released := self._released()) is None:
             return []
         return [keras_tuner.HyperParameters.from_config(released["hyperparameters"])]
@@ -233,25 +241,24 @@ class PrivateSearch(keras_tuner.Tuner):
         Args:
             delta: A float in (0, 1), well below one over the number of examples.
 
-        Returns:
-            Epsilon of the released run with its selection, and that of one run beside it.
         """
         self._check_folder()
         cost = self._bounds.selected(self._selection)
-        spent = PrivacySpent.from_ledger(cost, delta, "rdp")
-        values = {field.name: getattr(spent, field.name) for field in dataclasses.fields(spent)}
-        values["selection"] = self._selection_in_words()
-        return SearchSpent(**values, epsilon_of_one_run=self._bounds.epsilon(delta))
+        return dataclasses.replace(
+            SearchSpent.from_ledger(cost, delta, "rdp"),
+            selection=self._selection_in_words(),
+            epsilon_of_one_run=self._bounds.epsilon(delta),
+        )
 
     def results_summary(self, num_trials: int = 1, *, delta: float | None = None) -> None:
         """Print what the search has released, and its cost.
 
         Args:
-            num_trials: 1.
+            num_trials: 1: the best run alone is released.
             delta: The delta of the epsilons; None means that of the constructor, or leaves them
                 out.
         """
-        _check_is_one("num_trials", num_trials)
+        check_integer("num_trials", num_trials, minimum=1, maximum=1)
         released = self._released()
         delta = self._delta if delta is None else delta
         print(f"Private search: {self._selection_in_words()}.")
@@ -268,6 +275,7 @@ class PrivateSearch(keras_tuner.Tuner):
             print(f"{name}: {value}")
 
     def _selection_in_words(self) -> str:
+        """Return a statement about the selection and the validation data."""
         text = f"{self._selection}, the number kept secret and nothing else released"
         if self._validation_is_public:
             return f"{text}; validation data are taken to be public"
@@ -277,26 +285,15 @@ class PrivateSearch(keras_tuner.Tuner):
         """Return the hypermodel with the least noise that keeps the search within the target."""
 
         def epsilon(noise_multiplier: float) -> float:
+            """Return epsilon of the search with a noise multiplier."""
             bounds = planned_bounds(hypermodel.with_noise_multiplier(noise_multiplier), self._space)
             return bounds.selection_epsilon(self._selection, self._delta or 0.0)
 
         return hypermodel.with_noise_multiplier(least_noise_multiplier(epsilon, target_epsilon))
 
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings with which an interrupted search must continue, as plain values."""
-        return {
-            "mean_trials": self._selection.mean_trials,
-            "distribution": self._selection.distribution,
-            "objective": [self._objective.name, self._objective.direction],
-            "base": self._bounds.to_list(),
-            "validation_is_public": self._validation_is_public,
-        }
-
     def _check_folder(self) -> None:
         """Raise if the folder holds another search, or one that releases nothing."""
-        if not self._record.has_begun:
-            return
-        self._record.check(self._settings())
+        self._record.check()
         if self._record.outcome == REFUSED:
             raise RuntimeError(self._record.released)
 
@@ -314,19 +311,7 @@ class PrivateSearch(keras_tuner.Tuner):
                 "told, since they may depend on the data. Train one model of the hypermodel on "
                 "made-up data."
             )
-        released: dict[str, Any] | None = self._record.released
-        return released
-
-
-def _check_objective(objective: Any) -> None:
-    """Raise `ValueError` if the objective is not a score of validation data."""
-    name = getattr(objective, "name", objective)
-    if not isinstance(name, str) or not name.startswith("val_"):
-        raise ValueError(
-            "Argument `objective` must be a name that begins with 'val_', or a "
-            "`keras_tuner.Objective` of such a name: a score of the training data carries no "
-            f"noise, and epsilon does not cover a choice by it. Received: objective={objective!r}"
-        )
+        return self._record.released
 
 
 def _check_plans(
@@ -344,13 +329,4 @@ def _check_plans(
         raise ValueError(
             "Argument `target_epsilon` needs `delta`, and plans of the hypermodel instead of "
             f"`base`. Received: delta={delta}, base={base!r}"
-        )
-
-
-def _check_is_one(name: str, number: int) -> None:
-    """Raise `ValueError` if more than the best run is asked for."""
-    if number != 1:
-        raise ValueError(
-            f"Argument `{name}` must be 1: the best run alone is released. "
-            f"Received: {name}={number}"
         )

@@ -1,12 +1,14 @@
-"""Figures of a run."""
+"""Figures of runs, audits and searches."""
 
-import builtins
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import keras_adaclip as ka
+
+pytest.importorskip("matplotlib")
 
 HISTORY = {
     "loss": [1.0, 0.5],
@@ -21,77 +23,38 @@ def labels(figure):
     return [axes.get_ylabel() for axes in figure.axes]
 
 
-@pytest.fixture(autouse=True)
-def _matplotlib():
-    pytest.importorskip("matplotlib")
+def drawn(axes):
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
 
 
-def test_a_panel_for_each_of_accuracy_epsilon_and_clipping_norm(tmp_path):
+@pytest.mark.parametrize("wrap", [dict, lambda history: SimpleNamespace(history=history)])
+def test_a_panel_for_each_of_accuracy_epsilon_and_clipping_norm(tmp_path, wrap):
     path = tmp_path / "run.png"
-    figure = ka.plots.history(HISTORY, path, title="A run")
+    history = wrap({**HISTORY, "audit_epsilon": [0.0, 0.3]})
+    figure = ka.plots.history(history, path, title="A run")
     assert labels(figure) == ["accuracy", "epsilon spent", "clipping norm"]
-    assert figure.get_suptitle() == "A run"
     accuracy, epsilon, clip_norm = figure.axes
-    assert [line.get_ydata().tolist() for line in accuracy.lines] == [[0.5, 0.7], [0.4, 0.6]]
-    assert [text.get_text() for text in accuracy.get_legend().get_texts()] == [
-        "training (not private)",
-        "validation",
-    ]
-    (line,) = epsilon.lines
-    assert line.get_xdata() == pytest.approx([1, 2])
-    assert line.get_ydata() == pytest.approx([1.0, 1.5])
-    assert epsilon.get_legend() is None
+    assert drawn(accuracy) == {"training (not private)": [0.5, 0.7], "validation": [0.4, 0.6]}
+    assert drawn(epsilon) == {
+        "at most, by the accountant": [1.0, 1.5],
+        "at least, by the audit": [0.0, 0.3],
+    }
     assert clip_norm.lines[0].get_ydata() == pytest.approx([0.1, 0.2])
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_loss_where_there_is_no_accuracy():
-    figure = ka.plots.history({"loss": [1.0], "val_loss": [2.0]})
-    assert labels(figure) == ["loss"]
-    assert len(figure.axes[0].lines) == 2
-
-
-def test_what_fit_returns():
-    class History:
-        history = HISTORY
-
-    assert labels(ka.plots.history(History())) == ["accuracy", "epsilon spent", "clipping norm"]
-
-
-def test_a_history_validated_every_other_epoch():
+def test_a_loss_that_was_validated_every_other_epoch():
     history = {"loss": [1.0, 0.9, 0.8, 0.7], "val_loss": [1.0, 0.8]}
     (axes,) = ka.plots.history(history).axes
     assert [line.get_xdata().tolist() for line in axes.lines] == [[1, 2, 3, 4], [2, 4]]
-
-
-def test_an_empty_history():
     with pytest.raises(ValueError, match="no epoch"):
-        ka.plots.history({})
-    with pytest.raises(ValueError, match="no epoch"):
-        ka.plots.history({"loss": [], "epsilon": []})
+        ka.plots.history({"loss": []})
 
 
 def test_without_matplotlib(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
-
-
-def test_the_audit_beside_the_accountant():
-    figure = ka.plots.history({**HISTORY, "audit_epsilon": [0.0, 0.3]})
-    _, epsilon, _ = figure.axes
-    assert [text.get_text() for text in epsilon.get_legend().get_texts()] == [
-        "at most, by the accountant",
-        "at least, by the audit",
-    ]
-    assert epsilon.lines[1].get_ydata() == pytest.approx([0.0, 0.3])
 
 
 def test_scores_and_bounds_of_an_audit(tmp_path):
@@ -99,32 +62,27 @@ def test_scores_and_bounds_of_an_audit(tmp_path):
     scores = np.where(is_member, 1.0, 0.0) + 0.01 * np.arange(100)
     scores[3] = np.nan
     found = ka.audit.OneRunAudit.from_scores(scores, is_member, delta=1e-5, claimed_epsilon=2.0)
-    figure = ka.plots.audit(found, tmp_path / "audit.png", title="An audit")
-    histogram, bounds = figure.axes
+    histogram, bounds = ka.plots.audit(found, tmp_path / "audit.png").axes
     heights = [sum(patch.get_height() for patch in container) for container in histogram.containers]
     assert heights == [50, 49]
     curve, claimed = bounds.lines
     assert claimed.get_ydata() == pytest.approx([2.0, 2.0])
     numbers, lower = curve.get_data()
-    for number, bound in zip(numbers[::10], lower[::10], strict=True):
+    for number, bound in zip(numbers[::20], lower[::20], strict=True):
         alone = ka.audit.OneRunAudit.from_scores(
             scores, is_member, delta=1e-5, num_guesses=int(number)
         )
         assert bound == pytest.approx(alone.epsilon_lower_bound)
-    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_curve_of_a_membership_inference(tmp_path):
-    pytest.importorskip("sklearn")
+def test_the_curve_of_a_membership_inference():
+    metrics = pytest.importorskip("sklearn.metrics")
     generator = np.random.default_rng(0)
     members, others = generator.normal(1, 1, (200, 1)), generator.normal(0, 1, (200, 1))
     found = ka.audit.membership_inference(None, members, others, score=lambda model, x, y: x[:, 0])
-    figure = ka.plots.membership_inference(found, tmp_path / "roc.png")
-    curve = figure.axes[0].lines[0]
-    from sklearn.metrics import roc_curve
-
-    truth = np.repeat([1, 0], 200)
-    expected = roc_curve(truth, np.concatenate([members, others])[:, 0], drop_intermediate=False)
+    curve = ka.plots.membership_inference(found).axes[0].lines[0]
+    scores = np.concatenate([members, others])[:, 0]
+    expected = metrics.roc_curve(np.repeat([1, 0], 200), scores, drop_intermediate=False)
     points = set(zip(expected[0].round(9), expected[1].round(9), strict=True))
     shown = zip(*(np.asarray(values).round(9) for values in curve.get_data()), strict=True)
     assert set(shown) == points - {(0.0, 0.0)}
@@ -148,18 +106,14 @@ class GreedySearch:
         raise AssertionError
 
 
-def test_a_greedy_search(tmp_path):
-    figure = ka.plots.search(GreedySearch(), tmp_path / "search.png", title="A search")
+def test_a_greedy_search():
+    figure = ka.plots.search(GreedySearch())
     assert labels(figure) == ["clipping norm (grey: tried)", "val accuracy"]
     norms, scores = figure.axes
-    best, trend = norms.lines
-    assert best.get_ydata() == pytest.approx([0.4, 0.2])
-    assert trend.get_ydata() == pytest.approx([0.4, 0.2])
-    assert [text.get_text() for text in norms.get_legend().get_texts()] == ["best", "0.4 / epoch^1"]
+    assert drawn(norms) == {"best": [0.4, 0.2], "0.4 / epoch^1": [0.4, 0.2]}
     tried = np.concatenate([points.get_offsets() for points in scores.collections])
     assert tried.tolist() == [[1, 0.5], [1, 0.6], [2, 0.7], [2, 0.1]]
     assert scores.lines[0].get_ydata() == pytest.approx([0.6, 0.7])
-    assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
 
 
 def searched(direction, *trials):
@@ -192,7 +146,7 @@ def test_a_search_by_trial_and_by_what_was_varied():
     assert [text.get_text() for text in by_kind.get_xticklabels()] == ["a", "b"]
 
 
-def test_a_search_of_which_nothing_can_be_shown():
+def test_a_search_without_anything_to_show():
     with pytest.raises(ValueError, match="no finished trial"):
         ka.plots.search(searched("max", ({}, None)))
     with pytest.raises(ValueError, match="keeps all but its best run secret"):
@@ -201,3 +155,34 @@ def test_a_search_of_which_nothing_can_be_shown():
     empty.searched_epochs = list
     with pytest.raises(ValueError, match="no epoch"):
         ka.plots.search(empty)
+
+
+# Quantile tracking
+
+
+LOGS = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
+RAW = {"gradient_norm": [0.8, 0.8, 0.8], "clipped_fraction": [0.9, 0.6, 0.4]}
+
+
+def test_the_noised_share_and_its_target():
+    norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=LOGS), 0.7).axes
+    assert drawn(norms) == {"clipping norm": LOGS["clip_norm"]}
+    assert drawn(shares) == {
+        "noised, last step": LOGS["unclipped_fraction"],
+        "target: 0.7": [0.7, 0.7],
+    }
+    # Noise may take the share beyond one, and the axis follows.
+    assert shares.get_ylim() == pytest.approx((0.0, 1.15))
+
+
+def test_raw_figures_are_said_not_to_be_private():
+    norms, shares = ka.plots.quantile_tracking({**LOGS, **RAW}, 0.5).axes
+    assert drawn(norms)["mean norm (not private)"] == RAW["gradient_norm"]
+    assert drawn(shares)["true mean (not private)"] == pytest.approx([0.1, 0.4, 0.6])
+
+
+@pytest.mark.parametrize("missing", list(LOGS))
+def test_a_history_without_a_monitor_or_without_a_quantile(missing):
+    logs = {name: values for name, values in LOGS.items() if name != missing}
+    with pytest.raises(ValueError, match=f"no '{missing}'.*`QuantileClipping`"):
+        ka.plots.quantile_tracking(logs, 0.5)

@@ -5,27 +5,21 @@ section 4.3 and algorithm 1.
 """
 
 import copy
-import json
 import math
 import os
-import tempfile
-import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import keras
 import keras_tuner
 import numpy as np
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip._checks import check_integer
+from keras_adaclip._checks import check_choice, check_integer, check_nonnegative, check_positive
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.schedules import PiecewiseConstant, PowerDecay
-from keras_adaclip.tuners.greedy.oracle import (
+from keras_adaclip.tuners.greedy_oracle import (
     CHECKPOINT,
     CLIP_NORM,
     EPOCH,
@@ -35,7 +29,6 @@ from keras_adaclip.tuners.greedy.oracle import (
     SearchedEpoch,
 )
 
-_BUILD_CONFIG = "build_config.json"
 _INITIAL_WEIGHTS = "initial.weights.h5"
 _LARGEST_POWER = 10.0
 _NOT_PRIVATE = """\
@@ -52,13 +45,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
     than `max_drop` below the best of the epoch. The best norm and its weights are kept, and the
     next epoch begins. A search that was interrupted continues in the same folder.
 
-    One model is built and compiled for all trials; each trial gives it the weights, the optimizer
-    state and the norm to begin with.
-
     Args:
         hypermodel: A function of keras-tuner's `hp`, or a `keras_tuner.HyperModel`, that returns a
-            private model, compiled with a `DPOptimizer` with a fixed norm, whose value the search
-            replaces. Hyperparameters keep their default values.
+            private model that knows its input shape, compiled with a `DPOptimizer` with a fixed
+            norm, which the search replaces. It serves all trials.
         start: A positive float, the first norm.
         step: A positive float, added from one norm to the next; with `spacing="geometric"` a factor
             above 1.
@@ -75,11 +65,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
     Raises:
         TypeError: If an argument is not of its kind.
         ValueError: If an argument is out of range, the folder holds a search with other settings,
-            or keras-tuner's distributed mode is on: each trial needs the result of the one before.
+            or keras-tuner's distributed mode is on.
 
     Guarantees:
-        **The search is not private.** It trains many models on its data and chooses among them by
-        their scores, so that the data must be public. The schedule found on public data costs
+        **The search is not private**: its data must be public. The schedule found there costs
         private data nothing.
 
     Example:
@@ -99,8 +88,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
     'min'
 
     Then `tuner.search(x, y, validation_data=(x_val, y_val), batch_size=256)`, with the arguments
-    of `fit`, and `tuner.best_schedule().save("schedule.json")`. Another data set is trained with
-    `ScheduledClipping(PiecewiseConstant.load("schedule.json"))`.
+    of `fit`, and train private data with `ScheduledClipping(tuner.best_schedule())`.
 
     Reference:
         Lin et al. 2022, algorithm 1.
@@ -127,11 +115,19 @@ class GreedyClipTuner(keras_tuner.Tuner):
         if "KERASTUNER_TUNER_ID" in os.environ:
             raise ValueError(
                 "A greedy search runs in one process: each trial needs the result of the one "
-                "before. Unset the environment variable KERASTUNER_TUNER_ID. "
-                f"Received: KERASTUNER_TUNER_ID={os.environ['KERASTUNER_TUNER_ID']!r}"
+                "before. Unset the environment variable KERASTUNER_TUNER_ID."
             )
-        bound = {} if max_clip_norm is None else {"max_clip_norm": max_clip_norm}
-        rule = GreedyRule(start, step, max_drop, spacing, max_trials=max_trials_per_epoch, **bound)
+        bound = {}
+        if max_clip_norm is not None:
+            bound["max_clip_norm"] = check_positive("max_clip_norm", max_clip_norm)
+        rule = GreedyRule(
+            check_positive("start", start),
+            check_positive("step", step),
+            check_nonnegative("max_drop", max_drop),
+            check_choice("spacing", spacing, ("linear", "geometric")),
+            check_integer("max_trials_per_epoch", max_trials_per_epoch, minimum=1),
+            **bound,
+        )
         super().__init__(
             GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
             hypermodel,
@@ -141,7 +137,6 @@ class GreedyClipTuner(keras_tuner.Tuner):
         )
         self._model: Any = None
         self._verbose = 1
-        self._began = 0.0
 
     # The search
 
@@ -155,9 +150,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 Keras's lines too.
 
         Raises:
-            TypeError: If the hypermodel does not return a private model.
-            ValueError: If an argument belongs to the search, or the model's norm is not a fixed
-                one. Nothing was trained then.
+            TypeError: If the hypermodel does not return such a model.
+            ValueError: If an argument belongs to the search.
             RuntimeError: If a trial fails, or no norm of an epoch gives a finite objective.
         """
         for name in ("epochs", "initial_epoch"):
@@ -166,48 +160,55 @@ class GreedyClipTuner(keras_tuner.Tuner):
                     f"Argument `{name}` belongs to the search: each trial trains one epoch. Give "
                     f"`epochs` to the tuner. Received: {name}={fit_kwargs[name]!r}"
                 )
-        verbose = fit_kwargs.pop("verbose", 1)
+        verbose = fit_kwargs.pop("verbose", "auto")
         self._verbose = 1 if verbose == "auto" else int(verbose)
-        self._model, self._began = self._new_model(), time.monotonic()
+        self._model = self._new_model()
         if self._verbose > 0:
             print(_NOT_PRIVATE, flush=True)
         super().search(*fit_args, **fit_kwargs)
+        number = len(self.oracle.finished_epochs) + 1
+        if number <= self.oracle.epochs:
+            tried = self.oracle.epoch(number).thresholds
+            raise RuntimeError(
+                f"No norm of epoch {number} gave a finite {self.oracle.objective.name}, from "
+                f"{tried[0]:.6g} to {tried[-1]:.6g}. Try other settings, in another folder."
+            )
 
     def run_trial(self, trial: Trial, *fit_args: Any, **fit_kwargs: Any) -> dict[str, float]:
         """Train one epoch with one norm, and keep its weights.
 
         Raises:
-            RuntimeError: If training fails, or the objective is not among its metrics.
+            RuntimeError: If training fails.
         """
         values = trial.hyperparameters.values
         epoch, clip_norm = values[EPOCH], values[CLIP_NORM]
-        # The first trials begin with the initial weights, later ones with those of their parent.
-        initial = Path(self.project_dir) / _INITIAL_WEIGHTS
-        path = self._checkpoint(values[PARENT]) if values[PARENT] else initial
-        start = _TrialStart(path, clip_norm)
         callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
-            results = self.hypermodel.fit(
+            self._prepare(values[PARENT], clip_norm)
+            history = self.hypermodel.fit(
                 trial.hyperparameters,
                 self._model,
                 *fit_args,
                 **fit_kwargs,
-                callbacks=[start, *callbacks],
+                callbacks=callbacks,
                 initial_epoch=epoch - 1,
                 epochs=epoch,
                 verbose=2 if self._verbose > 1 else 0,
             )
-            start.check(epoch)
-            metrics = _metrics_of(results, self.oracle.objective.name)
+            trained = getattr(history, "epoch", None)
+            if trained != [epoch - 1]:
+                raise ValueError(
+                    "A trial must train exactly one epoch. A hypermodel with its own `fit` must "
+                    "pass `initial_epoch` and `epochs` on to `model.fit`, and return its "
+                    f"`History`. Received: epochs {trained} instead of [{epoch - 1}]"
+                )
         except Exception as error:
             raise keras_tuner.errors.FatalRuntimeError(
                 f"Epoch {epoch} with clip_norm={clip_norm:.6g} failed: {error}\n"
                 "Fix the cause, then search in the same folder again: completed trials are kept."
             ) from error
         self._model.save_weights(self._checkpoint(trial.trial_id))
-        build_config = json.dumps(self._model.get_build_config())
-        (Path(self.project_dir) / _BUILD_CONFIG).write_text(build_config, encoding="utf-8")
-        return metrics
+        return {name: float(curve[-1]) for name, curve in history.history.items()}
 
     def on_trial_end(self, trial: Trial) -> None:
         """Record the trial, and print its line."""
@@ -218,20 +219,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
             best = "none" if epoch.score is None else f"{epoch.score:.4f} at {epoch.threshold:.4g}"
             print(
                 f"epoch {values[EPOCH]}/{self.oracle.epochs}  clip_norm {values[CLIP_NORM]:.4g}  "
-                f"{self.oracle.objective.name} {epoch.scores[-1]:.4f}  best {best}  "
-                f"{time.monotonic() - self._began:.0f} s",
+                f"{self.oracle.objective.name} {epoch.scores[-1]:.4f}  best {best}",
                 flush=True,
-            )
-
-    def on_search_end(self) -> None:
-        """Raise `RuntimeError` if no norm of an epoch gave a finite objective."""
-        number = len(self.oracle.finished_epochs) + 1
-        if number <= self.oracle.epochs:
-            tried = self.oracle.epoch(number).thresholds
-            raise RuntimeError(
-                f"No norm of epoch {number} gave a finite {self.oracle.objective.name}, from "
-                f"{tried[0]:.6g} to {tried[-1]:.6g}. Lower the learning rate or the noise, or try "
-                "other norms, in another folder."
             )
 
     # The results
@@ -254,8 +243,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
     def trend(self) -> PowerDecay:
         """Return the `PowerDecay` that is closest to the best schedule.
 
-        It is closest in the logarithms, by least squares, so that an epoch counts by the ratio of
-        its norm to the trend (Lin et al. 2022, equation 11). If norms grow, its power is 0.
+        It is closest in the logarithms, by least squares (Lin et al. 2022, equation 11). If norms
+        grow, its power is 0.
 
         Raises:
             RuntimeError: If no epoch is finished.
@@ -270,10 +259,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return PowerDecay(float(np.exp(np.mean(logarithms + power * ages))), power)
 
     def load_model(self, trial: Trial) -> Any:
-        """Return a model with the weights and the optimizer state that a trial ended with.
-
-        A search is not private, and neither is its model: the report of the model and a
-        `UserWarning` say so.
+        """Return the model of a trial, which a report and a `UserWarning` call not private.
 
         Args:
             trial: A trial whose weights were kept, as `get_best_models` uses them.
@@ -284,12 +270,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
         )
         warnings.warn(statement, stacklevel=2)
         model = self._new_model()
-        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[CLIP_NORM]
-        if not model.built:
-            path = Path(self.project_dir) / _BUILD_CONFIG
-            model.build_from_config(json.loads(path.read_text("utf-8")))
-        model.optimizer.build(model.trainable_variables)
         model.load_weights(self._checkpoint(trial.trial_id))
+        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[CLIP_NORM]
         model.tuning = f"not counted: {statement}"
         return model
 
@@ -303,138 +285,55 @@ class GreedyClipTuner(keras_tuner.Tuner):
         print(
             f"Greedy search for clipping norms in {self.project_dir}\n"
             f"{len(epochs)} of {oracle.epochs} epochs are finished, after {len(oracle.trials)} "
-            f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction}).\n"
-            f"{'epoch':>5}  {'clip_norm':>10}  {'objective':>10}  {'trials':>6}"
+            f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction})."
         )
         for number, epoch in list(enumerate(epochs, 1))[-num_trials:]:
-            numbers = f"{epoch.threshold:>10.4g}  {epoch.score:>10.4f}  {len(epoch.scores):>6}"
-            print(f"{number:>5}  {numbers}")
+            best = f"{epoch.score:.4f} at {epoch.threshold:.4g}"
+            print(f"epoch {number}  best {best}  {len(epoch.scores)} trials")
         if len(epochs) > 1:
             trend = self.trend()
             print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
         print(_NOT_PRIVATE)
 
     def _new_model(self) -> Any:
-        """Return a new model of the hypermodel, checked."""
+        """Return a new model of the hypermodel, checked, with a built optimizer."""
         model = self.hypermodel.build(self.oracle.get_space())
         _check_model(model)
+        model.optimizer.build(model.trainable_variables)
         return model
 
-    def _checkpoint(self, trial_id: str) -> Path:
-        return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
+    def _prepare(self, parent: str, clip_norm: float) -> None:
+        """Give the model the weights, the optimizer state and the norm that a trial begins with.
 
-
-def initial_norm_from(
-    hypermodel: Any,
-    *fit_args: Any,
-    runs: int = 5,
-    directory: str | os.PathLike[str] | None = None,
-    project_name: str = "initial_norm",
-    search_options: Mapping[str, Any] | None = None,
-    **fit_kwargs: Any,
-) -> float:
-    """Return the mean of the best norms of the first epoch, to begin a `PowerDecay` with.
-
-    Like every greedy search this is **not private**: search on public data, and use the norm for
-    private data that resemble them (Lin et al. 2022, section 4.3.2).
-
-    Args:
-        hypermodel: As in `GreedyClipTuner`.
-        *fit_args: Arguments for `fit`: the training data.
-        runs: An int from 1, the number of searches, each with other initial weights and noise.
-        directory: The folder for their files, in which interrupted searches continue; None for a
-            temporary one.
-        project_name: The name of each search's folder, before its number.
-        search_options: Other arguments of `GreedyClipTuner`, such as `{"start": 0.1}`.
-        **fit_kwargs: Arguments for `fit`: validation data, `batch_size`, and `verbose`.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        RuntimeError: As in `GreedyClipTuner.search`.
-    """
-    norms = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for run in range(check_integer("runs", runs, minimum=1)):
-            tuner = GreedyClipTuner(
-                hypermodel,
-                epochs=1,
-                directory=directory or temporary,
-                project_name=f"{project_name}_{run}",
-                **(search_options or {}),
-            )
-            tuner.search(*fit_args, **fit_kwargs)
-            norms.append(tuner.best_schedule().values[0])
-    return fmean(norms)
-
-
-class _TrialStart(keras.callbacks.Callback):
-    """Gives a trial the weights, the optimizer state and the norm that it begins with.
-
-    Args:
-        path: The file of the weights. The first trial writes it, if it is that of the initial
-            weights.
-        clip_norm: The norm, of all groups together.
-    """
-
-    def __init__(self, path: Path, clip_norm: float) -> None:
-        super().__init__()
-        self._path, self._clip_norm = path, clip_norm
-        self._epochs: list[int] = []
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Load the file, and set the norm."""
-        if self._path.exists():
-            self.model.load_weights(self._path)
+        Args:
+            parent: The trial that it begins from; empty in the first epoch.
+            clip_norm: The norm, of all groups together.
+        """
+        initial = Path(self.project_dir) / _INITIAL_WEIGHTS
+        if parent or initial.exists():
+            self._model.load_weights(self._checkpoint(parent) if parent else initial)
         else:
-            self.model.save_weights(self._path)
-        variables = self.model.optimizer.variables
+            self._model.save_weights(initial)
+        variables = self._model.optimizer.variables
         variable = next(variable for variable in variables if variable.name == "clip_norm")
         num_groups = math.prod(variable.shape)
-        variable.assign(np.full(variable.shape, self._clip_norm / math.sqrt(num_groups)))
+        variable.assign(np.full(variable.shape, clip_norm / math.sqrt(num_groups)))
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
-        self._epochs.append(epoch + 1)
-
-    def check(self, epoch: int) -> None:
-        """Raise `ValueError` if the trial has not trained exactly its own epoch, from 1."""
-        if self._epochs != [epoch]:
-            raise ValueError(
-                "A trial must train exactly one epoch with the given callbacks. A hypermodel with "
-                "its own `fit` must pass `initial_epoch`, `epochs` and `callbacks` on to "
-                f"`model.fit`. Received: epochs {self._epochs} instead of [{epoch}]"
-            )
+    def _checkpoint(self, trial_id: str) -> Path:
+        """Return the file with the weights of a trial."""
+        return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
 
 
 def _check_model(model: Any) -> None:
     """Raise if the hypermodel's model has no clipping norm that the search can set."""
     optimizer = getattr(model, "optimizer", None)
     clipping = getattr(optimizer, "clipping", None)
-    if not isinstance(optimizer, DPOptimizer) or optimizer.built:
+    has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
+    is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
+    if not is_new or not has_norm:
         raise TypeError(
-            "The hypermodel must return a new private model in every call, such as "
-            "`keras_adaclip.privatize(model)`, compiled with a new "
-            "`keras_adaclip.optimizers.DPOptimizer`. "
-            f"Received: {type(model).__name__} with optimizer={optimizer!r}"
+            "The hypermodel must return a new private model in every call, which knows its input "
+            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
+            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
+            f"clipping={clipping!r}"
         )
-    if not isinstance(clipping, FixedClipping) or isinstance(clipping.clip_norm, list):
-        raise ValueError(
-            "The search sets a fixed clipping norm, one number, so the hypermodel's optimizer must "
-            "have one: `DPOptimizer(..., clipping=1.0)` or `FixedClipping(1.0)`. "
-            f"Received: clipping={clipping!r}"
-        )
-
-
-def _metrics_of(results: Any, objective: str) -> dict[str, float]:
-    """Return the metrics by name that a hypermodel's `fit` returned."""
-    if isinstance(results, keras.callbacks.History):
-        results = {name: values[-1] for name, values in results.history.items()}
-    elif not isinstance(results, Mapping):
-        results = {objective: results}
-    if objective not in results:
-        raise ValueError(
-            f"The objective {objective!r} is not among the metrics that `fit` returned: "
-            f"{', '.join(map(repr, results))}. Give `search` validation data, and `objective` "
-            "the name of a metric that the model is compiled with."
-        )
-    return {name: float(value) for name, value in results.items()}

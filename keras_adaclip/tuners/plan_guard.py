@@ -1,5 +1,6 @@
 """Comparison of a trial's ledger with its plan, while the trial runs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -34,8 +35,8 @@ class PlanGuard(keras.callbacks.Callback):
             raise keras_tuner.errors.FatalValueError(
                 f"Epoch {epoch + 1} of this trial was about to run with other data, noise or "
                 "batches than planned, so its epsilon might exceed the target. Give as many rows "
-                "as `num_examples`, and let only the search change noise and batches. Received: "
-                f"{_in_words(row)}; planned: {_in_words(self._planned)}"
+                "as `num_examples`, and let only the hypermodel choose optimizer, noise and "
+                f"batches. Received: {in_words([row])}; planned: {in_words([self._planned])}"
             )
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -43,6 +44,7 @@ class PlanGuard(keras.callbacks.Callback):
         self._check_ledger(self._epochs_done)
 
     def _check_ledger(self, epochs: int) -> None:
+        """Raise `FatalValueError` if the ledger has more than this number of epochs."""
         planned = Ledger((self._planned.advance(epochs * self._steps_per_epoch),))
         ledger = self.model.privacy_ledger
         if not ledger.is_covered_by(planned):
@@ -50,13 +52,15 @@ class PlanGuard(keras.callbacks.Callback):
                 f"After {epochs} epochs this trial has spent more than planned, so its epsilon may "
                 "exceed the target. Every call of `build_model` must return a model with new "
                 "weights that were never trained on the data, and only the search may train it or "
-                f"change its noise. Received: {'; '.join(map(_in_words, ledger))}"
+                f"change its noise. Received: {in_words(ledger)}"
             )
 
 
-def _in_words(row: LedgerRow) -> str:
-    return (
+def in_words(rows: Iterable[LedgerRow]) -> str:
+    """Return steps, noise, sampling and batches of rows, for messages."""
+    return "; ".join(
         f"{row.steps} steps, noise_multiplier={row.noise_multiplier:g}, "
         f"sampling={row.sampling.label!r}, batch size {row.expected_batch_size} of "
         f"{row.num_examples} rows"
+        for row in rows
     )

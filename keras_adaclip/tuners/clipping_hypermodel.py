@@ -1,9 +1,8 @@
-"""A search space of private training, every trial of which spends the same epsilon."""
+"""A search space of private training in which every trial spends the same epsilon."""
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 import keras
@@ -11,28 +10,18 @@ import keras_tuner
 
 from keras_adaclip._checks import (
     check_batch_size,
-    check_between_0_and_1,
-    check_choice,
     check_integer,
     check_noise_multiplier,
     check_positive,
-    optional,
 )
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
-from keras_adaclip.tuners.hypermodel.choices import (
+from keras_adaclip.tuners.choices import (
     DEFAULT_STRATEGIES,
-    STRATEGIES,
-    checked_choices,
     clipping_choices,
 )
-from keras_adaclip.tuners.hypermodel.plan_guard import PlanGuard
-
-# Arguments of `fit` that the hypermodel sets.
-_PLANNED: Mapping[str, Any] = MappingProxyType(
-    {"batch_size": None, "steps_per_epoch": None, "sampling": "poisson"}
-)
+from keras_adaclip.tuners.plan_guard import PlanGuard
 
 
 class ClippingHyperModel(keras_tuner.HyperModel):
@@ -126,47 +115,34 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         metrics: Any = None,
         accountant: str = "pld",
     ) -> None:
-        if not callable(build_model):
-            raise TypeError(
-                "Argument `build_model` must be a function that returns a Keras model. "
-                f"Received: build_model={build_model!r}"
-            )
         if (target_epsilon is None) == (noise_multiplier is None):
             raise ValueError(
                 "Exactly one of the arguments `target_epsilon` and `noise_multiplier` must be "
                 f"given. Received: target_epsilon={target_epsilon}, "
                 f"noise_multiplier={noise_multiplier}"
             )
-        if target_epsilon is not None:
-            check_positive("target_epsilon", target_epsilon)
-            check_between_0_and_1("delta", delta)
-        else:
-            noise_multiplier = check_noise_multiplier(noise_multiplier)
+        parameters = inspect.signature(build_model).parameters.values()
+        self._takes_hp = any(each.default is each.empty or each.name == "hp" for each in parameters)
         self.build_model = build_model
         self.num_examples = check_integer("num_examples", num_examples, minimum=1)
         self.epochs = check_integer("epochs", epochs, minimum=1)
-        self.target_epsilon = target_epsilon
-        self.delta = optional(check_between_0_and_1, "delta", delta)
+        # `calibrate_noise_multiplier` checks these.
+        self.target_epsilon: Any = target_epsilon
+        self.delta: Any = delta
+        self.accountant = accountant
+        if noise_multiplier is not None:
+            noise_multiplier = check_noise_multiplier(noise_multiplier)
         self.noise_multiplier = noise_multiplier
         # keras-tuner takes values of one plain type.
-        self.batch_sizes = tuple(
-            check_batch_size(size, self.num_examples, "batch_sizes")
-            for size in checked_choices("batch_sizes", batch_sizes)
-        )
-        self.learning_rates = tuple(
-            check_positive("learning_rates", rate)
-            for rate in checked_choices("learning_rates", learning_rates)
-        )
-        self.strategies = checked_choices("strategies", strategies, STRATEGIES)
+        self.batch_sizes = [
+            check_batch_size(size, self.num_examples, "batch_sizes") for size in batch_sizes
+        ]
+        self.learning_rates = [check_positive("learning_rates", rate) for rate in learning_rates]
+        self.strategies = tuple(strategies)
         self.ranges = ranges
-        # Checks the ranges.
-        clipping_choices(
-            keras_tuner.HyperParameters(), self.strategies, ranges=ranges, total_steps=1
-        )
         self.optimizer = check_plain_optimizer("optimizer", optimizer)
         self.loss = loss
         self.metrics = metrics
-        self.accountant = check_choice("accountant", accountant, ("pld", "rdp"))
         self._num_runs = 0
         self._noise_multipliers: dict[int, float] = {}
         super().__init__()
@@ -178,13 +154,13 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             hp: The `keras_tuner.HyperParameters` of the trial.
 
         Raises:
-            FatalTypeError: If `build_model` returns a model that cannot be made private.
+            TypeError: If `build_model` returns a model that cannot be made private.
             FatalValueError: If the model does not know its input shape, or no noise reaches the
                 target.
         """
         model = self._private_model(hp)
-        batch_size = hp.Choice("batch_size", list(self.batch_sizes))
-        learning_rate = hp.Choice("learning_rate", list(self.learning_rates))
+        batch_size = hp.Choice("batch_size", self.batch_sizes)
+        learning_rate = hp.Choice("learning_rate", self.learning_rates)
         noise_multiplier = self._noise_multiplier(batch_size)
         clipping = clipping_choices(
             hp,
@@ -208,8 +184,8 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             metrics=keras.tree.map_structure(_new_metric, self.metrics),
         )
         model.tuning = (
-            f"not counted: the model is one trial of a search, of which {self._num_runs} have "
-            "begun in this process. Its epsilon is that of one trial; the choice among them costs "
+            f"not counted: the model is one trial of a search; {self._num_runs} have begun in this "
+            "process. Its epsilon is that of one trial; the choice among them costs "
             "more, on private data up to as much as all of them together"
         )
         # Otherwise the checkpoint of an earlier trial could not be loaded.
@@ -229,33 +205,31 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             Keras's `History`.
 
         Raises:
-            FatalTypeError: If `fit` does not have such an argument.
-            FatalValueError: If the run would not be the planned one.
+            FatalValueError: If the run would not be the planned one. keras-tuner goes on after
+                other errors of a trial.
         """
+        arguments = inspect.signature(model.fit).bind(*args, **kwargs).arguments
+        for name in ("batch_size", "steps_per_epoch", "sampling"):
+            if name in arguments:
+                raise keras_tuner.errors.FatalValueError(
+                    f"Argument `{name}` must be left out: the noise was calibrated with that of "
+                    "the hypermodel. Give batch sizes to `ClippingHyperModel(batch_sizes=...)`. "
+                    f"Received: {name}={arguments[name]!r}"
+                )
+        epochs = arguments.setdefault("epochs", self.epochs)
+        if epochs > self.epochs:
+            raise keras_tuner.errors.FatalValueError(
+                f"Argument `epochs` must be at most {self.epochs}, for which the noise was "
+                "calibrated. Give the longest run to `ClippingHyperModel(epochs=...)`; for "
+                f"`Hyperband` it is `max_epochs`. Received: epochs={epochs}"
+            )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
-        if model.optimizer.noise_multiplier != self._noise_multiplier(batch_size):
-            raise keras_tuner.errors.FatalValueError(
-                "The model's optimizer must be the one of `ClippingHyperModel.build`, whose noise "
-                "was calibrated. Give `optimizer` to the hypermodel, not to the tuner. "
-                f"Received: noise_multiplier={model.optimizer.noise_multiplier!r}"
-            )
-        arguments = self._fit_arguments(model, args, kwargs)
-        initial_epoch = arguments["initial_epoch"]
-        before = Ledger((planned.advance(initial_epoch * steps_per_epoch),))
-        if initial_epoch and not before.is_covered_by(model.privacy_ledger):
-            # `Hyperband` begins with the model of another trial.
-            raise keras_tuner.errors.FatalValueError(
-                "A trial that begins after the first epoch must continue the model of another "
-                "trial, whose ledger has the epochs before. Received: "
-                f"initial_epoch={initial_epoch}, a ledger of {model.privacy_ledger.steps} steps"
-            )
         guard = PlanGuard(planned, steps_per_epoch)
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
-        num_steps = arguments["epochs"] * steps_per_epoch
-        model.pledged_ledger = Ledger((planned.advance(num_steps),))
+        model.pledged_ledger = Ledger((planned.advance(epochs * steps_per_epoch),))
         try:
             return model.fit(**arguments, batch_size=batch_size, sampling="poisson")
         finally:
@@ -287,17 +261,9 @@ class ClippingHyperModel(keras_tuner.HyperModel):
 
     def _private_model(self, hp: Any) -> Any:
         """Return the model of `build_model`, made private if it is not."""
-        parameters = inspect.signature(self.build_model).parameters.values()
-        takes_hyperparameters = any(p.default is p.empty or p.name == "hp" for p in parameters)
-        model = self.build_model(hp) if takes_hyperparameters else self.build_model()
+        model = self.build_model(hp) if self._takes_hp else self.build_model()
         if not hasattr(model, "privacy_ledger"):
-            try:
-                model = privatize(model)
-            except TypeError as error:
-                raise keras_tuner.errors.FatalTypeError(
-                    "Argument `build_model` must return a model that can be made private. "
-                    f"Received: {error}"
-                ) from error
+            model = privatize(model)
         if not model.built:
             raise keras_tuner.errors.FatalValueError(
                 "Argument `build_model` must return a model that knows its input shape: begin it "
@@ -306,6 +272,7 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         return model
 
     def _steps_per_epoch(self, batch_size: int) -> int:
+        """Return the number of steps of an epoch."""
         return math.ceil(self.num_examples / batch_size)
 
     def _planned_row(self, batch_size: int) -> LedgerRow:
@@ -315,8 +282,8 @@ class ClippingHyperModel(keras_tuner.HyperModel):
 
     def _noise_multiplier(self, batch_size: int) -> float:
         """Return the noise multiplier of a trial, which is calibrated once for each batch size."""
-        if self.target_epsilon is None or self.delta is None:
-            return self.noise_multiplier or 0.0
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
         if batch_size not in self._noise_multipliers:
             try:
                 self._noise_multipliers[batch_size] = calibrate_noise_multiplier(
@@ -330,36 +297,6 @@ class ClippingHyperModel(keras_tuner.HyperModel):
             except ValueError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from error
         return self._noise_multipliers[batch_size]
-
-    def _fit_arguments(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the arguments of `fit` by name, unless one contradicts the plan.
-
-        keras-tuner goes on after most errors of a trial; a `FatalError` ends the search.
-        """
-        try:
-            arguments = dict(inspect.signature(model.fit).bind(*args, **kwargs).arguments)
-        except TypeError as error:
-            raise keras_tuner.errors.FatalTypeError(f"`search` passes to `fit`: {error}") from error
-        for name, planned in _PLANNED.items():
-            value = arguments.pop(name, planned)
-            if value != planned:
-                raise keras_tuner.errors.FatalValueError(
-                    f"Argument `{name}` must be left out: the noise was calibrated with that of "
-                    "the hypermodel. Give batch sizes to `ClippingHyperModel(batch_sizes=...)`. "
-                    f"Received: {name}={value!r}"
-                )
-        epochs = arguments.setdefault("epochs", self.epochs)
-        initial_epoch = arguments.setdefault("initial_epoch", 0)
-        if not 0 <= initial_epoch < epochs <= self.epochs:
-            raise keras_tuner.errors.FatalValueError(
-                f"Argument `epochs` must be above `initial_epoch`, and at most {self.epochs}, for "
-                "which the noise was calibrated. Give the longest run to "
-                "`ClippingHyperModel(epochs=...)`; for `Hyperband` it is `max_epochs`. "
-                f"Received: epochs={epochs}, initial_epoch={initial_epoch}"
-            )
-        return arguments
 
 
 def _new_metric(metric: Any) -> Any:

@@ -58,12 +58,20 @@ class SearchRecord:
 
     Args:
         project_dir: The folder.
+        settings: The settings of the search, as plain values.
+
+    Raises:
+        ValueError: If the search that has begun in the folder has other settings.
     """
 
-    def __init__(self, project_dir: str | os.PathLike[str]) -> None:
+    def __init__(self, project_dir: str | os.PathLike[str], settings: dict[str, Any]) -> None:
         self.folder = Path(project_dir)
         self.best_weights = self.folder / _BEST
         self._file = self.folder / _RECORD
+        self._settings = json.loads(json.dumps(settings))
+        self.check()
+        if self.outcome is not None:
+            self._remove_runs()  # left by a process that was killed at the end
 
     @property
     def has_begun(self) -> bool:
@@ -90,29 +98,27 @@ class SearchRecord:
         """The state of the search, which has not ended."""
         return SearchState(**self._read()["state"])
 
-    def begin(self, settings: dict[str, Any], first_ledger: Ledger, num_runs: int) -> None:
+    def begin(self, first_ledger: Ledger, num_runs: int) -> None:
         """Fix the settings and the number of runs, before the first run.
 
         Args:
-            settings: The settings of the search, as plain values.
             first_ledger: The ledger of every model when `build` returns it.
             num_runs: The secret number of runs.
         """
         ledger = RunBounds((first_ledger,)).to_list()
-        document = {"format": _FORMAT, "version": _VERSION, "settings": settings}
+        document = {"format": _FORMAT, "version": _VERSION, "settings": self._settings}
         state = dataclasses.asdict(SearchState(num_runs))
         self._write({**document, "first_ledger": ledger, "state": state})
 
-    def check(self, settings: dict[str, Any]) -> None:
+    def check(self) -> None:
         """Raise `ValueError` if the search that has begun here has other settings."""
-        begun = self._read()["settings"]
-        for name, value in json.loads(json.dumps(settings)).items():
+        begun = self._read()["settings"] if self.has_begun else self._settings
+        for name, value in self._settings.items():
             if begun.get(name) != value:
                 raise ValueError(
                     f"The search that has begun in {str(self.folder)!r} has another `{name}`. "
                     "Continue it with the same settings, or begin another search in another "
-                    "project: the costs of both add up. "
-                    f"Received: {name}={str(value)[:200]}, begun with {str(begun.get(name))[:200]}"
+                    "project: the costs of both add up."
                 )
 
     def save(self, state: SearchState) -> None:
@@ -125,18 +131,11 @@ class SearchRecord:
         Args:
             outcome: One of the outcomes above.
             released: The released run, or the reason why nothing can be released.
-
-        Raises:
-            RuntimeError: If the search has ended already.
         """
         document = self._read()
-        if "outcome" in document:
-            raise RuntimeError(
-                f"The search in {str(self.folder)!r} has ended already, and its release is fixed."
-            )
         del document["state"]
         self._write({**document, "outcome": outcome, "released": released})
-        self.remove_runs()
+        self._remove_runs()
 
     def run_weights(self, slot: int) -> Path:
         """The file with the weights of a run.
@@ -151,12 +150,13 @@ class SearchRecord:
         if self.run_weights(slot).exists():
             self.run_weights(slot).replace(self.best_weights)
 
-    def remove_runs(self) -> None:
+    def _remove_runs(self) -> None:
         """Delete the weights of all runs but the released one."""
         for slot in (0, 1):
             self.run_weights(slot).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
+        """Return the record; raise `ValueError` if this release cannot read it."""
         document: dict[str, Any] = json.loads(self._file.read_text("utf-8"))
         if document.get("format") != _FORMAT or document.get("version") != _VERSION:
             raise ValueError(
