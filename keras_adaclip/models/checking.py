@@ -1,4 +1,4 @@
-"""Answers before training: is a model sound, and how are its gradients taken?"""
+"""Answers before training: is a model or an augmentation sound, how are gradients computed?"""
 
 from collections.abc import Callable, Sequence
 from textwrap import fill
@@ -7,18 +7,18 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip._checks import check_integer
 from keras_adaclip.gradients import (
+    Augmentation,
     Batch,
     GradientPlan,
     LayerReport,
     finite_rows,
     layer_reports,
-    looped_plan,
     unproven_plan,
 )
 from keras_adaclip.sampling import as_array
 from keras_adaclip.training import (
-    Finding,
     PrivacyIssue,
     Probe,
     batch_normalization_issues,
@@ -26,7 +26,7 @@ from keras_adaclip.training import (
     known_words,
     layer_issues,
     metric_issues,
-    probe,
+    refuse,
 )
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
@@ -108,17 +108,68 @@ def check(model: keras.Model) -> PrivacyCheck:
     if rows is None:
         return PrivacyCheck(issues + batch_normalization_issues(model), [])
     try:
-        finding = probe(model, rows)
-        issues = finding.issues
-        if not issues and finding.is_repeatable:
-            issues = Probe(model, rows, _MANY).examined(True).issues_if_layerwise
+        issues = (
+            Probe(model, rows).examined().issues or Probe(model, rows, _MANY).examined(True).issues
+        )
         if issues:
             return PrivacyCheck(issues, [])
-        plan = _planned(model, rows, finding)
+        plan = unproven_plan(model, rows)[0]
         return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
+
+
+def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:
+    """Return the augmentation of each example by a layer, or None.
+
+    Args:
+        layer: A Keras layer, or None.
+        multiplicity: Number of copies of each example.
+        rows: A few examples, to run the layer on.
+
+    Raises:
+        TypeError: If `layer` is not a Keras layer, or `multiplicity` is not an integer.
+        ValueError: If the layer mixes examples, learns, or changes the inputs' shape, or there are
+            several inputs.
+    """
+    multiplicity = check_integer("augmentation_multiplicity", multiplicity, minimum=1)
+    if layer is None:
+        if multiplicity > 1:
+            raise ValueError(
+                "Argument `augmentation_multiplicity` needs an `augmentation`: copies of an "
+                "example that do not differ have the gradient of one. "
+                f"Received: augmentation_multiplicity={multiplicity}, augmentation=None"
+            )
+        return None
+    if not isinstance(layer, keras.layers.Layer):
+        raise TypeError(
+            "Argument `augmentation` must be a Keras layer, such as `keras.layers.RandomFlip()` "
+            f"or a `keras.Sequential` of such layers. Received: augmentation={layer!r}"
+        )
+    inputs = keras.tree.flatten(rows.x)
+    if len(inputs) != 1:
+        raise ValueError(
+            "`augmentation` works on models with one input tensor. Put the augmentation into the "
+            "model instead, as layers on the inputs that need it."
+        )
+    tensor = keras.ops.convert_to_tensor(inputs[0])
+    found = layer(tensor, training=False)
+    if found.shape[1:] != tensor.shape[1:]:
+        raise ValueError(
+            f"The augmentation layer {layer.name!r} must keep the shape of its inputs. It makes "
+            f"{tuple(found.shape[1:])} of {tuple(tensor.shape[1:])}."
+        )
+    if layer.trainable_variables:
+        raise ValueError(
+            f"The augmentation layer {layer.name!r} has trainable weights, which nothing would "
+            "train. Put it into the model, or freeze it with `layer.trainable = False`."
+        )
+    augmentation = Augmentation(layer, multiplicity)
+    model = augmentation.as_model(rows)
+    refuse(model, layer_issues(model))
+    refuse(model, Probe(model, Batch(tensor)).examined().issues)
+    return augmentation
 
 
 def private_summary(
@@ -146,20 +197,10 @@ def private_summary(
         )
     if not model.built:
         model(rows.x)
-    plan = getattr(model, "gradient_plan", None) or _planned(model, rows, probe(model, rows))
+    plan = getattr(model, "gradient_plan", None) or unproven_plan(model, rows)[0]
     chunk_size = getattr(getattr(model, "_private_state", None), "chunk_size", None)
     sizes = [size for size in (chunk_size, batch_size) if size is not None]
     print_fn(_summary(model, rows, plan, min(sizes, default=None)))
-
-
-def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
-    """Return the plan that the layers suggest, without a comparison with plain gradients."""
-    if not finding.is_repeatable:
-        return looped_plan(
-            f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
-            "generator"
-        )
-    return unproven_plan(model, rows)[0]
 
 
 def _random_rows(model: keras.Model) -> Batch | None:

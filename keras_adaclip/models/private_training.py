@@ -14,8 +14,7 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.gradients import Augmentation, make_plan
-from keras_adaclip.models.augmenting import checked_augmentation
-from keras_adaclip.models.checking import private_summary
+from keras_adaclip.models.checking import checked_augmentation, private_summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.training import (
@@ -288,13 +287,11 @@ class PrivateTraining(TrainingBase):
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
         finding = refuse_unsound_training(self, rows if examine else None)
-        is_repeatable = finding is None or finding.is_repeatable
         if finding is not None:
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-        is_sound = plan is not None and (is_repeatable or not plan.is_layerwise)
-        if not (is_sound and is_planned) or method != state.planned_method:
-            plan = make_plan(self, rows, method, is_repeatable)
+        if plan is None or not is_planned or method != state.planned_method:
+            plan = make_plan(self, rows, method)
             state.planned_method, state.planned_shapes = method, shapes
             state.isolation = StepIsolation(self)
             self.train_function = None

@@ -3,12 +3,7 @@
 from keras_adaclip.training.arrays import strings_as_tensors
 from keras_adaclip.training.base import TrainingBase
 from keras_adaclip.training.issues import Finding, PrivacyIssue, issues_of_clients, refuse
-from keras_adaclip.training.model_forms import (
-    ModelType,
-    converted,
-    is_functional,
-    make_functional,
-)
+from keras_adaclip.training.model_forms import SubclassedForm, converted
 from keras_adaclip.training.preflight import (
     batch_normalization_issues,
     compile_issues,
@@ -20,7 +15,7 @@ from keras_adaclip.training.preflight import (
     refuse_unsupported,
     refusing_batch_statistics,
 )
-from keras_adaclip.training.probe import Probe, probe
+from keras_adaclip.training.probe import Probe
 from keras_adaclip.training.processes import (
     on_all_devices,
     refuse_batch_of_every_replica,
@@ -47,25 +42,22 @@ from keras_adaclip.training.training_data import TrainingData
 __all__ = [
     "CONVOLUTIONS",
     "Finding",
-    "ModelType",
     "PrivacyIssue",
     "Probe",
     "StepIsolation",
+    "SubclassedForm",
     "TrainingBase",
     "TrainingData",
     "assign_state",
     "batch_normalization_issues",
     "compile_issues",
     "converted",
-    "is_functional",
     "issues_of_clients",
     "known_words",
     "layer_issues",
-    "make_functional",
     "merge_over_chunks",
     "metric_issues",
     "on_all_devices",
-    "probe",
     "refuse",
     "refuse_batch_of_every_replica",
     "refuse_clients_of_one_process",

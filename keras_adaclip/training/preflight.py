@@ -18,12 +18,12 @@ from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.issues import (
     Finding,
+    OwnLoss,
     PrivacyIssue,
     batch_normalization_issue,
     refuse,
 )
-from keras_adaclip.training.probe import probe
-from keras_adaclip.training.traced_model import own_loss_name
+from keras_adaclip.training.probe import Probe
 
 Tensor = Any
 _MIXING_NAMES = (
@@ -74,7 +74,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding |
     refuse(model, layer_issues(model))
     if rows is None:
         return None
-    finding = probe(model, rows, with_loss=True)
+    finding = Probe(model, rows, with_loss=True).examined()
     found = [*finding.issues, *loss_issues(model, rows)]
     refuse(model, found)
     return finding
@@ -232,8 +232,8 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         model: A compiled and built model.
         rows: At least one example, with targets.
     """
-    name = own_loss_name(model)
-    if name is None:
+    own = OwnLoss.of(model)
+    if own is None:
         return []
     batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
     losses = backend.evaluate(
@@ -243,7 +243,7 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         return []
     return [
         PrivacyIssue(
-            name,
+            own.name,
             "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it "
             "compares examples with each other; private training evaluates it on each example "
             "alone.",

@@ -162,5 +162,5 @@ class StepIsolation:
     def _refuse(self, finding: Finding, told: str = "") -> None:
         """Raise if there are issues that the model is refused for."""
         is_federated = self._model.privacy_unit == "client"
-        issues = issues_of_clients(finding) if is_federated else finding.issues_if_layerwise
+        issues = issues_of_clients(finding) if is_federated else finding.issues
         refuse(self._model, [replace(issue, reason=issue.reason + told) for issue in issues])

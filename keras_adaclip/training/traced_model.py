@@ -59,8 +59,7 @@ class TracedModel:
         with_loss: bool = False,
         without_draws: bool = False,
     ) -> None:
-        name = own_loss_name(model) if with_loss else None
-        self.loss = None if name is None else OwnLoss(name)
+        self.loss = OwnLoss.of(model) if with_loss else None
         self.model, self.size, self.without_draws = model, size, without_draws
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
         # A tuple: the inputs come first, whatever the names.
@@ -300,18 +299,6 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def own_loss_name(model: keras.Model) -> str | None:
-    """Return `compute_loss`, or the names of loss functions, if the user wrote them.
-
-    Args:
-        model: A compiled and built model.
-    """
-    if keras_private.is_own(model, "compute_loss"):
-        return "compute_loss"
-    losses = keras_private.compiled_losses(model)
-    return ", ".join(loss.name for loss in losses if not _is_of_keras(loss)) or None
-
-
 def known_words(model: keras.Model) -> list[str]:
     """Return strings that a model tells apart: words that its layers look up, and texts of them.
 
@@ -335,13 +322,6 @@ def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
             inside.update(id(inner) for inner in keras_private.flatten_layers(layer))
         layers.append(layer)
     return layers
-
-
-def _is_of_keras(loss: Any) -> bool:
-    """Return whether neither the class nor the function of a loss is the user's."""
-    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
-    origins = (type(loss), getattr(loss, "fn", type(loss)))
-    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)
 
 
 def _digest(value: Tensor) -> Tensor:

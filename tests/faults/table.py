@@ -635,8 +635,8 @@ FAULTS = (
     Fault(
         "counters examined at small numbers only",
         "training/probe.py",
-        "if state >= made_up.NUM_STATES and not self._counting:",
-        "if state >= made_up.NUM_STATES:",
+        "if found or (state >= made_up.NUM_STATES and not self._counting):",
+        "if found or state >= made_up.NUM_STATES:",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -649,8 +649,8 @@ FAULTS = (
     Fault(
         "a loss of the user's own not examined beside the layers",
         "training/traced_model.py",
-        "name = own_loss_name(model) if with_loss else None",
-        "name = None",
+        "self.loss = OwnLoss.of(model) if with_loss else None",
+        "self.loss = None",
         "tests/models/test_losses_in_fit.py",
     ),
     Fault(
@@ -663,8 +663,8 @@ FAULTS = (
     Fault(
         "state from the data taken for state of the weights",
         "training/probe.py",
-        "if _differ(one, two, is_exact)\n            ]",
-        "if False\n            ]",
+        "if _differ(one, two, is_exact)\n            )",
+        "if False\n            )",
         "tests/models/test_refusals.py",
     ),
     Fault(

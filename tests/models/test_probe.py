@@ -7,7 +7,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.probe import probe
+from keras_adaclip.training import Probe
 
 
 class AddMeanOfOthers(keras.layers.Layer):
@@ -75,14 +75,14 @@ def float_rows(constant=False):
 @pytest.mark.parametrize("constant", [False, True])
 def test_mixing_is_found_and_named(layer, dropout, constant):
     model = model_with(layer, dropout=dropout)
-    issues = probe(model, float_rows(constant)).issues
+    issues = Probe(model, float_rows(constant)).examined().issues
     assert [issue.layer for issue in issues] == [layer.name]
 
 
 def test_rows_of_one_constant_id_hide_no_mixing():
     layer = AddMeanOfOthers()
     model = model_with(layer, dtype="int32")
-    issues = probe(model, Batch(np.zeros((3, 4), "int32"))).issues
+    issues = Probe(model, Batch(np.zeros((3, 4), "int32"))).examined().issues
     assert [issue.layer for issue in issues] == [layer.name]
 
 
@@ -104,25 +104,23 @@ def test_independent_layers_pass():
     model = model_with(
         keras.layers.Dense(6, activation="relu"), keras.layers.LayerNormalization(), dropout=True
     )
-    finding = probe(model, float_rows())
-    assert finding.issues == []
-    assert finding.is_repeatable
+    assert Probe(model, float_rows()).examined().issues == []
 
 
 def test_assigned_trainable_weight_is_found():
     layer = RememberInTrainableWeight()
     model = model_with(layer)
-    assert [issue.layer for issue in probe(model, float_rows()).issues] == [layer.centre.path]
+    assert [issue.layer for issue in Probe(model, float_rows()).examined().issues] == [
+        layer.centre.path
+    ]
 
 
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
     reason="PyTorch's generator is set for the examination, and JAX has none",
 )
-def test_unseeded_randomness_runs_each_example_alone():
-    model = model_with(UnseededNoise())
-    finding = probe(model, float_rows())
-    assert not finding.is_repeatable
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), "mse")
-    model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
-    assert not model.gradient_plan.is_layerwise
+def test_unseeded_randomness_is_refused():
+    model = model_with(UnseededNoise(name="noise"))
+    (issue,) = Probe(model, float_rows()).examined().issues
+    assert issue.layer == "noise"
+    assert "draws random numbers outside of the framework" in issue.reason
