@@ -18,16 +18,7 @@ from keras_adaclip.gradients import (
     unproven_plan,
 )
 from keras_adaclip.sampling import as_array
-from keras_adaclip.training import (
-    PrivacyIssue,
-    Probe,
-    batch_normalization_issues,
-    compile_issues,
-    known_words,
-    layer_issues,
-    metric_issues,
-    refuse,
-)
+from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
@@ -103,10 +94,10 @@ def check(model: keras.Model) -> PrivacyCheck:
     Layer                            Rule                  Norms          Memory
     head (Dense)                     Dense                 two norms      40 B
     """
-    issues = layer_issues(model) + compile_issues(model) + metric_issues(model)
+    issues = preflight.issues_of_parts(model)
     rows = None if issues else _random_rows(model)
     if rows is None:
-        return PrivacyCheck(issues + batch_normalization_issues(model), [])
+        return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
     try:
         issues = (
             Probe(model, rows).examined().issues or Probe(model, rows, _MANY).examined(True).issues
@@ -167,7 +158,7 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
         )
     augmentation = Augmentation(layer, multiplicity)
     model = augmentation.as_model(rows)
-    refuse(model, layer_issues(model))
+    refuse(model, preflight.layer_issues(model))
     refuse(model, Probe(model, Batch(tensor)).examined().issues)
     return augmentation
 
@@ -213,7 +204,7 @@ def _random_rows(model: keras.Model) -> Batch | None:
         shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         if dtype == "string":
-            return as_array(generator.choice(known_words(model), shape))
+            return as_array(generator.choice(made_up.known_words(model), shape))
         if "float" in dtype:
             return generator.normal(size=shape).astype(dtype)
         return generator.integers(0, 2, size=shape).astype(dtype)

@@ -23,10 +23,9 @@ from keras_adaclip.gradients import (
 )
 from keras_adaclip.training import (
     assign_state,
-    layer_issues,
+    preflight,
     refuse,
     refuse_lost_metrics,
-    refusing_batch_statistics,
     sum_of_replicas,
     sum_over_chunks,
     update_metrics,
@@ -49,9 +48,9 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         ValueError: If layers of `model` mix examples.
     """
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
-    refuse(model, layer_issues(model))
+    refuse(model, preflight.layer_issues(model))
     batch = Batch.from_data(data)
-    with refusing_batch_statistics(model):
+    with preflight.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
     total = with_regularization(model, sum_of_replicas(total))
     model.optimizer.apply(total, model.trainable_variables)

@@ -53,7 +53,12 @@ def refuse_unsound_parts(model: keras.Model) -> None:
         ValueError: With every issue, one a line.
     """
     refuse_unsupported(model)
-    refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
+    refuse(model, issues_of_parts(model))
+
+
+def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
+    """Return the issues that layers, methods, optimizer and metrics show without a run."""
+    return layer_issues(model) + compile_issues(model) + metric_issues(model)
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding | None:

@@ -55,15 +55,14 @@ class Probe:
         counts_rows: bool = False,
     ) -> None:
         self.traced = TracedModel(model, rows, size, with_loss)
-        # Models of few rows and of many rows, whose outputs for the few are compared.
-        self._pairs: list[tuple[TracedModel, TracedModel]] = []
+        # The model with few rows and with many rows: its outputs for the few are compared.
+        self._few_and_many: list[TracedModel] = []
         if counts_rows:
-            sizes = (_FEW if size > _FEW else 1, size)
-            self._pairs.append((TracedModel(model, rows, sizes[0]), self.traced))
-            if self.traced.seeds:
-                # Rows of another number are another draw, which hides the layers behind it.
-                few, many = (TracedModel(model, rows, n, without_draws=True) for n in sizes)
-                self._pairs.append((few, many))
+            # Rows of another number are another draw, which would hide the layers behind it.
+            self._few_and_many = [
+                TracedModel(model, rows, number, without_draws=True)
+                for number in (_FEW if size > _FEW else 1, size)
+            ]
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
             id(variable)
@@ -236,8 +235,8 @@ class Probe:
         # What runs on the same rows to the last bit must do so on the same row.
         is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        halves = self._halves(state, generator)
-        for half in halves:
+        first_half = generator.permutation(traced.size) < traced.size // 2
+        for half in (first_half, ~first_half):
             changed = [
                 np.where(half.reshape(-1, *[1] * (one.ndim - 1)), two, one)
                 for one, two in zip(rows, others, strict=True)
@@ -252,43 +251,34 @@ class Probe:
             )
         part = traced.layers[min(mixing)] if mixing else None
         if part is None and with_gradients:
-            part = traced.leaking(rows, further, ~halves[0])
+            part = traced.leaking(rows, further, ~first_half)
         if part is not None:
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [self._issue(part, told)]
-        for few, many in self._pairs:
-            layer = self._counting_layer(few, many, further, state, generator)
-            if layer is not None:
-                return [self._issue(layer, issues.COUNTING)]
-        return []
+        counting = self._counting_layer(further, state, generator)
+        return [] if counting is None else [self._issue(counting, issues.COUNTING)]
 
     def _counting_layer(
-        self,
-        few: TracedModel,
-        many: TracedModel,
-        values: Values,
-        state: int,
-        generator: np.random.Generator,
+        self, values: Values, state: int, generator: np.random.Generator
     ) -> keras.layers.Layer | None:
-        """Return the first layer of `few` that returns something else with the rows of `many`."""
-        for each in (few, many):
+        """Return the first layer whose output for a few rows changes if more rows follow them."""
+        if not self._few_and_many:
+            return None
+        for each in self._few_and_many:
             if len(each.variables) != len(self.traced.variables):
                 each.use_variables(self.traced.variables)
+        few, many = self._few_and_many
         moved = (values[0], many.seed_values(state + 1))
         differing = None
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
         for _ in range(2):
             rows = many.rows(state, generator)
-            first_rows = [each[: few.size] for each in rows[: len(few.examples)]]
+            first_rows = [each[: few.size] for each in rows]
             outputs = many.forward(rows, values)[0]
             alone, redrawn = (few.forward(first_rows, each)[0] for each in (values, moved))
-            # Behind a layer that draws random numbers, rows of another number are another draw.
+            # Behind a layer that still draws, rows of another number are another draw.
             layers, end = few.layers, _first_difference(alone, redrawn, True)
-            if not many.without_draws:  # where two draws happen to be alike too
-                end = next((n for n, each in enumerate(layers[:end]) if few.is_drawing(each)), end)
-            own = [each for each in many.layers if not isinstance(each, OwnLoss)]
-            outputs = outputs[: len(own)]
-            if layers != own:  # What has as many entries as there are rows is not known.
+            if layers != many.layers:  # What has as many entries as there are rows is not known.
                 if end is not None:
                     return None
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
@@ -303,13 +293,6 @@ class Probe:
             if differing is None:
                 break
         return differing
-
-    def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return masks of the rows to exchange."""
-        if state == 0 and self.traced.size == _NUM_ROWS:
-            return made_up.separating_halves(_NUM_ROWS)
-        half = generator.permutation(self.traced.size) < self.traced.size // 2
-        return [half, ~half]
 
     def _values_at(self, state: int, generator: np.random.Generator) -> list[Any]:
         """Return the values of the variables at one of the states that are tried."""

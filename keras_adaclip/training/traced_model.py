@@ -18,13 +18,12 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
 from keras_adaclip.training.issues import OwnLoss
-from keras_adaclip.training.made_up import SPREADS, cut_short, plausible_rows
+from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
 from keras_adaclip.training.outside_state import OutsideVariables
 
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.
 Values = tuple[list[Any], list[np.ndarray]]
-_NUM_WORDS = 100
 # Layers that call the layers inside of them step by step.
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
@@ -297,18 +296,6 @@ class TracedModel:
             return False
         # None: a number that is known only when the step runs.
         return bool(shape) and shape[0] in (self.size, None)
-
-
-def known_words(model: keras.Model) -> list[str]:
-    """Return strings that a model tells apart: words that its layers look up, and texts of them.
-
-    A word that no layer knows would give every row the same number.
-    """
-    words = ["", "a"]
-    for layer in keras_private.flatten_layers(model):
-        if isinstance(layer, (keras.layers.StringLookup, keras.layers.TextVectorization)):
-            words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
-    return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
 
 
 def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:

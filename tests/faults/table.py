@@ -555,7 +555,7 @@ FAULTS = (
     ),
     Fault(
         "examples of strings are mixed where no layer knows their words",
-        "training/traced_model.py",
+        "training/made_up.py",
         "words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]",
         "pass",
         "tests/models/test_strings.py",
@@ -563,7 +563,7 @@ FAULTS = (
     ),
     Fault(
         "processes compare where their strings lie, and may hold the same examples",
-        "training/training_data.py",
+        "training/processes.py",
         "if any(array.dtype == object for array in keras.tree.flatten(first)):",
         "if False:",
         "tests/models/test_strings.py",
@@ -599,9 +599,9 @@ FAULTS = (
     ),
     Fault(
         "isolation compared before the callbacks of an epoch, not after them",
-        "training/fit_callbacks.py",
-        "ordered.append(last)",
-        "ordered.insert(0, last)",
+        "training/base.py",
+        "yield [first, *ours, *(c for c in given if not isinstance(c, _OURS)), last]",
+        "yield [last, first, *ours, *(c for c in given if not isinstance(c, _OURS))]",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -698,7 +698,7 @@ FAULTS = (
     Fault(
         "shared weights trained by a model in the middle of another one's run",
         "training/spending.py",
-        'if any(getattr(other, "is_in_a_run", False) for other in others):',
+        "if any(other.is_in_a_run for other in others):",
         "if False:",
         "tests/models/test_saving.py",
     ),
@@ -746,7 +746,7 @@ FAULTS = (
     ),
     Fault(
         "what is loaded within an epoch not counted towards the target",
-        "training/fit_callbacks.py",
+        "training/base.py",
         "[c.count_again for c in ours if isinstance(c, PrivacyCallback)]",
         "[]",
         "tests/callbacks/test_privacy_callback.py",

@@ -186,7 +186,7 @@ def test_objects_that_are_no_strings_are_refused(other):
 @on_tensorflow
 def test_strings_over_several_processes_are_refused():
     """Their rows cannot be compared, so that one example could be in two of them."""
-    from keras_adaclip.training.training_data import host_share
+    from keras_adaclip.training.processes import host_share
 
     with pytest.raises(TypeError, match="numbers"):
         host_share(SINGLE, Y, None, 6, None)
