@@ -130,16 +130,6 @@ class Probe:
                 break
         return Finding(found)
 
-    def moves_in_python(self) -> bool:
-        """Return whether a pass changes something outside of variables, such as a counter."""
-        state = OutsideState(self.traced.model)
-        rows = self.traced.rows(0, np.random.default_rng(self.traced.size))
-        state.note()
-        for _ in range(2):
-            self._run(rows)
-            state.note()
-        return state.moves
-
     @property
     def outside_variables(self) -> list[keras.Variable]:
         """The variables that a pass reads and that are not the model's."""

@@ -124,13 +124,11 @@ class StepIsolation:
 
     @property
     def may_move_within_epochs(self) -> bool:
-        """Whether something moves that no optimizer steps: a counter, or what is not the model's.
+        """Whether variables move that no optimizer steps: counters, or those of others.
 
         Known after `prove`.
         """
-        if self._model._private_state.assigned_by_forward or self._outside_variables():
-            return True
-        return any(probe.moves_in_python() for probe in self._used[:1])
+        return bool(self._model._private_state.assigned_by_forward or self._outside_variables())
 
     def prove_again_within_epochs(self) -> None:
         """Compare once in a number of calls.

@@ -181,9 +181,9 @@ class TracedModel:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
-            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
+            def record(layer: keras.layers.Layer, result: Any) -> Any:
                 # Inner layers come first: a loss of theirs is not one of the layers around them.
-                if len(scope.losses) > max(num_losses, num_attributed[0]):
+                if len(scope.losses) > num_attributed[0]:
                     num_attributed[0] = len(scope.losses)
                     self.added.append(layer)
                 for value in keras.tree.flatten(result):
@@ -192,7 +192,7 @@ class TracedModel:
                         digests.append(_digest(value))
                 return result
 
-            with self._watching(record, lambda: len(scope.losses)):
+            with self._watching(record):
                 y_pred = call_model(self.model, x, training=True)
             if self.loss is not None:
                 self.layers.append(self.loss)
@@ -222,7 +222,7 @@ class TracedModel:
             self._tapped[:] = []
             skips = self._taps_trained_only
 
-            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
+            def record(layer: keras.layers.Layer, result: Any) -> Any:
                 def tapped(value: Any) -> Any:
                     if not self._has_rows(value) or not _is_floating(value):
                         return value
@@ -236,8 +236,8 @@ class TracedModel:
                 return keras.tree.map_structure(tapped, result)
 
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = record(self.model, x, 0)
-            with self._watching(record, lambda: 0):
+            x = record(self.model, x)
+            with self._watching(record):
                 y_pred = call_model(self.model, x, training=True)
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
@@ -251,8 +251,8 @@ class TracedModel:
         return [_largest(value, 1.0 - kept) for value in cotangents]
 
     @contextmanager
-    def _watching(self, record: Any, num_losses: Any) -> Iterator[None]:
-        """Within the context, call `record(layer, result, losses before)` after each layer's call.
+    def _watching(self, record: Any) -> Iterator[None]:
+        """Within the context, call `record(layer, result)` after each layer's call.
 
         What `record` returns becomes the layer's result. If the model has a gradient plan, its
         fast calls are used, as in the steps.
@@ -270,12 +270,11 @@ class TracedModel:
             )
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                before = num_losses()
                 if in_inference:
                     bound = signature(original).bind(*args, **kwargs)
                     bound.arguments["training"] = False
                     args, kwargs = bound.args, bound.kwargs
-                return record(layer, original(*args, **kwargs), before)
+                return record(layer, original(*args, **kwargs))
 
             return call
 

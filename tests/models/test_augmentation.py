@@ -131,32 +131,31 @@ def test_what_is_refused_before_anything_changes(arguments, error, message):
     assert model.privacy_ledger.steps == 0
 
 
-class CountsCalls(keras.layers.Layer):
-    """Counts how often Python calls it; Keras is told not to compile it."""
+CALLS = []
+
+
+class NotesCalls(keras.layers.Layer):
+    """Notes when Python calls it; Keras is told not to compile it."""
 
     def __init__(self):
         super().__init__()
-        self.num_calls = 0
         self.supports_jit = False
 
     def call(self, x):
-        self.num_calls += 1
+        CALLS.append(None)
         return x
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="nothing is compiled there")
 def test_layers_that_keras_does_not_compile_are_compiled_on_jax():
     """Operation by operation a step is many times slower, and its loops are compiled in each."""
-    counting = CountsCalls()
-    stack = [counting, keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
+    stack = [NotesCalls(), keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
     layers = [keras.Input((6, 6, 1)), *stack, keras.layers.Dense(3)]
     model = helpers.compiled(ka.PrivateSequential(layers))
     calls = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: calls.append(counting.num_calls)
-    )
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: calls.append(len(CALLS)))
     x = helpers.features(shape=(6, 6, 1))
     helpers.quiet_fit(model, x, helpers.labels(), batch_size=6, epochs=2, callbacks=[note])
-    is_compiled = keras.backend.backend() != "torch"
     assert len(calls) > 4
-    assert (calls[-1] == calls[2]) == is_compiled
+    assert calls[-1] == calls[2]
     assert model.jit_compile is False

@@ -374,21 +374,6 @@ STATES = {
 }.get(BACKEND, [])
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="a compiled step does not count in Python")
-def test_a_layer_that_counts_in_python_is_looked_at_within_an_epoch():
-    class CountsInPython(keras.layers.Layer):
-        num_calls = 0
-
-        def call(self, x):
-            self.num_calls += 1
-            return add_mean(x) if self.num_calls > 400 else x
-
-    model = model_with(CountsInPython(name="late"))
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        fit(model, batch_size=8, steps_per_epoch=600)
-    assert 0 < model.privacy_spent(1e-3).steps < 600
-
-
 @pytest.mark.parametrize("kind", ["layerwise", "one by one", "clients"])
 @pytest.mark.parametrize("layer", [RemembersInMetric, *STATES])
 def test_state_outside_of_keras_variables_is_refused(layer, kind):
@@ -445,18 +430,21 @@ def test_an_augmentation_that_mixes_large_batches_is_refused():
         fit(helpers.compiled(), augmentation=MixesLargeBatches(name="late"))
 
 
-def test_a_counter_and_what_a_first_pass_makes_are_no_state():
+def test_what_a_first_pass_makes_is_no_state_and_what_counts_in_python_is():
     class Counts(keras.layers.Layer):
-        num_calls, table, limit = 0, None, np.inf
+        num_calls, table, limit, by = 0, None, np.inf, 0
 
         def call(self, x):
-            self.num_calls += 1
+            self.num_calls += self.by
             self.table = np.arange(4.0) if self.table is None else self.table
             return x + 0.0 * self.table.sum()
 
-    model = model_with(Counts())
-    assert ka.check(model) == []
+    counts = Counts(name="counts")
+    model = model_with(counts, run_eagerly=True)
     fit(model)
+    counts.by = 1
+    with pytest.raises(ValueError, match=r"counts: .*outside of Keras's variables"):
+        fit(model)
 
 
 def test_state_that_large_batches_alone_leave_is_refused():
