@@ -205,12 +205,12 @@ class PrivateTraining(TrainingBase):
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
         processes.refuse_batch_of_every_replica(self)
-        size = training_data.number_of_rows(x, y, sample_weight)
+        size, rows = training_data.rows_of(x, y, sample_weight)
         data = TrainingData(
             sampling=Sampling.STREAM,
             expected_batch_size=size,
             num_examples=size,
-            rows=training_data.first_rows(x, y, sample_weight),
+            rows=rows,
         )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)

@@ -1,6 +1,7 @@
 """The data given to `fit`, how it is sampled, and the facts of it that the ledger needs."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def from_arrays(
         ValueError: If an argument is out of range, or numbers of rows differ.
     """
     check_choice("sampling", sampling, ("poisson", "shuffle"))
-    num_examples = number_of_rows(x, y, sample_weight)
+    num_examples, rows = rows_of(x, y, sample_weight)
     batch_size = 32 if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
@@ -96,7 +97,7 @@ def from_arrays(
             expected_batch_size=batch_size,
             num_examples=num_examples,
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
-            rows=first_rows(x, y, sample_weight),
+            rows=rows,
             fit_arguments={
                 "x": strings_as_tensors(x),
                 "y": y,
@@ -174,7 +175,7 @@ def from_data_set(
         return _from_poisson(data, steps_per_epoch)
     first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
-    batch_size = number_of_rows(x, y, sample_weight)
+    batch_size, rows = rows_of(x, y, sample_weight)
     num_batches = known_length(data)
     if num_examples is None:
         num_examples = known_num_examples(data, num_batches, batch_size)
@@ -197,7 +198,7 @@ def from_data_set(
         num_examples=int(num_examples),
         steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
-        rows=first_rows(x, y, sample_weight),
+        rows=rows,
         fit_arguments={
             "x": data,
             "class_weight": class_weight,
@@ -242,25 +243,40 @@ def is_array_data(x: Any) -> bool:
     )
 
 
-def number_of_rows(x: Any, y: Any, sample_weight: Any) -> int:
-    """Return the number of rows of inputs, targets and weights.
+def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
+    """Return the number of rows, and the first three of them as NumPy arrays, strings as objects.
 
     Raises:
-        TypeError: If one of them is not a dense array with a first axis.
+        TypeError: If one of the parts is not a dense array with a first axis.
         ValueError: If their numbers of rows differ or are zero.
     """
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: part for name, part in given.items() if part is not None}
-    for name, part in given.items():
-        for leaf in keras.tree.flatten(part):
-            if not _is_dense(leaf):
-                raise TypeError(
-                    f"Argument `{name}` must be a dense array of numbers (on TensorFlow, or of "
-                    "strings) whose first axis counts the examples, or a dict or list of such "
-                    "arrays. Convert it first, such as with `np.asarray`, `.toarray()` or by "
-                    f"padding. Received: an object of type {type(leaf).__name__}"
-                )
-    return common_length(given)
+    first = {
+        name: keras.tree.map_structure(functools.partial(_first_rows, name), part)
+        for name, part in given.items()
+    }
+    return common_length(given), Batch(**first)
+
+
+def _first_rows(name: str, value: Any) -> np.ndarray:
+    """Return up to three rows of an array, which sparse and ragged ones do not have."""
+    try:
+        head = value[:3]
+        head = np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
+    # Every framework has its own error for this.
+    except Exception:
+        head = np.asarray(None)
+    if head.ndim > 0 and holds_strings(head):
+        return as_array(head)
+    if head.ndim == 0 or head.dtype == object or not hasattr(value, "__len__"):
+        raise TypeError(
+            f"Argument `{name}` must be a dense array of numbers (on TensorFlow, or of strings) "
+            "whose first axis counts the examples, or a dict or list of such arrays. Convert it "
+            "first, such as with `np.asarray`, `.toarray()` or by padding. Received: an object of "
+            f"type {type(value).__name__}"
+        )
+    return head
 
 
 def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: Any) -> np.ndarray:
@@ -305,7 +321,7 @@ def split_off_validation(
     Returns:
         Two tuples `(x, y, sample_weight)`.
     """
-    length = number_of_rows(x, y, sample_weight)
+    length, _ = rows_of(x, y, sample_weight)
     start = math.floor(length * (1.0 - fraction))
     if not 0 < start < length:
         raise ValueError(
@@ -314,7 +330,9 @@ def split_off_validation(
         )
 
     def cut(rows: slice) -> tuple[Any, ...]:
-        return tuple(_mapped(lambda v: v[rows], part) for part in (x, y, sample_weight))
+        return keras.tree.map_structure(
+            lambda value: None if value is None else value[rows], (x, y, sample_weight)
+        )
 
     return cut(slice(0, start)), cut(slice(start, None))
 
@@ -328,16 +346,6 @@ def strings_as_tensors(parts: Any) -> Any:
         return keras.ops.convert_to_tensor(as_array(value))
 
     return keras.tree.map_structure(convert, parts)
-
-
-def first_rows(x: Any, y: Any, sample_weight: Any) -> Batch:
-    """Return the first three rows of each part as NumPy arrays, strings as objects."""
-
-    def first(value: Any) -> np.ndarray:
-        head = _head(value)
-        return as_array(head) if holds_strings(head) else head
-
-    return Batch(*(_mapped(first, part) for part in (x, y, sample_weight)))
 
 
 def peek(data: Any) -> tuple[Any, Any]:
@@ -385,23 +393,3 @@ def known_num_examples(data: Any, num_batches: int | None, batch_size: int) -> i
     if inner is not None and hasattr(inner, "__len__"):
         return len(inner)
     return None if num_batches is None else num_batches * batch_size
-
-
-def _mapped(function: Any, part: Any) -> Any:
-    return None if part is None else keras.tree.map_structure(function, part)
-
-
-def _head(value: Any) -> np.ndarray:
-    head = value[:3]
-    return np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
-
-
-def _is_dense(value: Any) -> bool:
-    """Return whether `value` has rows that NumPy can hold; sparse and ragged arrays have none."""
-    try:
-        head = _head(value)
-    # Every framework has its own error for this.
-    except Exception:
-        return False
-    is_known = head.dtype != object or holds_strings(head)
-    return head.ndim > 0 and is_known and hasattr(value, "__len__")
