@@ -1,6 +1,6 @@
 """Answers before training: is a model or an augmentation sound, how are gradients computed?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
@@ -11,7 +11,6 @@ from keras_adaclip._checks import check_integer
 from keras_adaclip.gradients import (
     Augmentation,
     Batch,
-    GradientPlan,
     LayerReport,
     finite_rows,
     layer_reports,
@@ -163,19 +162,13 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
     return augmentation
 
 
-def private_summary(
-    model: keras.Model,
-    x: Any = None,
-    batch_size: int | None = None,
-    print_fn: Callable[[str], Any] = print,
-) -> None:
-    """Print how the per-example gradients of each layer are taken, as `PrivateModel` does.
+def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
+    """Return the table of the layers, and the memory that a step takes.
 
     Args:
-        model: A Keras model, compiled or not.
+        model: A private model.
         x: A few inputs, for models whose input shapes are not known.
-        batch_size: The expected batch size, for the memory of a step.
-        print_fn: Function that takes the text.
+        batch_size: The expected batch size; None if unknown.
 
     Raises:
         ValueError: If the input shapes are not known.
@@ -188,10 +181,21 @@ def private_summary(
         )
     if not model.built:
         model(rows.x)
-    plan = getattr(model, "gradient_plan", None) or unproven_plan(model, rows)[0]
-    chunk_size = getattr(getattr(model, "_private_state", None), "chunk_size", None)
-    sizes = [size for size in (chunk_size, batch_size) if size is not None]
-    print_fn(_summary(model, rows, plan, min(sizes, default=None)))
+    plan = model.gradient_plan or unproven_plan(model, rows)[0]
+    reports = layer_reports(model, rows, plan)
+    if not plan.is_layerwise:
+        return f"{_as_table(reports)}\n\n{_one_after_another(plan.looped_reason)}"
+    text = f"{_as_table(reports)}\n\nAll examples at once, layer by layer."
+    sizes = [report.bytes_per_example for report in reports]
+    if None in sizes:
+        return text
+    held = sum(size or 0 for size in sizes)
+    text += f"\nNorms and sums take {_as_bytes(held)} per example"
+    at_a_time = (model._private_state.chunk_size, batch_size)
+    if at_a_time != (None, None):
+        num_rows = min(size for size in at_a_time if size is not None)
+        text += f", {_as_bytes(num_rows * held)} for {num_rows:,} at a time"
+    return f"{text}."
 
 
 def _random_rows(model: keras.Model) -> Batch | None:
@@ -214,31 +218,6 @@ def _random_rows(model: keras.Model) -> Batch | None:
     return finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
 
 
-def _summary(
-    model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time: int | None
-) -> str:
-    """Return the table of the layers, and the memory that a step takes.
-
-    Args:
-        model: A built model.
-        rows: A few examples, for shapes.
-        plan: The model's plan.
-        rows_at_a_time: Number of examples that are processed at a time; None if unknown.
-    """
-    reports = layer_reports(model, rows, plan)
-    if plan.is_layerwise:
-        text = "All examples at once, layer by layer."
-    else:
-        text = _one_after_another(plan.looped_reason)
-    if not plan.is_layerwise or any(report.bytes_per_example is None for report in reports):
-        return f"{_as_table(reports)}\n\n{text}"
-    held = sum(report.bytes_per_example or 0 for report in reports)
-    text += f"\nNorms and sums take {_as_bytes(held)} per example"
-    if rows_at_a_time is not None:
-        text += f", {_as_bytes(rows_at_a_time * held)} for {rows_at_a_time:,} at a time"
-    return f"{_as_table(reports)}\n\n{text}."
-
-
 def _one_after_another(reason: str | None) -> str:
     """Return a sentence that says why each example is differentiated alone."""
     return fill(f"One example after another, which is slow: {reason}.", 80)
@@ -255,7 +234,12 @@ def _as_table(reports: Sequence[LayerReport]) -> str:
         )
         for report in reports
     ]
-    return "\n".join(_line(cells) for cells in lines)
+    table = ""
+    for cells in lines:
+        for cell, width in zip(cells, _WIDTHS, strict=True):
+            table += (cell if len(cell) < width else f"{cell[: width - 2]}…").ljust(width)
+        table = f"{table.rstrip()}\n"
+    return table.rstrip()
 
 
 def _as_bytes(number: int | None) -> str:
@@ -268,12 +252,3 @@ def _as_bytes(number: int | None) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024.0
     return f"{value:.3g} GiB"
-
-
-def _line(cells: Sequence[str]) -> str:
-    """Return one line of the table; cells that are too long end in an ellipsis."""
-    line = ""
-    for cell, width in zip(cells, _WIDTHS, strict=True):
-        shortened = cell if len(cell) < width else f"{cell[: width - 2]}…"
-        line += f"{shortened:<{width}}"
-    return line.rstrip()

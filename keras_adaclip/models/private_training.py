@@ -13,7 +13,7 @@ from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, make_plan
-from keras_adaclip.models.checking import checked_augmentation, private_summary
+from keras_adaclip.models.checking import checked_augmentation, summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.training import (
@@ -303,7 +303,7 @@ class PrivateTraining(TrainingBase):
         Raises:
             ValueError: If the input shapes are not known.
         """
-        private_summary(self, x, batch_size, print_fn)
+        print_fn(summary(self, x, batch_size))
 
     def train_step(self, *args: Any) -> Any:
         """Run one private step, in the form that the backend's trainer expects.
