@@ -205,6 +205,7 @@ def _random_rows(model: keras.Model) -> Batch | None:
     generator = np.random.default_rng(0)
 
     def rows(tensor: Any) -> np.ndarray:
+        """Return three random rows for an input."""
         shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         if dtype == "string":

@@ -148,6 +148,7 @@ def _peak_bytes(model: keras.Model, batch: Batch) -> int:
     parts = {name: part for name, part in parts.items() if part is not None}
 
     def sums(leaves: list[Any]) -> list[Any]:
+        """Return the clipped sums of a batch given as a list of tensors."""
         given = Batch(**keras.tree.pack_sequence_as(parts, leaves))
         plan = model._private_state.plan
         return clipped_sum(model, given, model.optimizer.current_clipping, plan)[0].gradients
@@ -222,8 +223,10 @@ def _is_weight_heavy(model: keras.Model, chunk_size: int) -> bool:
 
 
 def _num_weights(model: keras.Model) -> int:
+    """Return the number of trainable numbers."""
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
 def _has(model: keras.Model, *kinds: type[keras.layers.Layer]) -> bool:
+    """Return whether the model has a layer of one of these kinds."""
     return any(isinstance(layer, kinds) for layer in keras_private.flatten_layers(model))

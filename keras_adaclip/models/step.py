@@ -70,6 +70,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         return total, _observe(model, batch, observed, clipping)
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        """Return the clipped sum of a chunk, and update the metrics."""
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, state.plan)
         logs = _observe(model, chunk, observed, clipping)

@@ -142,6 +142,7 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
     )
 
     def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
+        """Return the layer, or what replaces it."""
         if id(layer) not in replaced:
             if isinstance(layer, keras.layers.BatchNormalization):
                 replaced[id(layer)] = _group_normalization(layer)

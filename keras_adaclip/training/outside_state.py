@@ -98,6 +98,7 @@ class OutsideVariables:
         get_current_value, add_update = kind.get_current_value, kind.add_update
 
         def noting_read(inner: Any, variable: keras.Variable) -> Any:
+            """Return the value of a variable in the scope, and note the variable."""
             value = get_current_value(inner, variable)
             if value is None and inner is not scope:
                 value = get_current_value(scope, variable)
@@ -106,6 +107,7 @@ class OutsideVariables:
             return value
 
         def noting_update(inner: Any, update: tuple[keras.Variable, Any]) -> None:
+            """Add an update to the scope, and note its variable."""
             if with_updates and not keras_private.is_seed_generator_state(update[0]):
                 self._add(self.assigned, update[0])
             add_update(inner, update)
@@ -117,6 +119,7 @@ class OutsideVariables:
             kind.get_current_value, kind.add_update = get_current_value, add_update
 
     def _add(self, noted: list[keras.Variable], variable: keras.Variable) -> None:
+        """Note a variable once, unless it is the model's."""
         if id(variable) not in self._own and all(variable is not each for each in noted):
             noted.append(variable)
 

@@ -165,9 +165,11 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
     """
 
     def watching(layer: keras.layers.Layer) -> Any:
+        """Return a `call` that refuses training mode."""
         original = layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer, unless in training mode."""
             training = inspect.signature(original).bind(*args, **kwargs).arguments.get("training")
             # Whatever is not known to be false may be true.
             if layer.trainable and training is not None and training is not False:
@@ -265,6 +267,7 @@ def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
     whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
 
     def loss(part: Batch) -> Tensor:
+        """Return the loss of some rows, with Keras's reduction."""
         named = {} if part.y is None else {"y": part.y}
         return ops.cast(compute_loss(model, **part.x, **named), "float32")
 

@@ -150,6 +150,7 @@ class Probe:
         return [] if number is None else [self._issue(self.traced.layers[number], issues.OUTSIDE)]
 
     def _issue(self, part: keras.layers.Layer | OwnLoss, told: tuple[str, str]) -> PrivacyIssue:
+        """Return an issue with a layer, a loss or a variable of the model."""
         return issues.issue_with(self.traced.model, part, *told)
 
     def _outside_state(self, generator: np.random.Generator) -> list[PrivacyIssue]:

@@ -26,6 +26,7 @@ def on_all_devices(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def within(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        """Call the method in the scope of the devices."""
         with backend.scope_of_devices(model):
             return method(model, *args, **kwargs)
 

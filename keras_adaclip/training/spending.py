@@ -163,6 +163,7 @@ class PrivacySpending:
 
     @property
     def _run(self) -> Run:
+        """The ledger and identity of the run, with what others spent on shared weights."""
         self._refuse_lost_ledger()
         run: Run = self._account().run
         # Another model's training has shaped the weights that it shares with this one.
@@ -171,6 +172,7 @@ class PrivacySpending:
         return run
 
     def _refuse_lost_ledger(self) -> None:
+        """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
         lost = self._private_state.lost_ledger
         if lost is not None:
             raise RuntimeError(

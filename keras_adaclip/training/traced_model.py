@@ -182,6 +182,7 @@ class TracedModel:
             num_attributed = [0]
 
             def record(layer: keras.layers.Layer, result: Any) -> Any:
+                """Note what a layer returns and whether it added a loss."""
                 # Inner layers come first: a loss of theirs is not one of the layers around them.
                 if len(scope.losses) > num_attributed[0]:
                     num_attributed[0] = len(scope.losses)
@@ -219,11 +220,15 @@ class TracedModel:
         kept = ops.cast(kept, "float32")
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+            """Return the sum of the kept rows of the outputs, or of the losses."""
             self._tapped[:] = []
             skips = self._taps_trained_only
 
             def record(layer: keras.layers.Layer, result: Any) -> Any:
+                """Return the result with a tap on each tensor of floats."""
+
                 def tapped(value: Any) -> Any:
+                    """Return a tensor with a tap, its mask and its logits attached."""
                     if not self._has_rows(value) or not _is_floating(value):
                         return value
                     if skips and not keras_private.own_trainable_variables(layer):
@@ -261,6 +266,7 @@ class TracedModel:
         fast_calls = {} if plan is None else plan.fast_calls
 
         def watching(layer: keras.layers.Layer) -> Any:
+            """Return a `call` that records the layer's result."""
             original = fast_calls.get(layer) or layer.call
             in_inference = (
                 self.without_draws
@@ -270,6 +276,7 @@ class TracedModel:
             )
 
             def call(*args: Any, **kwargs: Any) -> Any:
+                """Call the layer and record its result."""
                 if in_inference:
                     bound = signature(original).bind(*args, **kwargs)
                     bound.arguments["training"] = False

@@ -210,6 +210,7 @@ def from_data_set(
 
 
 def _from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
+    """Return training data from a Poisson-sampled data set."""
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = dataset.first_rows
@@ -330,6 +331,7 @@ def split_off_validation(
         )
 
     def cut(rows: slice) -> tuple[Any, ...]:
+        """Return some rows of each part."""
         return keras.tree.map_structure(
             lambda value: None if value is None else value[rows], (x, y, sample_weight)
         )
@@ -341,6 +343,7 @@ def strings_as_tensors(parts: Any) -> Any:
     """Return the same structure with arrays of strings as tensors; Keras takes few kinds."""
 
     def convert(value: Any) -> Any:
+        """Return an array of strings as a tensor, anything else unchanged."""
         if getattr(getattr(value, "dtype", None), "kind", "") not in ("O", "S", "T", "U"):
             return value
         return keras.ops.convert_to_tensor(as_array(value))
