@@ -67,7 +67,7 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     if chunk_size == "auto":
         chunk_size = _fitting_chunk_size(model, data)
     elif chunk_size is None:
-        chunk_size = _usual_chunk_size(model, math.ceil(data.expected_batch_size / num_shards))
+        chunk_size = usual_chunk_size(model, math.ceil(data.expected_batch_size / num_shards))
     if chunk_size is not None:
         # So many rows on each device.
         chunk_size *= num_shards
@@ -108,7 +108,7 @@ def step_sizes(model: keras.Model, data: TrainingData, layout: BatchLayout) -> l
     return sorted(math.ceil(size / backend.num_replicas(model)) for size in sizes)
 
 
-def _usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
+def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     """Return the rows at a time that are best for speed, None for all rows.
 
     Args:
@@ -142,6 +142,37 @@ def _usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
 
 
+def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
+    """Return the largest number of examples that fit the optimizer's `memory_limit`, by trial.
+
+    Args:
+        model: A compiled and built private model with a plan.
+        rows: A few training examples.
+        batch_size: The largest number of rows of a batch.
+
+    Returns:
+        A power of two, or `batch_size` if a whole batch fits.
+
+    Raises:
+        ValueError: If not even one example fits, or the memory cannot be measured.
+    """
+    limit = model.optimizer.memory_limit
+    if limit is None:
+        limit = int(_SHARE_OF_MEMORY * backend.free_memory())
+    rows = finite_rows(rows)
+    # Before the first trial: memory that a trial has freed may not be returned to the system, and
+    # would hide the memory of the next one.
+    before = backend.memory_in_use()
+    fitting, size = 0, 1
+    while fitting < batch_size and _peak_bytes(model, repeated(rows, size)) - before <= limit:
+        fitting, size = size, min(2 * size, batch_size)
+    if fitting == 0:
+        raise ValueError(
+            f"Not even one example at a time fits `memory_limit`. Received: {limit:,} bytes"
+        )
+    return fitting
+
+
 def _peak_bytes(model: keras.Model, batch: Batch) -> int:
     """Return the most bytes in use during the clipped sum over a batch."""
     parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
@@ -159,38 +190,18 @@ def _peak_bytes(model: keras.Model, batch: Batch) -> int:
 
 
 def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
-    """Return the most examples that fit the optimizer's `memory_limit`, by trial once a batch size.
-
-    Returns:
-        A power of two, or None if a whole batch fits.
-
-    Raises:
-        ValueError: If not even one example fits, or the memory cannot be measured.
-    """
-    known = model._private_state.fitting_chunk_sizes
-    most = math.ceil(_largest_batch(data) / backend.num_batch_shards())
+    """Return the result of `largest_microbatch`, None for whole batches; once a batch size."""
+    known, most = model._private_state.fitting_chunk_sizes, _largest_batch(data)
+    most = math.ceil(most / backend.num_batch_shards())
     if most not in known:
-        limit = model.optimizer.memory_limit
-        if limit is None:
-            limit = int(_SHARE_OF_MEMORY * backend.free_memory())
-        rows = finite_rows(data.rows)
-        # Before the first trial: memory that a trial has freed may not be returned to the system,
-        # and would hide the memory of the next one.
-        before = backend.memory_in_use()
-        fitting, size = 0, 1
-        while fitting < most and _peak_bytes(model, repeated(rows, size)) - before <= limit:
-            fitting, size = size, min(2 * size, most)
-        if fitting == 0:
-            raise ValueError(
-                f"Not even one example at a time fits `memory_limit`. Received: {limit:,} bytes"
-            )
+        fitting = largest_microbatch(model, data.rows, most)
         fitting = min(backend.gathered(np.array(fitting)).tolist())
         known[most] = None if fitting == most else fitting
     return known[most]
 
 
 def _largest_batch(data: TrainingData) -> int:
-    """Return the number of rows that next to no batch exceeds."""
+    """Return a number of rows that next to no batch exceeds."""
     if data.poisson is None:
         return data.expected_batch_size
     return _padded_size(data.poisson, _ALMOST_ALL, 1)
