@@ -75,19 +75,6 @@ def test_every_step_chunk_example_and_copy_has_its_own_numbers(mode, monkeypatch
     assert np.std(shifted_fit(16, [1.0] * 8, mode, num_epochs=40, microbatch_size=1)) < spread / 2
 
 
-def test_two_fits_do_not_repeat_the_numbers():
-    model = line_model(dp_sgd(100.0, 0.0, seed=5))
-    x, y = line_data([1.0] * 8)
-    updates = [
-        recorded_fit(model, x, y, 8, 1, sampling="shuffle", augmentation=Shift()).updates[0, 0]
-        for _ in range(3)
-    ]
-    assert len(np.unique(np.round(updates, 5))) == 3
-    # A fit without augmentation has none.
-    (plain,) = recorded_fit(model, x, y, 8, 1, sampling="shuffle").updates[:, 0]
-    assert plain == pytest.approx(1.0, rel=1e-5)
-
-
 def test_images_in_a_dict_with_layers_of_keras():
     inputs = keras.Input((6, 6, 1), name="image")
     hidden = keras.layers.Conv2D(2, 3, activation="tanh")(inputs)

@@ -97,14 +97,6 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     assert layout(model, "shuffle").chunk_size is None
 
 
-def test_batches_stay_as_drawn_where_any_shape_will_do():
-    options = {"run_eagerly": True, "jit_compile": False}
-    for chunk_size in (None, 7):
-        eager = private(convolutional, microbatch_size=chunk_size, **options)
-        found = layout(eager)
-        assert (found.sizes, found.chunk_size) == ((), chunk_size)
-
-
 def test_every_layout_trains_the_same_model():
     """Without noise: two shapes, one shape in chunks, and the draws as they are."""
     x, y = arrays(60)

@@ -91,17 +91,6 @@ def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run
     assert np.abs(after[0] - before[0]).max() > 0  # gamma is trained
 
 
-def test_keras_overrides_the_mode_given_to_a_functional_model():
-    """Then the normalization does mix, and the refusal says why."""
-    model = model_with(keras.layers.BatchNormalization(name="norm"), training=False)
-    before = np.array(ops.convert_to_numpy(model.layers[1].moving_mean.value))
-    model(X, training=True)
-    is_overridden = np.any(before != ops.convert_to_numpy(model.layers[1].moving_mean.value))
-    issues = ka.check(model)
-    assert bool(issues) == is_overridden
-    assert all("overrides" in issue.fix for issue in issues)
-
-
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused(run_eagerly):
     layer = Normalized()

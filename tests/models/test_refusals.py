@@ -269,43 +269,6 @@ def test_methods_set_on_a_private_model_are_its_own(method):
     assert all(seen)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_batch_normalization_that_is_thawed_meanwhile_never_mixes(run_eagerly):
-    """It has no weights that would tell the optimizer."""
-
-    def trained(thaws):
-        keras.utils.set_random_seed(3)
-        norm = keras.layers.BatchNormalization(center=False, scale=False, name="norm")
-        model = with_layer(norm)
-        norm.trainable = False
-        helpers.compiled(model, seed=1, run_eagerly=run_eagerly, jit_compile=False)
-        thaw = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch, logs: setattr(norm, "trainable", thaws and batch > 1)
-        )
-        arguments = {"batch_size": 6, "sampling": "shuffle", "shuffle": False, "callbacks": [thaw]}
-        helpers.quiet_fit(model, X, Y, **arguments)
-        return helpers.weights_of(model)
-
-    frozen = trained(thaws=False)
-    if run_eagerly or keras.backend.backend() != "tensorflow":
-        with pytest.raises(ValueError, match="norm: BatchNormalization"):
-            trained(thaws=True)
-    else:
-        # What was traced goes on as it was; JAX traces its second step again.
-        for now, then in zip(trained(thaws=True), frozen, strict=True):
-            np.testing.assert_allclose(now, then, atol=1e-6)
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
-def test_numbers_that_are_not_finite_count_as_zero(sampling):
-    x = X.copy()
-    x[3, 1], x[7, 0] = np.nan, np.inf
-    model = helpers.compiled(clipping=1.0)
-    found = helpers.quiet_fit(model, x, Y, batch_size=12, epochs=2, sampling=sampling)
-    assert np.isfinite(found["loss"]).all()
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-
-
 def masked_mean(y_true, y_pred):
     """Leaves out the rows of class 0: a weighted mean over the batch."""
     values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
