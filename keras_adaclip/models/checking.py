@@ -26,13 +26,13 @@ _WIDTHS = (33, 22, 15, 10)
 
 
 class PrivacyCheck(list[PrivacyIssue]):
-    """The issues of a model, and how the gradients of each layer are taken.
+    """The issues of a model, and how the gradients of each layer are computed.
 
     `print` shows both in words.
 
     Args:
         issues: What would break the guarantee.
-        ways: How the gradients of each layer with trainable weights are taken; empty if unknown.
+        ways: How the gradients of each layer with trainable weights are computed; empty if unknown.
         slow_reason: Why a step takes one example after another; None if it takes all at once.
         failure: Why the model could not be run on random rows; None if it could.
     """
@@ -65,7 +65,7 @@ class PrivacyCheck(list[PrivacyIssue]):
 
 
 def check(model: keras.Model) -> PrivacyCheck:
-    """Return what would break the guarantee of `model`, and how its gradients would be taken.
+    """Return what would break the guarantee of `model`, and how its gradients would be computed.
 
     Looks at the layers and, if the input shapes are known, runs the model on a few random rows. A
     layer whose output for one row changes with the other rows mixes examples, and state that a
@@ -225,7 +225,7 @@ def _one_after_another(reason: str | None) -> str:
 
 
 def _as_table(reports: Sequence[LayerReport]) -> str:
-    """Return a table of how gradients are taken, one line a layer, 80 columns wide."""
+    """Return a table of how gradients are computed, one line a layer, 80 columns wide."""
     lines = [_TITLES] + [
         (
             f"{report.layer} ({report.kind})" if report.kind else report.layer,

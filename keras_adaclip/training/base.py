@@ -221,8 +221,8 @@ def _flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if type(callbacks) is not keras.callbacks.CallbackList:
             raise TypeError(
-                "Argument `callbacks` must be a list of callbacks or a `CallbackList`, of which no "
-                "method is overridden: `fit` makes a list of its own. "
+                "Argument `callbacks` must be a list of callbacks or a plain `CallbackList`: `fit` "
+                "makes a list of its own, which would drop the methods of a subclass. "
                 f"Received: callbacks of type {type(callbacks).__name__}"
             )
         return list(callbacks.callbacks)

@@ -1,4 +1,4 @@
-"""What an examination of a model finds, and what the user is told about it."""
+"""The findings of an examination of a model, and their wording for the user."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -31,7 +31,7 @@ class OutsideState:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
-        # Layers in which a compiled pass left a tensor: it stands for what each step computes.
+        # Layers in which a compiled pass left a tensor, which has another value in each step.
         self._left_by_trace: list[str] = []
 
     def note(self) -> None:

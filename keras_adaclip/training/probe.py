@@ -43,7 +43,7 @@ class Probe:
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is examined too; `rows` have targets then.
-        counts_rows: Whether a layer may not heed how many rows there are.
+        counts_rows: Whether the output for one row must not depend on the number of rows.
     """
 
     def __init__(

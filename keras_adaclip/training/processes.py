@@ -57,8 +57,8 @@ def refuse_data_of_one_process(data: "TrainingData") -> None:
     """
     if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
-            "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
-            "its own share, with `sampling='poisson'`: only then is it known that an example "
+            "Over several processes, `PrivateModel.fit` takes arrays with `sampling='poisson'`, "
+            "and each process gives its own share: only then is it known that an example "
             "contributes once to a step. Received: data sampled as "
             f"{data.sampling.name.lower()!r}, in {backend.num_processes()} processes"
         )

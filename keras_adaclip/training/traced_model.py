@@ -183,7 +183,7 @@ class TracedModel:
 
             def record(layer: keras.layers.Layer, result: Any) -> Any:
                 """Note what a layer returns and whether it added a loss."""
-                # Inner layers come first: a loss of theirs is not one of the layers around them.
+                # Inner layers return first, so a loss counts for the layer that added it.
                 if len(scope.losses) > num_attributed[0]:
                     num_attributed[0] = len(scope.losses)
                     self.added.append(layer)
