@@ -94,13 +94,12 @@ def check(model: keras.Model) -> PrivacyCheck:
     head (Dense)                     Dense                 two norms      40 B
     """
     issues = preflight.issues_of_parts(model)
-    rows = None if issues else _random_rows(model)
-    if rows is None:
-        return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
     try:
-        issues = (
-            Probe(model, rows).examined().issues or Probe(model, rows, _MANY).examined(True).issues
-        )
+        rows = None if issues else _random_rows(model)
+        if rows is None:
+            return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
+        issues = Probe(model, rows).examined().issues
+        issues = issues or Probe(model, rows, _MANY).examined(at_step_shape=True).issues
         if issues:
             return PrivacyCheck(issues, [])
         plan = unproven_plan(model, rows)[0]

@@ -106,16 +106,7 @@ def refuse_other_weights(model: keras.Model) -> None:
 
 def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     """Return the issues with the layers of `model` that their kind and options show."""
-    issues = [
-        PrivacyIssue(
-            tensor.name,
-            "It takes strings, which can be fed to a model on the TensorFlow backend alone.",
-            "Look them up before training, and let the model begin with the integers.",
-        )
-        for tensor in getattr(model, "inputs", None) or ()
-        if keras.backend.backend() != "tensorflow"
-        and keras.backend.standardize_dtype(tensor.dtype) == "string"
-    ]
+    issues = []
     for layer in keras_private.flatten_layers(model):
         own = keras_private.own_trainable_variables(layer)
         if isinstance(layer, _MIXING_LAYERS):
@@ -211,20 +202,24 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
 
 
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """Return the metrics that cannot leave out padding, which Keras itself refuses too."""
-    issues = []
-    for metric in keras_private.compiled_metrics(model):
+    """Return the metrics that cannot leave out padding."""
+
+    def takes_weights(metric: keras.metrics.Metric) -> bool:
+        """Return whether `update_state` has an argument for weights."""
         parameters = inspect.signature(metric.update_state).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if "sample_weight" not in parameters and not takes_any:
-            issues.append(
-                PrivacyIssue(
-                    metric.name,
-                    "The metric takes no `sample_weight`, so it would count rows of padding.",
-                    "Give its `update_state` a `sample_weight` argument.",
-                )
-            )
-    return issues
+        return "sample_weight" in parameters or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+
+    return [
+        PrivacyIssue(
+            metric.name,
+            "The metric takes no `sample_weight`, so it would count rows of padding.",
+            "Give its `update_state` a `sample_weight` argument.",
+        )
+        for metric in keras_private.compiled_metrics(model)
+        if not takes_weights(metric)
+    ]
 
 
 def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:

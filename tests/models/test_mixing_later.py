@@ -386,13 +386,6 @@ def test_state_outside_of_keras_variables_is_refused(layer, kind):
         model.fit(x, cohort_size=2) if kind == "clients" else fit(model)
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch runs eagerly in any case")
-def test_attributes_are_state_where_steps_run_eagerly():
-    model = model_with(RemembersInAttribute(name="remembers"), run_eagerly=True)
-    with pytest.raises(ValueError, match=r"remembers.*outside of Keras's variables"):
-        fit(model)
-
-
 @pytest.mark.parametrize(
     ("layer", "when"), [(MixesOnCommand, "on_epoch_begin"), (MixesIdsOnCommand, "on_epoch_end")]
 )
