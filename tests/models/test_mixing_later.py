@@ -452,6 +452,9 @@ def test_state_that_large_batches_alone_leave_is_refused():
                 self.bank = ops.mean(x, axis=0, keepdims=True)
             return y
 
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
     # A compiled step keeps no such state.
     model = model_with(Bank(), run_eagerly=True)
     with pytest.raises(ValueError, match="state outside of Keras's variables"):
