@@ -68,9 +68,9 @@ def clients():
 def test_a_batch_normalization_out_of_reach_is_refused_with_what_to_do(convert):
     model = helpers.compiled(convert(model_with(Block(name="block"), cls=keras.Model), True))
     message = r"norm: BatchNormalization.*if a class of your own creates it, use Group"
-    data = {"x": X, "y": Y} if convert is ka.privatize else {"clients": clients()}
+    data = (X, Y, 6) if convert is ka.privatize else (clients(), 2)
     with pytest.raises(ValueError, match=message):
-        model.fit(**data, verbose=0)
+        model.fit(*data, verbose=0)
 
 
 @pytest.mark.parametrize(("how", "run_eagerly"), [("attribute", True), ("base", False)])
