@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.federated.fit import FederatedTraining
-from keras_adaclip.training import ModelType, converted, is_functional, make_functional
+from keras_adaclip.training import SubclassedForm, converted
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -13,7 +13,7 @@ class FederatedFunctional(FederatedTraining, keras.Model):
     """The functional model that `FederatedModel(inputs, outputs)` returns."""
 
 
-class FederatedModel(FederatedTraining, keras.Model, metaclass=ModelType):
+class FederatedModel(SubclassedForm, FederatedTraining, keras.Model):
     """A Keras model that trains on clipped and noised contributions of clients.
 
     `FederatedModel(inputs, outputs)` makes a functional model; a subclass with `call` makes a
@@ -46,20 +46,8 @@ class FederatedModel(FederatedTraining, keras.Model, metaclass=ModelType):
         learning with adaptive clipping", algorithm 1.
     """
 
+    functional = FederatedFunctional
     stands_for = FederatedTraining
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a functional model if inputs and outputs are given, else one of this class."""
-        if cls is FederatedModel and is_functional(args, kwargs):
-            return FederatedFunctional(*args, **kwargs)
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if is_functional(args, kwargs):
-            make_functional(type(self), FederatedModel, FederatedFunctional, FederatedTraining)
-            FederatedFunctional.__init__(self, *args, **kwargs)
-        else:
-            super().__init__(*args, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")

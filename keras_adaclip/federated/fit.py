@@ -11,7 +11,6 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
@@ -33,7 +32,6 @@ from keras_adaclip.training import (
     refuse,
     refuse_clients_of_one_process,
     strings_as_tensors,
-    weight_digests,
 )
 
 
@@ -188,8 +186,7 @@ class FederatedTraining(TrainingBase):
         validation_data = strings_as_tensors(validation_data)
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
-        pass_counter = PassCounter(lambda: self._open_ledger(data), every_epoch=is_pass)
-        with self._run_of_fit(callbacks, data, pass_counter) as ordered:
+        with self._run_of_fit(callbacks, data, is_pass) as ordered:
             return super().fit(  # type: ignore[misc]
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
                 epochs=epochs,
@@ -248,7 +245,7 @@ class FederatedTraining(TrainingBase):
         )
 
     def _prepare_rounds(self, data: TrainingData) -> None:
-        """Build and examine the model, set up local training, then open the ledger."""
+        """Build and examine the model, and set up local training."""
         refuse(self, metric_issues(self))
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
@@ -260,9 +257,6 @@ class FederatedTraining(TrainingBase):
         chunk_size = chunk_size_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized=chunk_size > 1)
         self._set_in_steps("chunk_size", chunk_size)
-        self._include_spending_on_shared_weights()
-        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
-        self._open_ledger(data)
 
     def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:
         """Prove that padding counts nowhere, at the shapes that other clients may cause.

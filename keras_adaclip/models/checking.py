@@ -1,33 +1,23 @@
-"""Answers before training: is a model sound, and how are its gradients taken?"""
+"""Answers before training: is a model or an augmentation sound, how are gradients computed?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_adaclip._checks import check_integer
 from keras_adaclip.gradients import (
+    Augmentation,
     Batch,
-    GradientPlan,
     LayerReport,
     finite_rows,
     layer_reports,
-    looped_plan,
     unproven_plan,
 )
 from keras_adaclip.sampling import as_array
-from keras_adaclip.training import (
-    Finding,
-    PrivacyIssue,
-    Probe,
-    batch_normalization_issues,
-    compile_issues,
-    known_words,
-    layer_issues,
-    metric_issues,
-    probe,
-)
+from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
@@ -36,13 +26,13 @@ _WIDTHS = (33, 22, 15, 10)
 
 
 class PrivacyCheck(list[PrivacyIssue]):
-    """The issues of a model, and how the gradients of each layer are taken.
+    """The issues of a model, and how the gradients of each layer are computed.
 
     `print` shows both in words.
 
     Args:
         issues: What would break the guarantee.
-        ways: How the gradients of each layer with trainable weights are taken; empty if unknown.
+        ways: How the gradients of each layer with trainable weights are computed; empty if unknown.
         slow_reason: Why a step takes one example after another; None if it takes all at once.
         failure: Why the model could not be run on random rows; None if it could.
     """
@@ -75,7 +65,7 @@ class PrivacyCheck(list[PrivacyIssue]):
 
 
 def check(model: keras.Model) -> PrivacyCheck:
-    """Return what would break the guarantee of `model`, and how its gradients would be taken.
+    """Return what would break the guarantee of `model`, and how its gradients would be computed.
 
     Looks at the layers and, if the input shapes are known, runs the model on a few random rows. A
     layer whose output for one row changes with the other rows mixes examples, and state that a
@@ -103,37 +93,81 @@ def check(model: keras.Model) -> PrivacyCheck:
     Layer                            Rule                  Norms          Memory
     head (Dense)                     Dense                 two norms      40 B
     """
-    issues = layer_issues(model) + compile_issues(model) + metric_issues(model)
-    rows = None if issues else _random_rows(model)
-    if rows is None:
-        return PrivacyCheck(issues + batch_normalization_issues(model), [])
+    issues = preflight.issues_of_parts(model)
     try:
-        finding = probe(model, rows)
-        issues = finding.issues
-        if not issues and finding.is_repeatable:
-            issues = Probe(model, rows, _MANY).examined(True).issues_if_layerwise
+        rows = None if issues else _random_rows(model)
+        if rows is None:
+            return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
+        issues = Probe(model, rows).examined().issues
+        issues = issues or Probe(model, rows, _MANY).examined(at_step_shape=True).issues
         if issues:
             return PrivacyCheck(issues, [])
-        plan = _planned(model, rows, finding)
+        plan = unproven_plan(model, rows)[0]
         return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
 
 
-def private_summary(
-    model: keras.Model,
-    x: Any = None,
-    batch_size: int | None = None,
-    print_fn: Callable[[str], Any] = print,
-) -> None:
-    """Print how the per-example gradients of each layer are taken, as `PrivateModel` does.
+def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:
+    """Return the augmentation of each example by a layer, or None.
 
     Args:
-        model: A Keras model, compiled or not.
+        layer: A Keras layer, or None.
+        multiplicity: Number of copies of each example.
+        rows: A few examples, to run the layer on.
+
+    Raises:
+        TypeError: If `layer` is not a Keras layer, or `multiplicity` is not an integer.
+        ValueError: If the layer mixes examples, learns, or changes the inputs' shape, or there are
+            several inputs.
+    """
+    multiplicity = check_integer("augmentation_multiplicity", multiplicity, minimum=1)
+    if layer is None:
+        if multiplicity > 1:
+            raise ValueError(
+                "Argument `augmentation_multiplicity` needs an `augmentation`: copies of an "
+                "example that do not differ have the gradient of one. "
+                f"Received: augmentation_multiplicity={multiplicity}, augmentation=None"
+            )
+        return None
+    if not isinstance(layer, keras.layers.Layer):
+        raise TypeError(
+            "Argument `augmentation` must be a Keras layer, such as `keras.layers.RandomFlip()` "
+            f"or a `keras.Sequential` of such layers. Received: augmentation={layer!r}"
+        )
+    inputs = keras.tree.flatten(rows.x)
+    if len(inputs) != 1:
+        raise ValueError(
+            "`augmentation` works on models with one input tensor. Put the augmentation into the "
+            "model instead, as layers on the inputs that need it."
+        )
+    tensor = keras.ops.convert_to_tensor(inputs[0])
+    found = layer(tensor, training=False)
+    if found.shape[1:] != tensor.shape[1:]:
+        raise ValueError(
+            f"The augmentation layer {layer.name!r} must keep the shape of its inputs. It makes "
+            f"{tuple(found.shape[1:])} of {tuple(tensor.shape[1:])}."
+        )
+    if layer.trainable_variables:
+        raise ValueError(
+            f"The augmentation layer {layer.name!r} has trainable weights, which nothing would "
+            "train. Put it into the model, or freeze it with `layer.trainable = False`."
+        )
+    augmentation = Augmentation(layer, multiplicity)
+    model = augmentation.as_model(rows)
+    refuse(model, preflight.layer_issues(model))
+    refuse(model, Probe(model, Batch(tensor)).examined().issues)
+    return augmentation
+
+
+def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
+    """Return the table of the layers, and the memory that a step takes.
+
+    Args:
+        model: A private model.
         x: A few inputs, for models whose input shapes are not known.
-        batch_size: The expected batch size, for the memory of a step.
-        print_fn: Function that takes the text.
+        batch_size: The expected batch size; None if unknown.
 
     Raises:
         ValueError: If the input shapes are not known.
@@ -146,20 +180,21 @@ def private_summary(
         )
     if not model.built:
         model(rows.x)
-    plan = getattr(model, "gradient_plan", None) or _planned(model, rows, probe(model, rows))
-    chunk_size = getattr(getattr(model, "_private_state", None), "chunk_size", None)
-    sizes = [size for size in (chunk_size, batch_size) if size is not None]
-    print_fn(_summary(model, rows, plan, min(sizes, default=None)))
-
-
-def _planned(model: keras.Model, rows: Batch, finding: Finding) -> GradientPlan:
-    """Return the plan that the layers suggest, without a comparison with plain gradients."""
-    if not finding.is_repeatable:
-        return looped_plan(
-            f"layer {finding.unrepeatable_layer!r} draws random numbers without a Keras seed "
-            "generator"
-        )
-    return unproven_plan(model, rows)[0]
+    plan = model.gradient_plan or unproven_plan(model, rows)[0]
+    reports = layer_reports(model, rows, plan)
+    if not plan.is_layerwise:
+        return f"{_as_table(reports)}\n\n{_one_after_another(plan.looped_reason)}"
+    text = f"{_as_table(reports)}\n\nAll examples at once, layer by layer."
+    sizes = [report.bytes_per_example for report in reports]
+    if None in sizes:
+        return text
+    held = sum(size or 0 for size in sizes)
+    text += f"\nNorms and sums take {_as_bytes(held)} per example"
+    at_a_time = (model._private_state.chunk_size, batch_size)
+    if at_a_time != (None, None):
+        num_rows = min(size for size in at_a_time if size is not None)
+        text += f", {_as_bytes(num_rows * held)} for {num_rows:,} at a time"
+    return f"{text}."
 
 
 def _random_rows(model: keras.Model) -> Batch | None:
@@ -169,10 +204,11 @@ def _random_rows(model: keras.Model) -> Batch | None:
     generator = np.random.default_rng(0)
 
     def rows(tensor: Any) -> np.ndarray:
+        """Return three random rows for an input."""
         shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         if dtype == "string":
-            return as_array(generator.choice(known_words(model), shape))
+            return as_array(generator.choice(made_up.known_words(model), shape))
         if "float" in dtype:
             return generator.normal(size=shape).astype(dtype)
         return generator.integers(0, 2, size=shape).astype(dtype)
@@ -182,38 +218,13 @@ def _random_rows(model: keras.Model) -> Batch | None:
     return finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
 
 
-def _summary(
-    model: keras.Model, rows: Batch, plan: GradientPlan, rows_at_a_time: int | None
-) -> str:
-    """Return the table of the layers, and the memory that a step takes.
-
-    Args:
-        model: A built model.
-        rows: A few examples, for shapes.
-        plan: The model's plan.
-        rows_at_a_time: Number of examples that are processed at a time; None if unknown.
-    """
-    reports = layer_reports(model, rows, plan)
-    if plan.is_layerwise:
-        text = "All examples at once, layer by layer."
-    else:
-        text = _one_after_another(plan.looped_reason)
-    if not plan.is_layerwise or any(report.bytes_per_example is None for report in reports):
-        return f"{_as_table(reports)}\n\n{text}"
-    held = sum(report.bytes_per_example or 0 for report in reports)
-    text += f"\nNorms and sums take {_as_bytes(held)} per example"
-    if rows_at_a_time is not None:
-        text += f", {_as_bytes(rows_at_a_time * held)} for {rows_at_a_time:,} at a time"
-    return f"{_as_table(reports)}\n\n{text}."
-
-
 def _one_after_another(reason: str | None) -> str:
     """Return a sentence that says why each example is differentiated alone."""
     return fill(f"One example after another, which is slow: {reason}.", 80)
 
 
 def _as_table(reports: Sequence[LayerReport]) -> str:
-    """Return a table of how gradients are taken, one line a layer, 80 columns wide."""
+    """Return a table of how gradients are computed, one line a layer, 80 columns wide."""
     lines = [_TITLES] + [
         (
             f"{report.layer} ({report.kind})" if report.kind else report.layer,
@@ -223,7 +234,12 @@ def _as_table(reports: Sequence[LayerReport]) -> str:
         )
         for report in reports
     ]
-    return "\n".join(_line(cells) for cells in lines)
+    table = ""
+    for cells in lines:
+        for cell, width in zip(cells, _WIDTHS, strict=True):
+            table += (cell if len(cell) < width else f"{cell[: width - 2]}…").ljust(width)
+        table = f"{table.rstrip()}\n"
+    return table.rstrip()
 
 
 def _as_bytes(number: int | None) -> str:
@@ -236,12 +252,3 @@ def _as_bytes(number: int | None) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024.0
     return f"{value:.3g} GiB"
-
-
-def _line(cells: Sequence[str]) -> str:
-    """Return one line of the table; cells that are too long end in an ellipsis."""
-    line = ""
-    for cell, width in zip(cells, _WIDTHS, strict=True):
-        shortened = cell if len(cell) < width else f"{cell[: width - 2]}…"
-        line += f"{shortened:<{width}}"
-    return line.rstrip()

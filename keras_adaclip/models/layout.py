@@ -178,6 +178,7 @@ def _bytes_needed(model: keras.Model, batches: Iterable[Batch]) -> Iterator[int]
     """Yield the bytes that the clipped sum over each batch needs, one measurement at a time."""
 
     def sums(parts: dict[str, Any]) -> list[Any]:
+        """Return the clipped sums of a batch given as a dictionary of its parts."""
         plan = model._private_state.plan
         batch = Batch(**parts)
         return clipped_sum(model, batch, model.optimizer.current_clipping, plan)[0].gradients
@@ -202,7 +203,7 @@ def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
 
 
 def _largest_batch(data: TrainingData) -> int:
-    """Return the rows of a batch that is hardly ever exceeded."""
+    """Return a number of rows that next to no batch exceeds."""
     if data.poisson is None:
         return data.expected_batch_size
     return _padded_size(data.poisson, _ALMOST_ALL, 1)
@@ -235,8 +236,10 @@ def _is_weight_heavy(model: keras.Model, chunk_size: int) -> bool:
 
 
 def _num_weights(model: keras.Model) -> int:
+    """Return the number of trainable numbers."""
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
 def _has(model: keras.Model, *kinds: type[keras.layers.Layer]) -> bool:
+    """Return whether the model has a layer of one of these kinds."""
     return any(isinstance(layer, kinds) for layer in keras_private.flatten_layers(model))

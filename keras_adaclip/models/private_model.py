@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.training import ModelType, converted, is_functional, make_functional
+from keras_adaclip.training import SubclassedForm, converted
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -13,7 +13,7 @@ class PrivateFunctional(PrivateTraining, keras.Model):
     """A private functional model, made by `PrivateModel(inputs, outputs)`."""
 
 
-class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
+class PrivateModel(SubclassedForm, PrivateTraining, keras.Model):
     """A Keras model that trains on clipped and noised gradients of single examples.
 
     `PrivateModel(inputs, outputs)` makes a functional model; a subclass with `call` makes a
@@ -42,20 +42,8 @@ class PrivateModel(PrivateTraining, keras.Model, metaclass=ModelType):
         Abadi et al. 2016, "Deep learning with differential privacy".
     """
 
+    functional = PrivateFunctional
     stands_for = PrivateTraining
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a functional model for inputs and outputs, otherwise one of this class."""
-        if cls is PrivateModel and is_functional(args, kwargs):
-            return PrivateFunctional(*args, **kwargs)
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if is_functional(args, kwargs):
-            make_functional(type(self), PrivateModel, PrivateFunctional, PrivateTraining)
-            PrivateFunctional.__init__(self, *args, **kwargs)
-        else:
-            super().__init__(*args, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")

@@ -12,28 +12,18 @@ import keras
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import PassCounter
 from keras_adaclip.gradients import Augmentation, make_plan
-from keras_adaclip.models.augmenting import checked_augmentation
-from keras_adaclip.models.checking import private_summary
+from keras_adaclip.models.checking import checked_augmentation, summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.training import (
     StepIsolation,
     TrainingBase,
     TrainingData,
-    arrays,
     on_all_devices,
-    refuse_batch_of_every_replica,
-    refuse_data_of_one_process,
-    refuse_disagreement,
-    refuse_joined_batches,
-    refuse_other_settings,
-    refuse_uneven_batches,
-    refuse_unsound_parts,
-    refuse_unsound_training,
+    preflight,
+    processes,
     training_data,
-    weight_digests,
 )
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
@@ -164,11 +154,11 @@ class PrivateTraining(TrainingBase):
             "steps_per_epoch": steps_per_epoch,
             "shuffle": shuffle,
         }
-        if arrays.is_array_data(x):
+        if training_data.is_array_data(x):
             if validation_batch_size is None:
                 validation_batch_size = batch_size
             if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = arrays.split_off_validation(
+                (x, y, sample_weight), validation_data = training_data.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
             seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
@@ -176,7 +166,7 @@ class PrivateTraining(TrainingBase):
                 x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )
         else:
-            refuse_joined_batches(self, x)
+            processes.refuse_joined_batches(self, x)
             data = training_data.from_data_set(
                 x,
                 num_examples=num_examples,
@@ -189,18 +179,14 @@ class PrivateTraining(TrainingBase):
             )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         sizes = self._prepare(data, augmentation=wanted)
-        pass_counter = PassCounter(
-            lambda: self._open_ledger(data),
-            every_epoch=steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES,
-            check=lambda: refuse_disagreement(self, data),
-        )
-        with self._run_of_fit(callbacks, data, pass_counter, wanted) as ordered:
+        is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        with self._run_of_fit(callbacks, data, is_pass, wanted) as ordered:
             return super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
                 callbacks=ordered,
-                validation_data=arrays.strings_as_tensors(validation_data),
+                validation_data=training_data.strings_as_tensors(validation_data),
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
@@ -218,21 +204,21 @@ class PrivateTraining(TrainingBase):
     ) -> Any:
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
-        refuse_batch_of_every_replica(self)
-        size = arrays.number_of_rows(x, y, sample_weight)
+        processes.refuse_batch_of_every_replica(self)
+        size, rows = training_data.rows_of(x, y, sample_weight)
         data = TrainingData(
             sampling=Sampling.STREAM,
             expected_batch_size=size,
             num_examples=size,
-            rows=arrays.first_rows(x, y, sample_weight),
+            rows=rows,
         )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)
         # Digests would take as long as a step.
-        with self._run_of_steps(take_digests=False):
+        with self._run_of_steps(data, take_digests=False):
             self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
-                sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
+                sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = keras.tree.map_structure(
                 lambda part: None if part is None else keras.ops.convert_to_tensor(part),
@@ -248,7 +234,7 @@ class PrivateTraining(TrainingBase):
         examine: bool = True,
         augmentation: Augmentation | None = None,
     ) -> tuple[int, ...]:
-        """Build, examine and plan the model, then open the ledger; train nothing.
+        """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
 
         Args:
             data: The training data.
@@ -259,25 +245,10 @@ class PrivateTraining(TrainingBase):
         Returns:
             The numbers of rows that batches are padded to.
         """
-        refuse_unsound_parts(self)
-        refuse_uneven_batches(data)
-        refuse_data_of_one_process(data)
-        refuse_other_settings(self)
-        sizes = self._examine(data, examine, augmentation)
-        self._include_spending_on_shared_weights()
-        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
-        self._open_ledger(data)
-        try:
-            refuse_disagreement(self, data)
-        except BaseException:
-            self.optimizer.end_run()  # type: ignore[attr-defined]
-            raise
-        return sizes
-
-    def _examine(
-        self, data: TrainingData, examine: bool, augmentation: Augmentation | None
-    ) -> tuple[int, ...]:
-        """Build, examine and plan the model, and choose the shapes of its steps."""
+        preflight.refuse_unsound_parts(self)
+        processes.refuse_uneven_batches(data)
+        processes.refuse_data_of_one_process(data)
+        processes.refuse_other_settings(self)
         state, rows = self._private_state, data.rows
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
@@ -287,14 +258,12 @@ class PrivateTraining(TrainingBase):
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
-        finding = refuse_unsound_training(self, rows if examine else None)
-        is_repeatable = finding is None or finding.is_repeatable
+        finding = preflight.refuse_unsound_training(self, rows if examine else None)
         if finding is not None:
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-        is_sound = plan is not None and (is_repeatable or not plan.is_layerwise)
-        if not (is_sound and is_planned) or method != state.planned_method:
-            plan = make_plan(self, rows, method, is_repeatable)
+        if plan is None or not is_planned or method != state.planned_method:
+            plan = make_plan(self, rows, method)
             state.planned_method, state.planned_shapes = method, shapes
             state.isolation = StepIsolation(self)
             self.train_function = None
@@ -334,7 +303,7 @@ class PrivateTraining(TrainingBase):
         Raises:
             ValueError: If the input shapes are not known.
         """
-        private_summary(self, x, batch_size, print_fn)
+        print_fn(summary(self, x, batch_size))
 
     def train_step(self, *args: Any) -> Any:
         """Run one private step, in the form that the backend's trainer expects.

@@ -23,11 +23,10 @@ from keras_adaclip.gradients import (
 )
 from keras_adaclip.training import (
     assign_state,
-    layer_issues,
     observe_norms,
+    preflight,
     refuse,
     refuse_lost_metrics,
-    refusing_batch_statistics,
     sum_of_replicas,
     sum_over_chunks,
     update_metrics,
@@ -50,9 +49,9 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         ValueError: If layers of `model` mix examples.
     """
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
-    refuse(model, layer_issues(model))
+    refuse(model, preflight.layer_issues(model))
     batch = Batch.from_data(data)
-    with refusing_batch_statistics(model):
+    with preflight.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
     total = with_regularization(model, sum_of_replicas(total))
     model.optimizer.apply(total, model.trainable_variables)
@@ -72,6 +71,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         return total, _observe(model, batch, observed, clipping)
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
+        """Return the clipped sum of a chunk, and update the metrics."""
         copies = _augmented(model, chunk, seed, index)
         part, observed = clipped_sum(model, copies, clipping, state.plan)
         logs = _observe(model, chunk, observed, clipping)

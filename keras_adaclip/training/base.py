@@ -3,6 +3,7 @@
 A mixin without a Keras base.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,14 +13,24 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import EpochCheck, PassCounter
+from keras_adaclip.callbacks import (
+    AuditCallback,
+    ClippingMonitor,
+    EpochCheck,
+    PassCounter,
+    PrivacyCallback,
+)
 from keras_adaclip.gradients import Augmentation, Batch
-from keras_adaclip.optimizers import AccountedOptimizer, DPOptimizer
+from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import padding
-from keras_adaclip.training import fit_callbacks, weight_digests
-from keras_adaclip.training.arrays import strings_as_tensors
+from keras_adaclip.training import weight_digests
+from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.training.training_data import TrainingData, strings_as_tensors
+
+# The callbacks that are prepared before training and called before the user's.
+_OURS = (PrivacyCallback, ClippingMonitor, AuditCallback)
+_PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
 class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
@@ -128,51 +139,71 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
     @contextmanager
-    def _run_of_steps(self, take_digests: bool = True) -> Iterator[None]:
-        """Surround Keras's training of a prepared model; close the ledger, however it ends.
+    def _run_of_steps(self, data: TrainingData, take_digests: bool = True) -> Iterator[None]:
+        """Open the ledger, surround Keras's training of a prepared model, and close the ledger.
 
         Args:
+            data: The training data.
             take_digests: Whether digests of the weights are taken at the end.
         """
+        self._include_spending_on_shared_weights()
+        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
         try:
+            self._open_ledger(data)
+            refuse_disagreement(self, data)
             variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
-            with backend.keep_variables(variables), keras_private.built_already(self):
-                yield
+            try:
+                with backend.keep_variables(variables), keras_private.built_already(self):
+                    yield
+            finally:
+                weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
         finally:
             self.optimizer.end_run()  # type: ignore[attr-defined]
-            weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
 
     @contextmanager
     def _run_of_fit(
         self,
         callbacks: Any,
         data: TrainingData,
-        pass_counter: PassCounter,
+        is_pass: bool,
         augmentation: Augmentation | None = None,
     ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Surround Keras's `fit` of a prepared model; close the ledger, however it ends.
+        """Surround Keras's `fit` of a prepared model by the run of its steps.
 
         Args:
             callbacks: The callbacks given to `fit`.
             data: The training data.
-            pass_counter: Keeps the ledger.
+            is_pass: Whether each epoch begins a new pass over the data.
             augmentation: How the examples are augmented.
 
         Yields:
-            The callbacks for Keras.
+            The callbacks in the order in which Keras calls them. Those of this package come first,
+            since log entries of a callback reach later ones only.
+
+        Raises:
+            ValueError: If a `PrivacyCallback` allows no step, or a `ModelCheckpoint` would write a
+                file that cannot hold the ledger.
         """
+        given = _flattened(callbacks)
+        ours = [callback for callback in given if isinstance(callback, _OURS)]
+        isolation = self._private_state.isolation
+        first = PassCounter(
+            lambda: self._open_ledger(data), is_pass, lambda: refuse_disagreement(self, data)
+        )
+        last = EpochCheck(isolation.prove_again)
+        if isolation.may_move_within_epochs:
+            last.before_execution.append(isolation.prove_again_within_epochs)
+        last.before_execution += [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
         try:
             self._set_in_steps("augmentation", augmentation)
-            self._record_diagnostics(fit_callbacks.wants_diagnostics(callbacks))
-            with self._run_of_steps():
-                isolation = self._private_state.isolation
-                last = EpochCheck(isolation.prove_again)
-                if isolation.may_move_within_epochs:
-                    last.before_execution.append(isolation.prove_again_within_epochs)
-                yield fit_callbacks.prepared(self, callbacks, data, pass_counter, last)
+            self._record_diagnostics(any(getattr(c, "private_diagnostics", False) for c in ours))
+            with self._run_of_steps(data):
+                for callback in ours:
+                    callback.prepare(self, data)
+                _refuse_legacy_checkpoints(given)
+                _warn_of_monitors(given)
+                yield [first, *ours, *(c for c in given if not isinstance(c, _OURS)), last]
         finally:
-            # Whatever failed before the steps began: no run stays open.
-            self.optimizer.end_run()  # type: ignore[attr-defined]
             self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
 
@@ -183,3 +214,40 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
             state.diagnostics = {name: keras.metrics.Mean(name=name) for name in names} or None
             self.train_function = self.test_function = None
+
+
+def _flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Return the single callbacks; Keras makes a `CallbackList` of them again."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if type(callbacks) is not keras.callbacks.CallbackList:
+            raise TypeError(
+                "Argument `callbacks` must be a list of callbacks or a plain `CallbackList`: `fit` "
+                "makes a list of its own, which would drop the methods of a subclass. "
+                f"Received: callbacks of type {type(callbacks).__name__}"
+            )
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks or []))
+
+
+def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Raise before training for a checkpoint that `save` would refuse in the middle of it."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            path = str(callback.filepath)
+            if path.endswith(".h5") and not callback.save_weights_only:
+                raise ValueError(f"`ModelCheckpoint`: {NO_LEGACY_FILE} Received: filepath={path!r}")
+
+
+def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Warn of callbacks that steer training by figures that epsilon does not cover."""
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str) or monitor.startswith("val_") or monitor in _PRIVATE_LOGS:
+            continue
+        warnings.warn(
+            f"{type(callback).__name__}(monitor={monitor!r}) steers training by a figure of "
+            "the training data that carries no noise, and epsilon does not cover what it "
+            "decides. Monitor validation data that are public ('val_...'), or one of "
+            f"{', '.join(map(repr, _PRIVATE_LOGS))}.",
+            stacklevel=4,
+        )

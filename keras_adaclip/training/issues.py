@@ -1,4 +1,4 @@
-"""What an examination of a model finds, and what the user is told about it."""
+"""The findings of an examination of a model, and their wording for the user."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,12 +7,15 @@ import keras
 
 from keras_adaclip.backend import keras_private
 
-MIXES = "It mixes examples: its output for one row changes when only other rows change."
-COUNTS = "Its output for one row depends on how many rows are in the batch."
-ALONE = (
+_ALONE = (
     "Replace it with a layer that treats each example alone (for normalization: "
     "LayerNormalization or GroupNormalization)."
 )
+MIXING = (
+    "It mixes examples: its output for one row changes when only other rows change.",
+    _ALONE,
+)
+COUNTING = ("Its output for one row depends on how many rows are in the batch.", _ALONE)
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "
     "of a client would count."
@@ -70,32 +73,13 @@ class Finding:
 
     Args:
         issues: Everything that a private step must not do.
-        unrepeatable_layer: Name of the first layer in which two runs on the same rows differed;
-            None if they agreed. Random numbers that do not come from Keras's seed generators make
-            runs differ. Then mixing cannot be ruled out, and only the gradient plan that runs each
-            example alone is sound.
         assigned: The variables that a forward pass assigns values that no row changes.
-        dependent: The variables that it assigns values which depend on the rows.
         branches: Whether values decide what runs (see `backend.Effects`).
     """
 
     issues: list[PrivacyIssue]
-    unrepeatable_layer: str | None = None
     assigned: list[keras.Variable] = field(default_factory=list)
-    dependent: list[keras.Variable] = field(default_factory=list)
     branches: bool = False
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether two runs on the same rows agreed."""
-        return self.unrepeatable_layer is None
-
-    @property
-    def issues_if_layerwise(self) -> list[PrivacyIssue]:
-        """The issues of a model that takes all examples at once, whose runs must agree."""
-        if self.unrepeatable_layer is None:
-            return self.issues
-        return [*self.issues, PrivacyIssue(self.unrepeatable_layer, *OUTSIDE)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +91,15 @@ class OwnLoss:
     """
 
     name: str
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "OwnLoss | None":
+        """Return the loss of a compiled and built model if the user wrote it."""
+        if keras_private.is_own(model, "compute_loss"):
+            return cls("compute_loss")
+        losses = keras_private.compiled_losses(model)
+        names = [loss.name for loss in losses if not _is_of_keras(loss)]
+        return cls(", ".join(names)) if names else None
 
 
 def refuse(model: keras.Model, issues: list[PrivacyIssue]) -> None:
@@ -129,12 +122,6 @@ def issue_with(model: keras.Model, part: Any, reason: str, fix: str) -> PrivacyI
     return PrivacyIssue(part.path if isinstance(part, keras.Variable) else part.name, reason, fix)
 
 
-def mixing_issue(model: keras.Model, part: keras.layers.Layer | OwnLoss) -> PrivacyIssue:
-    """Return an issue with a layer or a loss that mixes examples."""
-    reason, fix = MIXING_LOSS if isinstance(part, OwnLoss) else (MIXES, ALONE)
-    return issue_with(model, part, reason, fix)
-
-
 def issues_of_clients(finding: Finding) -> list[PrivacyIssue]:
     """Return the issues of a federated model, in which clients stay apart and not examples.
 
@@ -143,45 +130,29 @@ def issues_of_clients(finding: Finding) -> list[PrivacyIssue]:
     nothing on from one client to the next.
     """
     return [
-        replace(issue, reason=PADDING_COUNTS) if issue.reason in (MIXES, COUNTS) else issue
-        for issue in finding.issues_if_layerwise
+        replace(issue, reason=PADDING_COUNTS) if issue.reason in (MIXING[0], COUNTING[0]) else issue
+        for issue in finding.issues
         if issue.reason not in (ASSIGNED[0], ASSIGNED_OUTSIDE[0])
     ]
 
 
 def batch_normalization_issue(model: keras.Model, layer: keras.layers.Layer) -> PrivacyIssue:
     """Return the issue with a batch normalization in training mode, somewhere in `model`."""
-    holder = _holder(model, layer)
-    if holder is None:
-        caller = "federate" if getattr(model, "privacy_unit", "") == "client" else "privatize"
-        fix = (
-            f"Use `{caller}(model, replace_batch_normalization=True)`, which puts "
-            "GroupNormalization in its place, or freeze it with `layer.trainable = False`. (A "
-            "functional model overrides a `training=False` that it was built with.)"
-        )
-    else:
-        fix = (
-            f"It is created inside of {holder.name!r}, where `replace_batch_normalization=True` "
-            f"cannot replace it. Edit the class {type(holder).__name__}: use GroupNormalization "
-            "there, or call the layer with `training=False`. Or freeze it with "
-            "`layer.trainable = False`."
-        )
+    caller = "federate" if getattr(model, "privacy_unit", "") == "client" else "privatize"
     return PrivacyIssue(
         layer.name,
         "BatchNormalization in training mode mixes the examples of a batch, so one example changes "
         "the gradients of the others, and keeps moving averages that are neither clipped nor "
         "noised.",
-        fix,
+        f"Use `{caller}(model, replace_batch_normalization=True)`, which puts GroupNormalization "
+        "in its place; if a class of your own creates it, use GroupNormalization there or call it "
+        "with `training=False`. Or freeze it with `layer.trainable = False`. (A functional model "
+        "overrides a `training=False` that it was built with.)",
     )
 
 
-def _holder(holder: Any, layer: keras.layers.Layer) -> keras.layers.Layer | None:
-    """Return the innermost layer around `layer` that is no plain model of layers, or None."""
-    if not isinstance(holder, keras.Sequential) and not hasattr(holder, "operations"):
-        return holder
-    for inner in holder.layers:
-        if inner is not layer and any(
-            each is layer for each in keras_private.flatten_layers(inner)
-        ):
-            return _holder(inner, layer)
-    return None
+def _is_of_keras(loss: Any) -> bool:
+    """Return whether neither the class nor the function of a loss is the user's."""
+    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
+    origins = (type(loss), getattr(loss, "fn", type(loss)))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)

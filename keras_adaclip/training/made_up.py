@@ -2,7 +2,10 @@
 
 import math
 
+import keras
 import numpy as np
+
+from keras_adaclip.backend import keras_private
 
 # States of the variables that are tried: the present one, and four that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
@@ -13,17 +16,7 @@ SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 _FAR = 1e9
 # Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
-
-
-def separating_halves(size: int) -> list[np.ndarray]:
-    """Return masks of rows to exchange: for any two rows, one mask keeps the first alone.
-
-    Args:
-        size: Number of rows, a power of two.
-    """
-    numbers = np.arange(size)
-    bits = [(numbers >> bit) & 1 == 1 for bit in range(size.bit_length() - 1)]
-    return [*bits, *(~bit for bit in bits)]
+_NUM_WORDS = 100
 
 
 def moved_value(
@@ -69,6 +62,18 @@ def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:
     if value.dtype.kind in "iu" or value.dtype == np.float16:
         far = np.clip(far, float(info.min) / 2, float(info.max) / 2)
     return np.full_like(value, far)
+
+
+def known_words(model: keras.Model) -> list[str]:
+    """Return strings that a model tells apart: words that its layers look up, and texts of them.
+
+    A word that no layer knows would give every row the same number.
+    """
+    words = ["", "a"]
+    for layer in keras_private.flatten_layers(model):
+        if isinstance(layer, (keras.layers.StringLookup, keras.layers.TextVectorization)):
+            words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
+    return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
 
 
 def plausible_rows(

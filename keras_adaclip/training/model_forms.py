@@ -14,10 +14,7 @@ from keras_adaclip.backend import keras_private
 
 
 class ModelType(type(keras.Model)):  # type: ignore[misc]
-    """The type of classes for which `isinstance` covers functional and sequential models too.
-
-    A class with an attribute `stands_for` stands for every instance of that class.
-    """
+    """The type of classes whose own attribute `stands_for` is the class that `isinstance` asks."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         stands_for = cls.__dict__.get("stands_for")
@@ -26,34 +23,53 @@ class ModelType(type(keras.Model)):  # type: ignore[misc]
         return bool(super().__instancecheck__(instance))
 
 
-def is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+class SubclassedForm(metaclass=ModelType):
+    """The first base of the class that users subclass, which may get inputs and outputs too.
+
+    Attributes:
+        functional: The class of functional models.
+        stands_for: The mixin with the training of both classes.
+    """
+
+    functional: type
+    stands_for: type
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a functional model for inputs and outputs, otherwise one of this class."""
+        if SubclassedForm in cls.__bases__ and _are_functional(args, kwargs):
+            return cls.functional(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _are_functional(args, kwargs):
+            functional = self.functional
+            _make_functional(type(self), functional)
+            functional.__init__(self, *args, **kwargs)  # type: ignore[misc]
+        else:
+            super().__init__(*args, **kwargs)
+
+
+def _are_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the arguments of a model's constructor are inputs and outputs."""
     return len(args) == 2 or ("outputs" in kwargs and (len(args) == 1 or "inputs" in kwargs))
 
 
-def make_functional(cls: type, subclassed: type, functional: type, training: type) -> None:
-    """Replace the subclassed by the functional class among the bases of a subclass.
-
-    Args:
-        cls: The subclass whose instance is built from inputs and outputs.
-        subclassed: The class that users subclass.
-        functional: The class of functional models.
-        training: The mixin of both.
-    """
-    if cls in (object, functional):
-        return
-    bases = tuple(functional if base is subclassed else base for base in cls.__bases__)
+def _make_functional(cls: type, functional: type) -> None:
+    """Put the functional class in the place of the subclassed one among the bases of `cls`."""
+    bases = tuple(
+        functional if SubclassedForm in base.__bases__ else base for base in cls.__bases__
+    )
     if bases != cls.__bases__:
         cls.__bases__ = bases
     for base in bases:
-        if base is not functional and issubclass(base, training):
-            make_functional(base, subclassed, functional, training)
+        if base is not functional and issubclass(base, SubclassedForm):
+            _make_functional(base, functional)
 
 
 def converted(
     model: keras.Model,
     sequential: type,
-    functional: type,
+    subclassed: type,
     caller: str,
     replace_batch_normalization: bool,
 ) -> Any:
@@ -62,7 +78,7 @@ def converted(
     Args:
         model: A Functional or Sequential model.
         sequential: The class for a Sequential model.
-        functional: The class for a Functional model.
+        subclassed: The class that users subclass, for a Functional model.
         caller: The name of the public function, for errors.
         replace_batch_normalization: Whether group normalizations replace batch normalizations.
 
@@ -79,15 +95,15 @@ def converted(
     if not is_sequential and not (hasattr(model, "inputs") and hasattr(model, "outputs")):
         raise TypeError(
             f"`{caller}` takes Functional and Sequential models; {type(model).__name__!r} is a "
-            f"subclassed model. Derive its class from `keras_adaclip.{functional.__name__}` in "
+            f"subclassed model. Derive its class from `keras_adaclip.{subclassed.__name__}` in "
             f"place of `keras.Model`. Received: model={model.name!r} of type {type(model).__name__}"
         )
-    cls = f"keras_adaclip.{(sequential if is_sequential else functional).__name__}"
+    cls = f"keras_adaclip.{(sequential if is_sequential else subclassed).__name__}"
     _refuse_own_methods(
         model,
         keras_private.own_methods(model),
         f"Derive the class from `{cls}` to keep them (`train_step` alone cannot be private), or "
-        f"train the layers without them: `keras_adaclip.{functional.__name__}(model.input, "
+        f"train the layers without them: `keras_adaclip.{subclassed.__name__}(model.input, "
         "model.output)`.",
     )
     if replace_batch_normalization:
@@ -98,7 +114,7 @@ def converted(
             first = model.inputs[0]
             layers.insert(0, keras.Input(batch_shape=first.shape, dtype=first.dtype))
         return sequential(layers, name=model.name)
-    return functional(model.input, model.output, name=model.name)
+    return subclassed(model.input, model.output, name=model.name)
 
 
 def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> None:
@@ -126,6 +142,7 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
     )
 
     def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
+        """Return the layer, or what replaces it."""
         if id(layer) not in replaced:
             if isinstance(layer, keras.layers.BatchNormalization):
                 replaced[id(layer)] = _group_normalization(layer)

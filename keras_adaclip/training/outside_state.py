@@ -4,6 +4,7 @@ Where a step runs eagerly, a layer can keep buffers, attributes or lists, and wh
 data reaches the next step past clipping and noise.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,7 @@ class OutsideState:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
-        # Layers in which a compiled pass left a tensor: it stands for what each step computes.
+        # Layers in which a compiled pass left a tensor, which has another value in each step.
         self._left_by_trace: list[str] = []
 
     def note(self) -> None:
@@ -57,26 +58,15 @@ class OutsideState:
                         held[path] = value
         self._notes.append(held)
 
-    @property
-    def moves(self) -> bool:
-        """Whether a number changed from one pass to the next, such as a counter."""
-        return any(
-            path not in before or not np.array_equal(value, before[path])
-            for before, after in zip(self._notes, self._notes[1:], strict=False)
-            for path, value in after.items()
-        )
-
     def names(self) -> list[str]:
-        """Return the layers that hold a number which does not move by the same amount each pass.
-
-        A counter moves by the same amount; what the first pass makes stays as it is.
-        """
+        """Return the layers that hold a number which changed after the first pass."""
         names = dict.fromkeys(self._left_by_trace)
-        for before, between, after in zip(
-            self._notes, self._notes[1:], self._notes[2:], strict=False
-        ):
+        for before, after in itertools.pairwise(self._notes):
             for path, value in after.items():
-                if not _moves_evenly(before.get(path), between.get(path), value):
+                is_number = value.dtype.kind in "fc"
+                if path not in before or not np.array_equal(
+                    value, before[path], equal_nan=is_number
+                ):
                     names[path[0]] = None
         return list(names)
 
@@ -111,6 +101,7 @@ class OutsideVariables:
         get_current_value, add_update = kind.get_current_value, kind.add_update
 
         def noting_read(inner: Any, variable: keras.Variable) -> Any:
+            """Return the value of a variable in the scope, and note the variable."""
             value = get_current_value(inner, variable)
             if value is None and inner is not scope:
                 value = get_current_value(scope, variable)
@@ -119,6 +110,7 @@ class OutsideVariables:
             return value
 
         def noting_update(inner: Any, update: tuple[keras.Variable, Any]) -> None:
+            """Add an update to the scope, and note its variable."""
             if with_updates and not keras_private.is_seed_generator_state(update[0]):
                 self._add(self.assigned, update[0])
             add_update(inner, update)
@@ -130,21 +122,9 @@ class OutsideVariables:
             kind.get_current_value, kind.add_update = get_current_value, add_update
 
     def _add(self, noted: list[keras.Variable], variable: keras.Variable) -> None:
+        """Note a variable once, unless it is the model's."""
         if id(variable) not in self._own and all(variable is not each for each in noted):
             noted.append(variable)
-
-
-def _moves_evenly(first: np.ndarray | None, second: np.ndarray | None, third: np.ndarray) -> bool:
-    """Return whether a number moved by the same amount twice."""
-    if first is None or second is None or not first.shape == second.shape == third.shape:
-        return False
-    if np.array_equal(first, second) and np.array_equal(second, third):
-        return True  # Most arrays are weights, which stay the same.
-    with np.errstate(invalid="ignore"):  # A limit may be infinite.
-        one, two = (
-            np.subtract(b, a, dtype="complex128") for a, b in ((first, second), (second, third))
-        )
-    return bool(np.allclose(one, two, rtol=0.0, atol=1e-9, equal_nan=True))
 
 
 def _is_of_library(kind: type, libraries: tuple[str, ...] = _LIBRARIES) -> bool:

@@ -18,12 +18,12 @@ from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.issues import (
     Finding,
+    OwnLoss,
     PrivacyIssue,
     batch_normalization_issue,
     refuse,
 )
-from keras_adaclip.training.probe import probe
-from keras_adaclip.training.traced_model import own_loss_name
+from keras_adaclip.training.probe import Probe
 
 Tensor = Any
 _MIXING_NAMES = (
@@ -53,7 +53,12 @@ def refuse_unsound_parts(model: keras.Model) -> None:
         ValueError: With every issue, one a line.
     """
     refuse_unsupported(model)
-    refuse(model, layer_issues(model) + compile_issues(model) + metric_issues(model))
+    refuse(model, issues_of_parts(model))
+
+
+def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
+    """Return the issues that layers, methods, optimizer and metrics show without a run."""
+    return layer_issues(model) + compile_issues(model) + metric_issues(model)
 
 
 def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding | None:
@@ -74,7 +79,7 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding |
     refuse(model, layer_issues(model))
     if rows is None:
         return None
-    finding = probe(model, rows, with_loss=True)
+    finding = Probe(model, rows, with_loss=True).examined()
     found = [*finding.issues, *loss_issues(model, rows)]
     refuse(model, found)
     return finding
@@ -101,16 +106,7 @@ def refuse_other_weights(model: keras.Model) -> None:
 
 def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     """Return the issues with the layers of `model` that their kind and options show."""
-    issues = [
-        PrivacyIssue(
-            tensor.name,
-            "It takes strings, which can be fed to a model on the TensorFlow backend alone.",
-            "Look them up before training, and let the model begin with the integers.",
-        )
-        for tensor in getattr(model, "inputs", None) or ()
-        if keras.backend.backend() != "tensorflow"
-        and keras.backend.standardize_dtype(tensor.dtype) == "string"
-    ]
+    issues = []
     for layer in keras_private.flatten_layers(model):
         own = keras_private.own_trainable_variables(layer)
         if isinstance(layer, _MIXING_LAYERS):
@@ -160,9 +156,11 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
     """
 
     def watching(layer: keras.layers.Layer) -> Any:
+        """Return a `call` that refuses training mode."""
         original = layer.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer, unless in training mode."""
             training = inspect.signature(original).bind(*args, **kwargs).arguments.get("training")
             # Whatever is not known to be false may be true.
             if layer.trainable and training is not None and training is not False:
@@ -204,20 +202,24 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
 
 
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
-    """Return the metrics that cannot leave out padding, which Keras itself refuses too."""
-    issues = []
-    for metric in keras_private.compiled_metrics(model):
+    """Return the metrics that cannot leave out padding."""
+
+    def takes_weights(metric: keras.metrics.Metric) -> bool:
+        """Return whether `update_state` has an argument for weights."""
         parameters = inspect.signature(metric.update_state).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if "sample_weight" not in parameters and not takes_any:
-            issues.append(
-                PrivacyIssue(
-                    metric.name,
-                    "The metric takes no `sample_weight`, so it would count rows of padding.",
-                    "Give its `update_state` a `sample_weight` argument.",
-                )
-            )
-    return issues
+        return "sample_weight" in parameters or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+
+    return [
+        PrivacyIssue(
+            metric.name,
+            "The metric takes no `sample_weight`, so it would count rows of padding.",
+            "Give its `update_state` a `sample_weight` argument.",
+        )
+        for metric in keras_private.compiled_metrics(model)
+        if not takes_weights(metric)
+    ]
 
 
 def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
@@ -232,8 +234,8 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         model: A compiled and built model.
         rows: At least one example, with targets.
     """
-    name = own_loss_name(model)
-    if name is None:
+    own = OwnLoss.of(model)
+    if own is None:
         return []
     batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
     losses = backend.evaluate(
@@ -243,7 +245,7 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
         return []
     return [
         PrivacyIssue(
-            name,
+            own.name,
             "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it "
             "compares examples with each other; private training evaluates it on each example "
             "alone.",
@@ -260,6 +262,7 @@ def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
     whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
 
     def loss(part: Batch) -> Tensor:
+        """Return the loss of some rows, with Keras's reduction."""
         named = {} if part.y is None else {"y": part.y}
         return ops.cast(compute_loss(model, **part.x, **named), "float32")
 

@@ -33,29 +33,17 @@ _NUM_ROWS = 8
 _FEW = 2
 
 
-def probe(model: keras.Model, rows: Batch, with_loss: bool = False) -> Finding:
-    """Return what the forward pass does that a private step must not do.
-
-    Args:
-        model: A built model.
-        rows: At least one example, for shapes, dtypes and plausible values.
-        with_loss: Whether a loss of the user's own is examined too; `rows` have targets then.
-
-    Raises:
-        Exception: Whatever the model raises on such rows.
-    """
-    return Probe(model, rows, with_loss=with_loss).examined()
-
-
 class Probe:
     """Runs a model on random rows and compares; the model is compiled once.
+
+    Whatever the model raises on such rows passes through.
 
     Args:
         model: A built model.
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is examined too; `rows` have targets then.
-        counts_rows: Whether a layer may not heed how many rows there are.
+        counts_rows: Whether the output for one row must not depend on the number of rows.
     """
 
     def __init__(
@@ -67,15 +55,14 @@ class Probe:
         counts_rows: bool = False,
     ) -> None:
         self.traced = TracedModel(model, rows, size, with_loss)
-        # Models of few rows and of many rows, whose outputs for the few are compared.
-        self._pairs: list[tuple[TracedModel, TracedModel]] = []
+        # The model with few rows and with many rows: its outputs for the few are compared.
+        self._few_and_many: list[TracedModel] = []
         if counts_rows:
-            sizes = (_FEW if size > _FEW else 1, size)
-            self._pairs.append((TracedModel(model, rows, sizes[0]), self.traced))
-            if self.traced.seeds:
-                # Rows of another number are another draw, which hides the layers behind it.
-                few, many = (TracedModel(model, rows, n, without_draws=True) for n in sizes)
-                self._pairs.append((few, many))
+            # Rows of another number are another draw, which would hide the layers behind it.
+            self._few_and_many = [
+                TracedModel(model, rows, number, without_draws=True)
+                for number in (_FEW if size > _FEW else 1, size)
+            ]
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
             id(variable)
@@ -95,27 +82,23 @@ class Probe:
         """
         traced, generator = self.traced, np.random.default_rng(self.traced.size)
         found = [] if at_step_shape else self._outside_state(generator)
-        if found:
-            return Finding(found)
-        unrepeatable = self._unrepeatable_eagerly(generator) if eagerly else None
+        if eagerly and not found:
+            rows = traced.rows(0, generator)
+            found = self._unrepeatable(*(traced.eager_outputs(rows) for _ in range(2)))
         dependent = set[int]()
         updated: dict[int, keras.Variable] = {}
         for state in range(made_up.NUM_STATES + made_up.NUM_FAR_STATES):
-            if state >= made_up.NUM_STATES and not self._counting:
+            if found or (state >= made_up.NUM_STATES and not self._counting):
                 break
             try:
-                compared = self._compared_at(state, generator, at_step_shape)
+                found = self._compared_at(state, generator, at_step_shape, dependent)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
                     raise
                 continue
-            found, unrepeatable = compared.issues, unrepeatable or compared.unrepeatable_layer
-            dependent.update(map(id, compared.dependent))
             updated |= {id(variable): variable for variable in traced.updated}
             self._counting |= updated.keys()
-            if found:
-                break
         found = [
             *(
                 issues.issue_with(traced.model, variable, *issues.ASSIGNED)
@@ -128,7 +111,6 @@ class Probe:
         ]
         return Finding(
             list({issue.layer: issue for issue in found}.values()),
-            unrepeatable,
             [each for number, each in updated.items() if number not in dependent],
             branches=traced.forward.effects.branches,
         )
@@ -141,20 +123,12 @@ class Probe:
         """
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
-        found = self._compared(values, number, generator, number % 3 == 1)
-        if found.issues:  # A difference is looked at again on other rows.
-            found = self._compared(values, number, generator, number % 3 == 1)
-        return found
-
-    def moves_in_python(self) -> bool:
-        """Return whether a pass changes something outside of variables, such as a counter."""
-        state = OutsideState(self.traced.model)
-        rows = self.traced.rows(0, np.random.default_rng(self.traced.size))
-        state.note()
-        for _ in range(2):
-            self._run(rows)
-            state.note()
-        return state.moves
+        found: list[PrivacyIssue] = []
+        for _ in range(2):  # A difference is looked at again on other rows.
+            found = self._compared(values, number, generator, number % 3 == 1, set())
+            if not found:
+                break
+        return Finding(found)
 
     @property
     def outside_variables(self) -> list[keras.Variable]:
@@ -170,12 +144,14 @@ class Probe:
         ]
         return outputs
 
-    def _unrepeatable_eagerly(self, generator: np.random.Generator) -> str | None:
-        """Return the name of the first layer in which two eager runs on the same rows differ."""
-        rows = self.traced.rows(0, generator)
-        first, again = (self.traced.eager_outputs(rows) for _ in range(2))
+    def _unrepeatable(self, first: list[np.ndarray], again: list[np.ndarray]) -> list[PrivacyIssue]:
+        """Return an issue with the first layer in which two runs on the same rows differ."""
         number = _first_difference(first, again, False)
-        return None if number is None else self.traced.layers[number].name
+        return [] if number is None else [self._issue(self.traced.layers[number], issues.OUTSIDE)]
+
+    def _issue(self, part: keras.layers.Layer | OwnLoss, told: tuple[str, str]) -> PrivacyIssue:
+        """Return an issue with a layer, a loss or a variable of the model."""
+        return issues.issue_with(self.traced.model, part, *told)
 
     def _outside_state(self, generator: np.random.Generator) -> list[PrivacyIssue]:
         """Return issues with what a forward pass leaves behind outside of Keras's variables."""
@@ -194,23 +170,23 @@ class Probe:
             for each in traced.variables
         ]
         outputs.append(self._run(rows, values))
-        names, effects = state.names(), traced.forward.effects
-        if not names and effects.writes:
+        names = state.names()
+        if not names and traced.forward.effects.writes:
             names = [traced.model.name]
         first, _, _, *others = outputs
         differing = [_first_difference(first, each, backend.computes_on_cpu()) for each in others]
         numbers = [number for number in differing if number is not None]
-        if not names and not effects.draws and numbers:
+        if not names and numbers:
             names = [traced.layers[min(numbers)].name]
         return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
     def _compared_at(
-        self, state: int, generator: np.random.Generator, with_gradients: bool
-    ) -> Finding:
+        self, state: int, generator: np.random.Generator, with_gradients: bool, dependent: set[int]
+    ) -> list[PrivacyIssue]:
         """Compare at one of the states, which include variables that only a pass shows."""
         while True:
             values = self._values_at(state, generator)
-            found = self._compared(values, state, generator, with_gradients)
+            found = self._compared(values, state, generator, with_gradients, dependent)
             known = {id(variable) for variable in self.traced.variables}
             further = [each for each in self.outside_variables if id(each) not in known]
             if not further:
@@ -219,8 +195,13 @@ class Probe:
             self.traced.use_variables([*self.traced.variables, *further])
 
     def _compared(
-        self, values: list[Any], state: int, generator: np.random.Generator, with_gradients: bool
-    ) -> Finding:
+        self,
+        values: list[Any],
+        state: int,
+        generator: np.random.Generator,
+        with_gradients: bool,
+        dependent: set[int],
+    ) -> list[PrivacyIssue]:
         """Compare a pass with others, for which other rows were exchanged or left out.
 
         Args:
@@ -228,23 +209,25 @@ class Probe:
             state: Number of the state, for random generators and rows.
             generator: Draws rows.
             with_gradients: Whether derivatives are taken too.
+            dependent: Takes the `id` of each variable whose assigned value depends on the rows.
+
+        Returns:
+            At most one issue with a layer or a loss.
         """
-        traced, model = self.traced, self.traced.model
+        traced = self.traced
         rows = traced.rows(state, generator)
         # Whole sequences, so that the longest one of the batch always changes.
         others = traced.rows(state, generator, with_padding=False)
         further = (values, traced.seed_values(state))
         first, assigned = traced.forward(rows, further)
         again, _ = traced.forward(rows, further)
-        differing = _first_difference(first, again, False)
-        if differing is not None:
-            return Finding([], traced.layers[differing].name)
+        if unrepeatable := self._unrepeatable(first, again):
+            return unrepeatable
         # What runs on the same rows to the last bit must do so on the same row.
         is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        dependent: list[keras.Variable] = []
-        halves = self._halves(state, generator)
-        for half in halves:
+        first_half = generator.permutation(traced.size) < traced.size // 2
+        for half in (first_half, ~first_half):
             changed = [
                 np.where(half.reshape(-1, *[1] * (one.ndim - 1)), two, one)
                 for one, two in zip(rows, others, strict=True)
@@ -252,50 +235,41 @@ class Probe:
             outputs, now = traced.forward(changed, further)
             number = _first_difference(first, outputs, is_exact, ~half)
             mixing += [] if number is None else [number]
-            dependent += [
-                variable
+            dependent.update(
+                id(variable)
                 for variable, one, two in zip(traced.updated, assigned, now, strict=True)
                 if _differ(one, two, is_exact)
-            ]
+            )
         part = traced.layers[min(mixing)] if mixing else None
         if part is None and with_gradients:
-            part = traced.leaking(rows, further, ~halves[0])
+            part = traced.leaking(rows, further, ~first_half)
         if part is not None:
-            return Finding([issues.mixing_issue(model, part)], dependent=dependent)
-        for few, many in self._pairs:
-            layer = self._counting_layer(few, many, further, state, generator)
-            if layer is not None:
-                issue = issues.issue_with(model, layer, issues.COUNTS, issues.ALONE)
-                return Finding([issue], dependent=dependent)
-        return Finding([], dependent=dependent)
+            told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
+            return [self._issue(part, told)]
+        counting = self._counting_layer(further, state, generator)
+        return [] if counting is None else [self._issue(counting, issues.COUNTING)]
 
     def _counting_layer(
-        self,
-        few: TracedModel,
-        many: TracedModel,
-        values: Values,
-        state: int,
-        generator: np.random.Generator,
+        self, values: Values, state: int, generator: np.random.Generator
     ) -> keras.layers.Layer | None:
-        """Return the first layer of `few` that returns something else with the rows of `many`."""
-        for each in (few, many):
+        """Return the first layer whose output for a few rows changes if more rows follow them."""
+        if not self._few_and_many:
+            return None
+        for each in self._few_and_many:
             if len(each.variables) != len(self.traced.variables):
                 each.use_variables(self.traced.variables)
+        few, many = self._few_and_many
         moved = (values[0], many.seed_values(state + 1))
         differing = None
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
         for _ in range(2):
             rows = many.rows(state, generator)
-            first_rows = [each[: few.size] for each in rows[: len(few.examples)]]
+            first_rows = [each[: few.size] for each in rows]
             outputs = many.forward(rows, values)[0]
             alone, redrawn = (few.forward(first_rows, each)[0] for each in (values, moved))
-            # Behind a layer that draws random numbers, rows of another number are another draw.
+            # Behind a layer that still draws, rows of another number are another draw.
             layers, end = few.layers, _first_difference(alone, redrawn, True)
-            if not many.without_draws:  # where two draws happen to be alike too
-                end = next((n for n, each in enumerate(layers[:end]) if few.is_drawing(each)), end)
-            own = [each for each in many.layers if not isinstance(each, OwnLoss)]
-            outputs = outputs[: len(own)]
-            if layers != own:  # What has as many entries as there are rows is not known.
+            if layers != many.layers:  # What has as many entries as there are rows is not known.
                 if end is not None:
                     return None
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
@@ -310,13 +284,6 @@ class Probe:
             if differing is None:
                 break
         return differing
-
-    def _halves(self, state: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return masks of the rows to exchange."""
-        if state == 0 and self.traced.size == _NUM_ROWS:
-            return made_up.separating_halves(_NUM_ROWS)
-        half = generator.permutation(self.traced.size) < self.traced.size // 2
-        return [half, ~half]
 
     def _values_at(self, state: int, generator: np.random.Generator) -> list[Any]:
         """Return the values of the variables at one of the states that are tried."""

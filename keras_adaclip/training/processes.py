@@ -1,18 +1,23 @@
-"""Refuses devices and processes that cannot train one model together, before they train."""
+"""Shares of the data of several processes; refuses devices and processes that do not agree."""
 
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
-from keras_adaclip.training.training_data import TrainingData
+from keras_adaclip.sampling import PoissonDataset, ProcessShare
 
+if TYPE_CHECKING:
+    from keras_adaclip.training.training_data import TrainingData
+
+_ROWS_TO_COMPARE = 64
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -21,13 +26,14 @@ def on_all_devices(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def within(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        """Call the method in the scope of the devices."""
         with backend.scope_of_devices(model):
             return method(model, *args, **kwargs)
 
     return within  # type: ignore[return-value]
 
 
-def refuse_uneven_batches(data: TrainingData) -> None:
+def refuse_uneven_batches(data: "TrainingData") -> None:
     """Raise a `ValueError` if devices cannot divide batches evenly that are not ours to pad."""
     num_shards = backend.num_batch_shards()
     if data.poisson is not None or num_shards == 1:
@@ -44,15 +50,15 @@ def refuse_uneven_batches(data: TrainingData) -> None:
         )
 
 
-def refuse_data_of_one_process(data: TrainingData) -> None:
+def refuse_data_of_one_process(data: "TrainingData") -> None:
     """Raise a `ValueError` if several processes may hold the same example.
 
     It would contribute twice to a step.
     """
     if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
-            "Over several processes, `PrivateModel.fit` takes arrays, of which each process gives "
-            "its own share, with `sampling='poisson'`: only then is it known that an example "
+            "Over several processes, `PrivateModel.fit` takes arrays with `sampling='poisson'`, "
+            "and each process gives its own share: only then is it known that an example "
             "contributes once to a step. Received: data sampled as "
             f"{data.sampling.name.lower()!r}, in {backend.num_processes()} processes"
         )
@@ -107,7 +113,7 @@ def refuse_other_settings(model: keras.Model) -> None:
         )
 
 
-def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
+def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
     """Raise a `ValueError` if processes would clip, noise or count differently.
 
     Call it in all of them, once the run is configured.
@@ -130,6 +136,69 @@ def refuse_disagreement(model: keras.Model, data: TrainingData) -> None:
             "`keras.utils.set_random_seed` with the same seed everywhere. "
             f"Received different values of: {', '.join(names)}"
         )
+
+
+def host_share(
+    x: Any, y: Any, sample_weight: Any, expected_batch_size: int, seed: int | None
+) -> PoissonDataset:
+    """Return this process's share of the data; all processes call this together.
+
+    Args:
+        x: This process's inputs.
+        y: This process's targets, or None.
+        sample_weight: This process's weights, or None.
+        expected_batch_size: Expected number of rows in a draw of all processes.
+        seed: Seed of the draws, or None.
+
+    Raises:
+        TypeError: If the rows hold strings.
+        ValueError: If two processes hold the same rows, or rows of different kinds, or
+            `expected_batch_size` is out of range.
+    """
+    share = _share_of_this_process(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
+    return PoissonDataset(
+        x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
+    )
+
+
+def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
+    """Return what this process knows of the rows of all, which it compares with its own."""
+    first = rows.first_rows
+    if any(array.dtype == object for array in keras.tree.flatten(first)):
+        raise TypeError(
+            "Over several processes, training data must be numbers: processes compare their rows, "
+            "and strings cannot be compared. Look them up before training, and let the model begin "
+            "with the integers. Received: arrays of strings"
+        )
+    kinds = [(array.shape[1:], str(array.dtype)) for array in keras.tree.flatten(first)]
+    if _num_different(repr(kinds).encode()) > 1:
+        raise ValueError(
+            "The processes hold arrays of different structures, shapes or dtypes; all must hold "
+            f"shares of one data set. Received here: {kinds}"
+        )
+    places = np.unique(np.linspace(0, rows.num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
+    compared = keras.tree.flatten(rows.take(places))
+    own = b"".join(np.ascontiguousarray(array).tobytes() for array in compared)
+    if _num_different(own + str(rows.num_rows).encode()) < backend.num_processes():
+        raise ValueError(
+            "Two processes were given the same rows, so that an example would contribute twice to "
+            "a step. Give each process its own share, for example "
+            "`x[process_number::num_processes]`. Received in this process: "
+            f"{rows.num_rows:,} rows, as in another one"
+        )
+    counts = backend.gathered(np.array(rows.num_rows))
+    # The rows of one process, so that all examine the model with the same.
+    most = int(backend.gathered(np.array(len(first["mask"]))).min())
+    first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
+    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
+    return ProcessShare(
+        tuple(counts.tolist()), backend.process_number(), tuple(bits.tolist()), first
+    )
+
+
+def _num_different(data: bytes) -> int:
+    """Return how many different data the processes hold, by their digests."""
+    return len(np.unique(backend.gathered(_digest(data)), axis=0))
 
 
 def _differing(state: dict[str, bytes]) -> list[str]:

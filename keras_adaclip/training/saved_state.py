@@ -171,7 +171,7 @@ class SavedState(PrivacySpending):
         identity = np.asarray(run.identity, np.int32)
         saved = (rows, noise_multipliers, identity, run.included_to_array())
         state: dict[str, Any] = dict(zip(LEDGER_KEYS, saved, strict=True))
-        in_run = getattr(self._account(), "is_in_a_run", False)
+        in_run = self._account().is_in_a_run
         state[_DIGEST_KEY] = weight_digests.to_array(self.weights, in_run)  # type: ignore[attr-defined]
         return state
 

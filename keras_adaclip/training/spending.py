@@ -29,14 +29,16 @@ _ACCOUNT, _STATE = "_keras_adaclip_account", "_keras_adaclip_state"
 
 
 class LoadedAccount:
-    """The ledger of weights that were loaded without an optimizer.
+    """The ledger of weights that were loaded without an optimizer, empty at first.
 
     Attributes:
         run: The ledger and its identity.
         used_seeds: Empty, since the seeds of a file belong to another process.
+        is_in_a_run: False: no training is under way.
     """
 
     used_seeds: frozenset[int] = frozenset()
+    is_in_a_run = False
 
     def __init__(self) -> None:
         self.run = Run()
@@ -102,7 +104,7 @@ class PrivateState:
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
-    loaded_account: LoadedAccount | None = None
+    loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
     lost_ledger: str | None = None
 
 
@@ -147,11 +149,11 @@ class PrivacySpending:
 
         Empty if the operating system drew all of it, so that no other run draws the same.
         """
-        seeds: frozenset[int] = getattr(self._account(), "used_seeds", frozenset())
-        return seeds.union(*(other.used_seeds for other in self._other_accounts()))
+        accounts = [self._account(), *self._other_accounts()]
+        return frozenset().union(*(account.used_seeds for account in accounts))
 
     def _account(self) -> Any:
-        """Return the holder of the ledger: the optimizer or a `LoadedAccount`; None for neither.
+        """Return the holder of the ledger: the optimizer, or a `LoadedAccount` without one.
 
         Not a property: Keras walks through attributes when it loads, and would find the optimizer
         under a second name, where no state was saved, and forget that the first one failed.
@@ -161,15 +163,16 @@ class PrivacySpending:
 
     @property
     def _run(self) -> Run:
+        """The ledger and identity of the run, with what others spent on shared weights."""
         self._refuse_lost_ledger()
-        account = self._account()
-        run: Run = Run() if account is None else account.run
+        run: Run = self._account().run
         # Another model's training has shaped the weights that it shares with this one.
         for other in self._other_accounts():
             run = run.union_upward(other.run)
         return run
 
     def _refuse_lost_ledger(self) -> None:
+        """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
         lost = self._private_state.lost_ledger
         if lost is not None:
             raise RuntimeError(
@@ -233,7 +236,13 @@ class PrivacySpending:
             The report: `print` it, or `save` it as JSON, Markdown or text.
         """
         ledger = self.privacy_ledger
-        described = _described(getattr(self, "optimizer", None))
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is None:
+            unknown = "not known: the model was loaded without its optimizer"
+            described = {"clipping": unknown, "seeds": unknown}
+        else:
+            described = optimizer.described()
+            described["seeds"] += " (the present optimizer)"
         described["clipping"] += self._remark_on_noise()
         if self.privacy_unit == "example":
             described["seeds"] += "; a `PoissonDataset` may have its own seed"
@@ -256,8 +265,7 @@ class PrivacySpending:
 
     def _weights_unchanged(self) -> bool | None:
         """Return whether the weights are those that private training left; None if unknown."""
-        in_run = getattr(self._account(), "is_in_a_run", False)
-        return weights_are_unchanged(self.weights, in_run)  # type: ignore[attr-defined]
+        return weights_are_unchanged(self.weights, self._account().is_in_a_run)  # type: ignore[attr-defined]
 
     def _include_spending_on_shared_weights(self) -> None:
         """Include what other private models have spent on weights that this one shares.
@@ -268,7 +276,7 @@ class PrivacySpending:
         self._refuse_lost_ledger()
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
         others = self._other_accounts()
-        if any(getattr(other, "is_in_a_run", False) for other in others):
+        if any(other.is_in_a_run for other in others):
             raise RuntimeError(
                 f"Model {self.name!r} shares weights with a private model whose `fit` is under "  # type: ignore[attr-defined]
                 "way: neither ledger would hold all that they learn. Train it after that `fit` has "
@@ -293,18 +301,6 @@ class PrivacySpending:
 
     def _include_loaded(self, run: Run) -> None:
         """Include the ledger of weights that were loaded, and of those that they replaced."""
-        if self._account() is None:
-            self._private_state.loaded_account = LoadedAccount()
         for each in (run, *(other.run for other in self._other_accounts())):
             self._account().include_run(each)
         self._put_on_account(self.variables)  # type: ignore[attr-defined]
-
-
-def _described(optimizer: Any) -> dict[str, str]:
-    """Return clipping and seeds in words, as far as the optimizer knows them."""
-    if optimizer is None:
-        unknown = "not known: the model was loaded without its optimizer"
-        return {"clipping": unknown, "seeds": unknown}
-    described: dict[str, str] = optimizer.described()
-    described["seeds"] += " (the present optimizer)"
-    return described

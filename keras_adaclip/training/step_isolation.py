@@ -2,8 +2,8 @@
 
 A layer may mix examples only where a batch is large, or once a variable has moved. Before training
 each shape is examined at several states of the variables; before each epoch one comparison is made
-with the variables as they are. Where batches differ in size, which tells of the data, a layer must
-not heed how many rows there are.
+with the variables as they are. Where batches differ in size, which tells of the data, the output
+for one row must not depend on the number of rows.
 """
 
 import math
@@ -33,7 +33,7 @@ class StepIsolation:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        # By layer, number of rows, and whether the number may not be heeded.
+        # By layer, number of rows, and whether that number must not matter.
         self._probes: dict[tuple[int, int, bool], Probe] = {}
         self._used: list[Probe] = []
         self._num_checks = self._num_batches = 0
@@ -55,7 +55,7 @@ class StepIsolation:
             others_vary: Whether there are batches of yet other sizes.
 
         Raises:
-            ValueError: If a layer mixes examples, or heeds how many rows there are where that
+            ValueError: If a layer mixes examples, or depends on the number of rows where that
                 differs.
         """
         self._used = []
@@ -65,7 +65,7 @@ class StepIsolation:
         models = {id(self._model): self._model} if plan is None or plan.is_layerwise else {}
         if augmentation is not None:
             models[id(augmentation.layer)] = augmentation.as_model(rows)
-        # The largest batch first: smaller ones of about its size are taken for alike.
+        # The largest batch first: a smaller one of about its size is not examined again.
         for size in sorted(sizes, reverse=True):
             for number, model in models.items():
                 key = self._known((number, max(size * copies, 2), counts_rows))
@@ -84,8 +84,8 @@ class StepIsolation:
         layer, size, counts_rows = key
         if key not in self._probes and not backend.needs_fixed_shapes(self._model):
             for known in self._probes:
-                is_alike = known[1] <= 2 * size and size <= 2 * known[1]
-                if is_alike and known[::2] == (layer, counts_rows):
+                is_close = known[1] <= 2 * size and size <= 2 * known[1]
+                if is_close and known[::2] == (layer, counts_rows):
                     return known
         return key
 
@@ -124,13 +124,11 @@ class StepIsolation:
 
     @property
     def may_move_within_epochs(self) -> bool:
-        """Whether something moves that no optimizer steps: a counter, or what is not the model's.
+        """Whether variables move that no optimizer steps: counters, or those of others.
 
         Known after `prove`.
         """
-        if self._model._private_state.assigned_by_forward or self._outside_variables():
-            return True
-        return any(probe.moves_in_python() for probe in self._used[:1])
+        return bool(self._model._private_state.assigned_by_forward or self._outside_variables())
 
     def prove_again_within_epochs(self) -> None:
         """Compare once in a number of calls.
@@ -162,5 +160,5 @@ class StepIsolation:
     def _refuse(self, finding: Finding, told: str = "") -> None:
         """Raise if there are issues that the model is refused for."""
         is_federated = self._model.privacy_unit == "client"
-        issues = issues_of_clients(finding) if is_federated else finding.issues_if_layerwise
+        issues = issues_of_clients(finding) if is_federated else finding.issues
         refuse(self._model, [replace(issue, reason=issue.reason + told) for issue in issues])

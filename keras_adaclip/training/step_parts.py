@@ -133,10 +133,12 @@ def sum_over_chunks(
     """
 
     def parts_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+        """Return statistics and gradients of a chunk."""
         part = sum_of_chunk(index, chunk)
         return [part.statistics, *part.gradients]
 
     def added(totals: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
+        """Return the sums of two lists, entry by entry."""
         return [total + part for total, part in zip(totals, parts, strict=True)]
 
     shapes = [(model.optimizer.current_clipping.num_statistics,)]
@@ -183,6 +185,7 @@ def merge_over_chunks(
     num_chunks = (num_rows + size - 1) // size
 
     def merge_chunk(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
+        """Merge the result of a chunk into that of the chunks before it."""
         left = num_rows - index * size
         of_chunk = (min if isinstance(left, int) else ops.minimum)(left, size)
         chunk = batch.rows(index * size, of_chunk if is_ragged else size)

@@ -18,13 +18,12 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
 from keras_adaclip.training.issues import OwnLoss
-from keras_adaclip.training.made_up import SPREADS, cut_short, plausible_rows
+from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
 from keras_adaclip.training.outside_state import OutsideVariables
 
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.
 Values = tuple[list[Any], list[np.ndarray]]
-_NUM_WORDS = 100
 # Layers that call the layers inside of them step by step.
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
@@ -59,8 +58,7 @@ class TracedModel:
         with_loss: bool = False,
         without_draws: bool = False,
     ) -> None:
-        name = own_loss_name(model) if with_loss else None
-        self.loss = None if name is None else OwnLoss(name)
+        self.loss = OwnLoss.of(model) if with_loss else None
         self.model, self.size, self.without_draws = model, size, without_draws
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
         # A tuple: the inputs come first, whatever the names.
@@ -183,9 +181,10 @@ class TracedModel:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
-            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
-                # Inner layers come first: a loss of theirs is not one of the layers around them.
-                if len(scope.losses) > max(num_losses, num_attributed[0]):
+            def record(layer: keras.layers.Layer, result: Any) -> Any:
+                """Note what a layer returns and whether it added a loss."""
+                # Inner layers return first, so a loss counts for the layer that added it.
+                if len(scope.losses) > num_attributed[0]:
                     num_attributed[0] = len(scope.losses)
                     self.added.append(layer)
                 for value in keras.tree.flatten(result):
@@ -194,7 +193,7 @@ class TracedModel:
                         digests.append(_digest(value))
                 return result
 
-            with self._watching(record, lambda: len(scope.losses)):
+            with self._watching(record):
                 y_pred = call_model(self.model, x, training=True)
             if self.loss is not None:
                 self.layers.append(self.loss)
@@ -221,11 +220,15 @@ class TracedModel:
         kept = ops.cast(kept, "float32")
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+            """Return the sum of the kept rows of the outputs, or of the losses."""
             self._tapped[:] = []
             skips = self._taps_trained_only
 
-            def record(layer: keras.layers.Layer, result: Any, num_losses: int) -> Any:
+            def record(layer: keras.layers.Layer, result: Any) -> Any:
+                """Return the result with a tap on each tensor of floats."""
+
                 def tapped(value: Any) -> Any:
+                    """Return a tensor with a tap, its mask and its logits attached."""
                     if not self._has_rows(value) or not _is_floating(value):
                         return value
                     if skips and not keras_private.own_trainable_variables(layer):
@@ -238,8 +241,8 @@ class TracedModel:
                 return keras.tree.map_structure(tapped, result)
 
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = record(self.model, x, 0)
-            with self._watching(record, lambda: 0):
+            x = record(self.model, x)
+            with self._watching(record):
                 y_pred = call_model(self.model, x, training=True)
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
@@ -253,8 +256,8 @@ class TracedModel:
         return [_largest(value, 1.0 - kept) for value in cotangents]
 
     @contextmanager
-    def _watching(self, record: Any, num_losses: Any) -> Iterator[None]:
-        """Within the context, call `record(layer, result, losses before)` after each layer's call.
+    def _watching(self, record: Any) -> Iterator[None]:
+        """Within the context, call `record(layer, result)` after each layer's call.
 
         What `record` returns becomes the layer's result. If the model has a gradient plan, its
         fast calls are used, as in the steps.
@@ -263,6 +266,7 @@ class TracedModel:
         fast_calls = {} if plan is None else plan.fast_calls
 
         def watching(layer: keras.layers.Layer) -> Any:
+            """Return a `call` that records the layer's result."""
             original = fast_calls.get(layer) or layer.call
             in_inference = (
                 self.without_draws
@@ -272,12 +276,12 @@ class TracedModel:
             )
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                before = num_losses()
+                """Call the layer and record its result."""
                 if in_inference:
                     bound = signature(original).bind(*args, **kwargs)
                     bound.arguments["training"] = False
                     args, kwargs = bound.args, bound.kwargs
-                return record(layer, original(*args, **kwargs), before)
+                return record(layer, original(*args, **kwargs))
 
             return call
 
@@ -300,30 +304,6 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def own_loss_name(model: keras.Model) -> str | None:
-    """Return `compute_loss`, or the names of loss functions, if the user wrote them.
-
-    Args:
-        model: A compiled and built model.
-    """
-    if keras_private.is_own(model, "compute_loss"):
-        return "compute_loss"
-    losses = keras_private.compiled_losses(model)
-    return ", ".join(loss.name for loss in losses if not _is_of_keras(loss)) or None
-
-
-def known_words(model: keras.Model) -> list[str]:
-    """Return strings that a model tells apart: words that its layers look up, and texts of them.
-
-    A word that no layer knows would give every row the same number.
-    """
-    words = ["", "a"]
-    for layer in keras_private.flatten_layers(model):
-        if isinstance(layer, (keras.layers.StringLookup, keras.layers.TextVectorization)):
-            words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
-    return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
-
-
 def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
     """Return all layers except those that a recurrent layer calls step by step."""
     inside: set[int] = set()
@@ -335,13 +315,6 @@ def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
             inside.update(id(inner) for inner in keras_private.flatten_layers(layer))
         layers.append(layer)
     return layers
-
-
-def _is_of_keras(loss: Any) -> bool:
-    """Return whether neither the class nor the function of a loss is the user's."""
-    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
-    origins = (type(loss), getattr(loss, "fn", type(loss)))
-    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)
 
 
 def _digest(value: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The data given to `fit`, how it is sampled, and the facts of it that the ledger needs."""
 
 import dataclasses
-import hashlib
+import functools
+import itertools
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,14 @@ from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers import RunSettings
-from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, ProcessShare
-from keras_adaclip.training import arrays
-
-_ROWS_TO_COMPARE = 64
+from keras_adaclip.sampling import (
+    FixedShapeBatches,
+    PoissonDataset,
+    as_array,
+    common_length,
+    holds_strings,
+)
+from keras_adaclip.training.processes import host_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ def from_arrays(
         ValueError: If an argument is out of range, or numbers of rows differ.
     """
     check_choice("sampling", sampling, ("poisson", "shuffle"))
-    num_examples = arrays.number_of_rows(x, y, sample_weight)
+    num_examples, rows = rows_of(x, y, sample_weight)
     batch_size = 32 if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
@@ -93,9 +97,9 @@ def from_arrays(
             expected_batch_size=batch_size,
             num_examples=num_examples,
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
-            rows=arrays.first_rows(x, y, sample_weight),
+            rows=rows,
             fit_arguments={
-                "x": arrays.strings_as_tensors(x),
+                "x": strings_as_tensors(x),
                 "y": y,
                 "sample_weight": sample_weight,
                 "class_weight": class_weight,
@@ -105,7 +109,7 @@ def from_arrays(
             },
         )
     if class_weight is not None:
-        sample_weight = arrays.weights_of_classes(y, class_weight, sample_weight)
+        sample_weight = weights_of_classes(y, class_weight, sample_weight)
     dataset = (
         host_share(x, y, sample_weight, batch_size, seed)
         if is_shared
@@ -143,7 +147,18 @@ def from_data_set(
         ValueError: If an argument does not go with the data, the number of examples is unknown, or
             there is no batch.
     """
-    arrays.refuse_other_data(data)
+    if hasattr(data, "client_ids"):
+        raise TypeError(
+            "A `PrivateModel` trains on single examples, and these are clients. To protect "
+            "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`); to "
+            "protect single examples, give `x, y = clients.all_examples()`. "
+            f"Received: x of type {type(data).__name__}"
+        )
+    if isinstance(data, (list, tuple, dict, str)):
+        raise TypeError(
+            "Training data must be arrays, not plain Python numbers: convert them with "
+            f"`np.asarray`. Received: x of type {type(data).__name__}"
+        )
     _refuse_given(of_arrays, f"a data set of type {type(data).__name__}, which has its own")
     if isinstance(data, PoissonDataset):
         chosen = {
@@ -158,12 +173,12 @@ def from_data_set(
             "`PoissonDataset(sample_weight=...)`",
         )
         return _from_poisson(data, steps_per_epoch)
-    first, data = arrays.peek(data)
+    first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
-    batch_size = arrays.number_of_rows(x, y, sample_weight)
-    num_batches = arrays.known_length(data)
+    batch_size, rows = rows_of(x, y, sample_weight)
+    num_batches = known_length(data)
     if num_examples is None:
-        num_examples = arrays.known_num_examples(data, num_batches, batch_size)
+        num_examples = known_num_examples(data, num_batches, batch_size)
     if num_examples is None:
         raise ValueError(
             "The number of training examples cannot be known from an object of type "
@@ -183,7 +198,7 @@ def from_data_set(
         num_examples=int(num_examples),
         steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
-        rows=arrays.first_rows(x, y, sample_weight),
+        rows=rows,
         fit_arguments={
             "x": data,
             "class_weight": class_weight,
@@ -195,6 +210,7 @@ def from_data_set(
 
 
 def _from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
+    """Return training data from a Poisson-sampled data set."""
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = dataset.first_rows
@@ -219,65 +235,164 @@ def _refuse_given(arguments: dict[str, Any], data: str) -> None:
             )
 
 
-def host_share(
-    x: Any, y: Any, sample_weight: Any, expected_batch_size: int, seed: int | None
-) -> PoissonDataset:
-    """Return this process's share of the data; all processes call this together.
+def is_array_data(x: Any) -> bool:
+    """Return whether `x` is an array or a structure of arrays, not a data set."""
+    leaves = keras.tree.flatten(x)
+    return bool(leaves) and all(
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "element_spec")
+        for leaf in leaves
+    )
 
-    Args:
-        x: This process's inputs.
-        y: This process's targets, or None.
-        sample_weight: This process's weights, or None.
-        expected_batch_size: Expected number of rows in a draw of all processes.
-        seed: Seed of the draws, or None.
+
+def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
+    """Return the number of rows, and the first three of them as NumPy arrays, strings as objects.
 
     Raises:
-        TypeError: If the rows hold strings.
-        ValueError: If two processes hold the same rows, or rows of different kinds, or
-            `expected_batch_size` is out of range.
+        TypeError: If one of the parts is not a dense array with a first axis.
+        ValueError: If their numbers of rows differ or are zero.
     """
-    share = _share_of_this_process(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
-    return PoissonDataset(
-        x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
-    )
+    given = {"x": x, "y": y, "sample_weight": sample_weight}
+    given = {name: part for name, part in given.items() if part is not None}
+    first = {
+        name: keras.tree.map_structure(functools.partial(_first_rows, name), part)
+        for name, part in given.items()
+    }
+    return common_length(given), Batch(**first)
 
 
-def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
-    """Return what this process knows of the rows of all, which it compares with its own."""
-    first = rows.first_rows
-    if any(array.dtype == object for array in keras.tree.flatten(first)):
+def _first_rows(name: str, value: Any) -> np.ndarray:
+    """Return up to three rows of an array, which sparse and ragged ones do not have."""
+    try:
+        head = value[:3]
+        head = np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
+    # Every framework has its own error for this.
+    except Exception:
+        head = np.asarray(None)
+    if head.ndim > 0 and holds_strings(head):
+        return as_array(head)
+    if head.ndim == 0 or head.dtype == object or not hasattr(value, "__len__"):
         raise TypeError(
-            "Over several processes, training data must be numbers: processes compare their rows, "
-            "and strings cannot be compared. Look them up before training, and let the model begin "
-            "with the integers. Received: arrays of strings"
+            f"Argument `{name}` must be a dense array of numbers (on TensorFlow, or of strings) "
+            "whose first axis counts the examples, or a dict or list of such arrays. Convert it "
+            "first, such as with `np.asarray`, `.toarray()` or by padding. Received: an object of "
+            f"type {type(value).__name__}"
         )
-    kinds = [(array.shape[1:], str(array.dtype)) for array in keras.tree.flatten(first)]
-    if _num_different(repr(kinds).encode()) > 1:
-        raise ValueError(
-            "The processes hold arrays of different structures, shapes or dtypes; all must hold "
-            f"shares of one data set. Received here: {kinds}"
-        )
-    places = np.unique(np.linspace(0, rows.num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
-    compared = keras.tree.flatten(rows.take(places))
-    own = b"".join(np.ascontiguousarray(array).tobytes() for array in compared)
-    if _num_different(own + str(rows.num_rows).encode()) < backend.num_processes():
-        raise ValueError(
-            "Two processes were given the same rows, so that an example would contribute twice to "
-            "a step. Give each process its own share, for example "
-            "`x[process_number::num_processes]`. Received in this process: "
-            f"{rows.num_rows:,} rows, as in another one"
-        )
-    counts = backend.gathered(np.array(rows.num_rows))
-    # The rows of one process, so that all examine the model with the same.
-    most = int(backend.gathered(np.array(len(first["mask"]))).min())
-    first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
-    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
-    return ProcessShare(
-        tuple(counts.tolist()), backend.process_number(), tuple(bits.tolist()), first
-    )
+    return head
 
 
-def _num_different(data: bytes) -> int:
-    """Return how many different data the processes hold, by their digests."""
-    digest = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)
-    return len(np.unique(backend.gathered(digest), axis=0))
+def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: Any) -> np.ndarray:
+    """Return sample weights of shape `(num_examples,)` from class weights, as Keras does.
+
+    Args:
+        y: Class numbers of shape `(num_examples,)` or `(num_examples, 1)`, or one-hot rows.
+        class_weight: Weight of each class number; other classes weigh 1.
+        sample_weight: Must be None.
+
+    Raises:
+        ValueError: If both kinds of weights are given, or `y` is not one array.
+    """
+    if sample_weight is not None:
+        raise ValueError("Arguments `class_weight` and `sample_weight` exclude each other.")
+    if y is None or isinstance(y, (dict, list, tuple)):
+        raise ValueError(
+            "Argument `class_weight` needs one array of targets; use `sample_weight` for models "
+            "with several outputs."
+        )
+    labels = np.asarray(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    labels = np.round(labels).astype(np.int64)
+    weights = np.ones(labels.shape, np.float32)
+    for number, weight in class_weight.items():
+        weights[labels == int(number)] = weight
+    return weights
+
+
+def split_off_validation(
+    x: Any, y: Any, sample_weight: Any, fraction: float
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a training part and a validation part, which holds the last rows, as in Keras.
+
+    Args:
+        x: Inputs, arrays of shape `(num_examples, ...)`.
+        y: Targets or None.
+        sample_weight: Weights or None.
+        fraction: Share of the rows for validation, between 0 and 1.
+
+    Returns:
+        Two tuples `(x, y, sample_weight)`.
+    """
+    length, _ = rows_of(x, y, sample_weight)
+    start = math.floor(length * (1.0 - fraction))
+    if not 0 < start < length:
+        raise ValueError(
+            "Argument `validation_split` must leave at least one example on each side of "
+            f"{length}. Received: validation_split={fraction}"
+        )
+
+    def cut(rows: slice) -> tuple[Any, ...]:
+        """Return some rows of each part."""
+        return keras.tree.map_structure(
+            lambda value: None if value is None else value[rows], (x, y, sample_weight)
+        )
+
+    return cut(slice(0, start)), cut(slice(start, None))
+
+
+def strings_as_tensors(parts: Any) -> Any:
+    """Return the same structure with arrays of strings as tensors; Keras takes few kinds."""
+
+    def convert(value: Any) -> Any:
+        """Return an array of strings as a tensor, anything else unchanged."""
+        if getattr(getattr(value, "dtype", None), "kind", "") not in ("O", "S", "T", "U"):
+            return value
+        return keras.ops.convert_to_tensor(as_array(value))
+
+    return keras.tree.map_structure(convert, parts)
+
+
+def peek(data: Any) -> tuple[Any, Any]:
+    """Return the first batch of a data set or generator, and the data with that batch in it.
+
+    Raises:
+        TypeError: If `data` is neither a data set nor a generator.
+        ValueError: If there is no batch.
+    """
+    try:
+        if isinstance(data, keras.utils.PyDataset):
+            return data[0], data
+        if hasattr(data, "__next__"):
+            first = next(data)
+            return first, (batch for batch in itertools.chain([first], data))
+        return next(iter(data)), data
+    except StopIteration:
+        raise ValueError("The training data hold no batch.") from None
+    except TypeError:
+        raise TypeError(
+            "Training data must be arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a "
+            "`torch.utils.data.DataLoader` or a generator of batches. "
+            f"Received: x of type {type(data).__name__}"
+        ) from None
+
+
+def known_length(data: Any) -> int | None:
+    """Return the number of batches in a pass, None if it is unknown or infinite."""
+    if isinstance(data, keras.utils.PyDataset):
+        return None if data.num_batches is None else int(data.num_batches)
+    if hasattr(data, "cardinality"):
+        length = int(data.cardinality())
+        return length if length >= 0 else None
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def known_num_examples(data: Any, num_batches: int | None, batch_size: int) -> int | None:
+    """Return the number of examples, None if the data set does not tell."""
+    if hasattr(data, "num_examples"):
+        return int(data.num_examples)
+    inner = getattr(data, "dataset", None)
+    if inner is not None and hasattr(inner, "__len__"):
+        return len(inner)
+    return None if num_batches is None else num_batches * batch_size

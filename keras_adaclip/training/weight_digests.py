@@ -125,15 +125,18 @@ def _digest(variable: keras.Variable) -> bytes:
 
 
 def _remember(variable: keras.Variable, digest: bytes) -> None:
+    """Attach a digest to a weight."""
     keras_private.set_attribute(variable, _DIGEST_OF_VARIABLE, digest)
 
 
 def _remembered(variable: keras.Variable) -> bytes:
+    """Return the digest attached to a weight, `_UNKNOWN` if there is none."""
     digest: bytes = getattr(variable, _DIGEST_OF_VARIABLE, _UNKNOWN)
     return digest
 
 
 def _is_unchanged(variable: keras.Variable) -> bool | None:
+    """Return whether a weight has the value of its digest; None if unknown."""
     digest = _remembered(variable)
     if digest in (_CHANGED, _UNWATCHED, _UNKNOWN):
         return False if digest == _CHANGED else None

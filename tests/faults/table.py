@@ -233,7 +233,7 @@ FAULTS = (
         "training/preflight.py",
         "    refuse(model, found)\n    return finding",
         "    return finding",
-        "tests/models/test_probe.py tests/models/test_refusals.py",
+        "tests/models/test_refusals.py",
     ),
     Fault(
         "the noise of fixed-size batches accounted as if a unit were removed, not replaced",
@@ -539,7 +539,7 @@ FAULTS = (
     ),
     Fault(
         "examples of strings are mixed where no layer knows their words",
-        "training/traced_model.py",
+        "training/made_up.py",
         "words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]",
         "pass",
         "tests/models/test_strings.py",
@@ -547,7 +547,7 @@ FAULTS = (
     ),
     Fault(
         "processes compare where their strings lie, and may hold the same examples",
-        "training/training_data.py",
+        "training/processes.py",
         "if any(array.dtype == object for array in keras.tree.flatten(first)):",
         "if False:",
         "tests/models/test_strings.py",
@@ -583,9 +583,9 @@ FAULTS = (
     ),
     Fault(
         "isolation compared before the callbacks of an epoch, not after them",
-        "training/fit_callbacks.py",
-        "ordered.append(last)",
-        "ordered.insert(0, last)",
+        "training/base.py",
+        "yield [first, *ours, *(c for c in given if not isinstance(c, _OURS)), last]",
+        "yield [last, first, *ours, *(c for c in given if not isinstance(c, _OURS))]",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -619,8 +619,8 @@ FAULTS = (
     Fault(
         "counters examined at small numbers only",
         "training/probe.py",
-        "if state >= made_up.NUM_STATES and not self._counting:",
-        "if state >= made_up.NUM_STATES:",
+        "if found or (state >= made_up.NUM_STATES and not self._counting):",
+        "if found or state >= made_up.NUM_STATES:",
         "tests/models/test_mixing_later.py",
     ),
     Fault(
@@ -633,8 +633,8 @@ FAULTS = (
     Fault(
         "a loss of the user's own not examined beside the layers",
         "training/traced_model.py",
-        "name = own_loss_name(model) if with_loss else None",
-        "name = None",
+        "self.loss = OwnLoss.of(model) if with_loss else None",
+        "self.loss = None",
         "tests/models/test_losses_in_fit.py",
     ),
     Fault(
@@ -647,8 +647,8 @@ FAULTS = (
     Fault(
         "state from the data taken for state of the weights",
         "training/probe.py",
-        "if _differ(one, two, is_exact)\n            ]",
-        "if False\n            ]",
+        "if _differ(one, two, is_exact)\n            )",
+        "if False\n            )",
         "tests/models/test_refusals.py",
     ),
     Fault(
@@ -682,7 +682,7 @@ FAULTS = (
     Fault(
         "shared weights trained by a model in the middle of another one's run",
         "training/spending.py",
-        'if any(getattr(other, "is_in_a_run", False) for other in others):',
+        "if any(other.is_in_a_run for other in others):",
         "if False:",
         "tests/models/test_saving.py",
     ),
@@ -730,7 +730,7 @@ FAULTS = (
     ),
     Fault(
         "what is loaded within an epoch not counted towards the target",
-        "training/fit_callbacks.py",
+        "training/base.py",
         "[c.count_again for c in ours if isinstance(c, PrivacyCallback)]",
         "[]",
         "tests/callbacks/test_privacy_callback.py",

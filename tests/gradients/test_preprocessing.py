@@ -7,7 +7,7 @@ from keras import layers, ops
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch, call_model, finite_rows, unproven_plan
-from keras_adaclip.training.probe import probe
+from keras_adaclip.training import Probe
 
 RANGE = {"value_range": (0, 1)}
 # Every layer that draws, with options such that it always changes an image.
@@ -78,9 +78,7 @@ def test_all_examples_at_once(kind):
     # Keras cannot infer the shape of what a pipeline returns.
     model = Stack(*stack) if kind == "Pipeline" else keras.Sequential([keras.Input(SHAPE), *stack])
     model(rows.x)
-    finding = probe(model, rows)
-    assert finding.issues == []
-    assert finding.is_repeatable
+    assert Probe(model, rows).examined().issues == []
     plan, is_random = unproven_plan(model, finite_rows(rows))
     assert plan.is_layerwise
     assert is_random or kind in FIXED

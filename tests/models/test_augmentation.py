@@ -75,34 +75,18 @@ def test_every_step_chunk_example_and_copy_has_its_own_numbers(mode, monkeypatch
     assert np.std(shifted_fit(16, [1.0] * 8, mode, num_epochs=40, microbatch_size=1)) < spread / 2
 
 
-def test_two_fits_do_not_repeat_the_numbers():
-    model = line_model(dp_sgd(100.0, 0.0, seed=5))
-    x, y = line_data([1.0] * 8)
-    updates = [
-        recorded_fit(model, x, y, 8, 1, sampling="shuffle", augmentation=Shift()).updates[0, 0]
-        for _ in range(3)
-    ]
-    assert len(np.unique(np.round(updates, 5))) == 3
-    # A fit without augmentation has none.
-    (plain,) = recorded_fit(model, x, y, 8, 1, sampling="shuffle").updates[:, 0]
-    assert plain == pytest.approx(1.0, rel=1e-5)
-
-
-def test_images_with_layers_of_keras(capfd):
-    layers = [
-        keras.Input((6, 6, 1)),
-        keras.layers.Conv2D(2, 3, activation="tanh"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(3),
-    ]
+def test_images_in_a_dict_with_layers_of_keras():
+    inputs = keras.Input((6, 6, 1), name="image")
+    hidden = keras.layers.Conv2D(2, 3, activation="tanh")(inputs)
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(hidden))
     options = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
-    model = helpers.compiled(ka.PrivateSequential(layers), metrics=["accuracy"], **options)
+    model = helpers.compiled(ka.PrivateModel({"image": inputs}, outputs), **options)
     augmentation = keras.Sequential(
         [keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.1, 0.1)]
     )
     history = helpers.quiet_fit(
         model,
-        helpers.features(shape=(6, 6, 1)),
+        {"image": helpers.features(shape=(6, 6, 1))},
         helpers.labels(),
         batch_size=6,
         epochs=2,
@@ -114,20 +98,6 @@ def test_images_with_layers_of_keras(capfd):
     assert model.privacy_ledger.steps == 8
 
 
-def test_a_model_that_takes_its_one_input_in_a_dict():
-    inputs = {"numbers": keras.Input((4,), name="numbers")}
-    model = helpers.compiled(ka.PrivateModel(inputs, keras.layers.Dense(3)(inputs["numbers"])))
-    history = helpers.quiet_fit(
-        model,
-        {"numbers": helpers.features()},
-        helpers.labels(),
-        batch_size=6,
-        augmentation=Shift(),
-        augmentation_multiplicity=2,
-    )
-    assert np.isfinite(history["loss"]).all()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -136,68 +106,43 @@ def test_a_model_that_takes_its_one_input_in_a_dict():
         ({"augmentation": keras.layers.Dense(4)}, ValueError, "has trainable weights"),
         ({"augmentation": lambda x: x}, TypeError, "must be a Keras layer"),
         ({"augmentation_multiplicity": 2}, ValueError, "needs an `augmentation`"),
-        (
-            {"augmentation": Shift(), "augmentation_multiplicity": 0},
-            ValueError,
-            "must be at least 1",
-        ),
-        (
-            {"augmentation": Shift(), "augmentation_multiplicity": 1.5},
-            TypeError,
-            "must be an integer",
-        ),
+        ({"augmentation_multiplicity": 0}, ValueError, "must be at least 1"),
     ],
 )
 def test_what_is_refused_before_anything_changes(arguments, error, message):
     model = helpers.compiled()
-    before = model.get_weights()
+    before = helpers.weights_of(model)
     with pytest.raises(error, match=message):
         helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6, **arguments)
-    for weight, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, other)
+    helpers.assert_same_weights(model, before)
     assert model.privacy_ledger.steps == 0
 
 
-class CountsCalls(keras.layers.Layer):
-    """Counts how often Python calls it; Keras is told not to compile it."""
+CALLS = []
+
+
+class NotesCalls(keras.layers.Layer):
+    """Notes when Python calls it; Keras is told not to compile it."""
 
     def __init__(self):
         super().__init__()
-        self.num_calls = 0
         self.supports_jit = False
 
     def call(self, x):
-        self.num_calls += 1
+        CALLS.append(None)
         return x
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="nothing is compiled there")
 def test_layers_that_keras_does_not_compile_are_compiled_on_jax():
     """Operation by operation a step is many times slower, and its loops are compiled in each."""
-    counting = CountsCalls()
-    stack = [counting, keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
+    stack = [NotesCalls(), keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
     layers = [keras.Input((6, 6, 1)), *stack, keras.layers.Dense(3)]
     model = helpers.compiled(ka.PrivateSequential(layers))
     calls = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: calls.append(counting.num_calls)
-    )
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: calls.append(len(CALLS)))
     x = helpers.features(shape=(6, 6, 1))
     helpers.quiet_fit(model, x, helpers.labels(), batch_size=6, epochs=2, callbacks=[note])
-    is_compiled = keras.backend.backend() != "torch"
     assert len(calls) > 4
-    assert (calls[-1] == calls[2]) == is_compiled
+    assert calls[-1] == calls[2]
     assert model.jit_compile is False
-
-
-def test_a_step_that_is_not_compiled_does_not_compile_its_loop():
-    """A loop that JAX compiled would call Python once, in each step anew."""
-    counting = CountsCalls()
-    layers = [keras.Input((4,)), counting, keras.layers.Dense(3)]
-    private = ka.PrivateSequential(layers)
-    model = helpers.compiled(private, microbatch_size=2, run_eagerly=True)
-    model.train_on_batch(helpers.features()[:8], helpers.labels()[:8])
-    before = counting.num_calls
-    model.train_on_batch(helpers.features()[:8], helpers.labels()[:8])
-    first = counting.num_calls - before
-    model.train_on_batch(helpers.features()[:16], helpers.labels()[:16])
-    assert counting.num_calls - before - first == 2 * first

@@ -64,24 +64,16 @@ def clients():
     return ka.federated.ClientData.from_arrays(X, Y, np.arange(len(X)) % 6)
 
 
-def test_a_batch_normalization_out_of_reach_names_the_layer_to_edit():
-    model = ka.privatize(
-        model_with(Block(name="block"), cls=keras.Model), replace_batch_normalization=True
-    )
-    message = "norm: BatchNormalization.*inside of 'block'.*Edit the class Block"
-    helpers.compiled(model)
+@pytest.mark.parametrize("convert", [ka.privatize, ka.federate])
+def test_a_batch_normalization_out_of_reach_is_refused_with_what_to_do(convert):
+    model = helpers.compiled(convert(model_with(Block(name="block"), cls=keras.Model), True))
+    message = r"norm: BatchNormalization.*if a class of your own creates it, use Group"
+    data = (X, Y, 6) if convert is ka.privatize else (clients(), 2)
     with pytest.raises(ValueError, match=message):
-        helpers.quiet_fit(model, X, Y, batch_size=6)
-    (issue,) = ka.check(model)
-    assert "Edit the class Block" in issue.fix
-    federated = ka.federated.federate(model_with(Block(name="block"), cls=keras.Model))
-    federated.compile(helpers.dp_optimizer(), loss=helpers.sparse_crossentropy())
-    with pytest.raises(ValueError, match=r"norm: BatchNormalization.*Edit the class Block"):
-        federated.fit(clients(), cohort_size=2, verbose=0)
+        model.fit(*data, verbose=0)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("how", ["attribute", "base"])
+@pytest.mark.parametrize(("how", "run_eagerly"), [("attribute", True), ("base", False)])
 def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run_eagerly):
     norm = keras.layers.BatchNormalization(name="norm")
     if how == "attribute":
@@ -97,17 +89,6 @@ def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run
     after = [ops.convert_to_numpy(each.value) for each in norm.weights]
     np.testing.assert_array_equal(after[2], before[2])  # the moving mean
     assert np.abs(after[0] - before[0]).max() > 0  # gamma is trained
-
-
-def test_keras_overrides_the_mode_given_to_a_functional_model():
-    """Then the normalization does mix, and the refusal says why."""
-    model = model_with(keras.layers.BatchNormalization(name="norm"), training=False)
-    before = np.array(ops.convert_to_numpy(model.layers[1].moving_mean.value))
-    model(X, training=True)
-    is_overridden = np.any(before != ops.convert_to_numpy(model.layers[1].moving_mean.value))
-    issues = ka.check(model)
-    assert bool(issues) == is_overridden
-    assert all("overrides" in issue.fix for issue in issues)
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -128,22 +109,23 @@ def test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused(run_eager
             helpers.quiet_fit(model, X, Y, batch_size=6, callbacks=[change])
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 2])
-def test_spectral_normalization_is_trained(microbatch_size):
+@pytest.mark.parametrize(
+    ("cls", "microbatch_size"), [(ka.PrivateModel, 2), (ka.FederatedModel, None)]
+)
+def test_spectral_normalization_is_trained(cls, microbatch_size):
     layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, activation="tanh"))
-    model = model_with(layer)
-    assert ka.check(model) == []
+    model = model_with(layer, cls=cls)
     # Small steps, which one power iteration each keeps up with.
     sgd = keras.optimizers.SGD(0.02)
-    helpers.compiled(
-        model, noise_multiplier=0.1, optimizer=sgd, seed=1, microbatch_size=microbatch_size
-    )
+    helpers.compiled(model, 0.1, optimizer=sgd, seed=1, microbatch_size=microbatch_size)
     before = np.array(ops.convert_to_numpy(layer.vector_u.value))
-    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=20)
+    if cls is ka.PrivateModel:
+        helpers.quiet_fit(model, X, Y, batch_size=6, epochs=20)
+    else:
+        model.fit(clients(), cohort_size=2, epochs=8, verbose=0)
     kernel = ops.convert_to_numpy(layer.layer.kernel.value)
     np.testing.assert_allclose(np.linalg.svd(kernel)[1][0], 1.0, atol=0.05)
-    after = ops.convert_to_numpy(layer.vector_u.value)
-    assert np.abs(after - before).max() > 1e-3
+    assert np.abs(ops.convert_to_numpy(layer.vector_u.value) - before).max() > 1e-3
 
 
 def test_spectral_normalization_does_not_depend_on_the_data():
@@ -156,16 +138,3 @@ def test_spectral_normalization_does_not_depend_on_the_data():
 
     for one, other in zip(state_after(X), state_after(X[::-1] * 3), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_spectral_normalization_is_trained_over_clients():
-    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4))
-    model = model_with(layer, cls=ka.FederatedModel)
-    # Small steps, which the one iteration of a round keeps up with.
-    server = helpers.dp_optimizer(0.1, optimizer=keras.optimizers.SGD(0.02), seed=1)
-    model.compile(server, loss=helpers.sparse_crossentropy())
-    before = np.array(ops.convert_to_numpy(layer.vector_u.value))
-    model.fit(clients(), cohort_size=2, epochs=8, verbose=0)
-    kernel = ops.convert_to_numpy(layer.layer.kernel.value)
-    np.testing.assert_allclose(np.linalg.svd(kernel)[1][0], 1.0, atol=0.05)
-    assert np.abs(ops.convert_to_numpy(layer.vector_u.value) - before).max() > 1e-3

@@ -48,19 +48,14 @@ def test_batch_normalization_is_replaced(nested):
     assert "GroupNormalization" in kinds
     assert "BatchNormalization" not in kinds
     assert ka.check(private) == []
-    assert ka.check(model) != []
     assert private.get_layer("logits") is model.get_layer("logits")
     if not nested:
         assert private.get_layer("conv") is model.get_layer("conv")
     images = helpers.features(shape=(6, 6, 3))
     helpers.compiled(private)
     helpers.quiet_fit(private, images, Y, batch_size=6, steps_per_epoch=1)
-    assert private.privacy_spent(1e-3).steps == 1
-    # The given model still runs, with its own normalization.
-    assert model.predict(images, verbose=0).shape == (24, 3)
-    assert any(
-        isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers()
-    )
+    # The given model keeps its own normalization.
+    assert [issue.layer for issue in ka.check(model)] == ["norm"]
 
 
 class Subclassed(keras.Model):
@@ -85,10 +80,7 @@ def test_cloning_a_compiled_private_model_says_what_to_do():
     stack = [keras.Input((helpers.NUM_FEATURES,)), keras.layers.Dense(3)]
     with pytest.raises(ValueError, match="clone before you compile"):
         keras.models.clone_model(helpers.compiled(ka.PrivateSequential(stack)))
-    clone = keras.models.clone_model(ka.PrivateSequential(stack))
-    model = helpers.compiled(ka.privatize(clone))
-    helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
-    assert model.privacy_spent(1e-3).steps == 4
+    ka.privatize(keras.models.clone_model(ka.PrivateSequential(stack)))
 
 
 def _of_keras(name):
@@ -114,35 +106,20 @@ def with_methods(methods, base=keras.Model):
     return helpers.dense_model(own)
 
 
-@pytest.mark.parametrize("make", [ka.privatize, ka.federate])
-@pytest.mark.parametrize("base", [keras.Model, keras.Sequential])
-def test_a_class_with_methods_of_its_own_is_refused_by_their_names(base, make):
-    for name in OWN_METHODS:
-        with pytest.raises(TypeError, match=rf"type Own .*dropped: '{name}'\. Derive the class"):
-            make(with_methods({name: _of_keras(name)}, base))
-    advised = "Sequential" if base is keras.Sequential else "Model"
-    several = {name: _of_keras(name) for name in ("test_step", "fit")}
-    several["metrics"] = property(lambda self: [])
-    with pytest.raises(TypeError, match=rf"'fit', 'metrics', 'test_step'.*{advised}` to keep them"):
-        make(with_methods(several, base))
+@pytest.mark.parametrize("name", OWN_METHODS)
+def test_a_class_with_a_method_of_its_own_is_refused_by_name(name):
+    base = keras.Sequential if name < "f" else keras.Model
+    with pytest.raises(TypeError, match=rf"type Own .*dropped: '{name}'\. Derive the class"):
+        ka.privatize(with_methods({name: _of_keras(name)}, base))
 
 
-def test_methods_of_its_own_from_a_class_between_or_a_mixin_or_the_instance_are_refused():
-    middle = type("Middle", (keras.Model,), {"compute_loss": _of_keras("compute_loss")})
+def test_own_methods_of_a_mixin_of_the_instance_or_of_a_private_class_are_refused():
     mixin = type("Mixin", (), {"fit": _of_keras("fit")})
-    for model in (
-        helpers.dense_model(type("Own", (middle,), {})),
-        helpers.dense_model(type("Own", (mixin, keras.Model), {})),
-    ):
-        with pytest.raises(TypeError, match=r"dropped: '(compute_loss|fit)'"):
-            ka.privatize(model)
-    model = helpers.dense_model(keras.Model)
+    model = helpers.dense_model(type("Own", (mixin, keras.Model), {}))
     model.compute_metrics = lambda *args, **kwargs: {}
-    with pytest.raises(TypeError, match="dropped: 'compute_metrics'"):
-        ka.privatize(model)
-    private = helpers.dense_model(
-        type("Own", (ka.PrivateModel,), {"compute_loss": _of_keras("compute_loss")})
-    )
+    with pytest.raises(TypeError, match=r"'compute_metrics', 'fit'.*Model` to keep them"):
+        ka.federate(model)
+    private = with_methods({"compute_loss": _of_keras("compute_loss")}, ka.PrivateModel)
     with pytest.raises(TypeError, match=r"dropped: 'compute_loss'.*FederatedModel` to keep them"):
         ka.federate(private)
 

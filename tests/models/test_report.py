@@ -71,38 +71,18 @@ def test_the_best_of_a_random_number_of_runs(model, saved, capsys):
     assert "`mean_trials` must be above 1" in capsys.readouterr().err
 
 
-def test_a_seed_is_said():
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0, seed=42))
-    report = model.privacy_report(DELTA)
-    assert "seeded with 42" in report.seeds
-    assert report.epsilon_pld == 0.0
-
-
 def test_the_callback_writes_it_when_training_ends(tmp_path):
     model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0), loss="mse")
+    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, seed=42)
+    model.compile(optimizer, loss="mse")
     x = np.ones((40, 3), "float32")
-    paths = [tmp_path / f"report{ending}" for ending in (".json", ".md", ".txt")]
+    paths = [tmp_path / "new" / f"report{ending}" for ending in (".json", ".md", ".txt")]
     callbacks = [ka.callbacks.PrivacyCallback(DELTA, report_path=path) for path in paths]
     model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=callbacks)
     report = model.privacy_report(DELTA)
+    assert "seeded with 42" in report.seeds
     expected = [report.to_json(), report.to_markdown(), report.to_text()]
     assert [path.read_text(encoding="utf-8") for path in paths] == expected
-
-
-def test_the_folder_of_the_report_is_made_and_delta_is_asked_for(tmp_path):
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse")
-    x = np.ones((40, 3), "float32")
-    path = tmp_path / "new" / "folder" / "report.json"
-    callback = ka.callbacks.PrivacyCallback(DELTA, report_path=path)
-    model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=[callback])
-    assert path.exists()
-    unprepared = ka.callbacks.PrivacyCallback(report_path=path)
-    unprepared.set_model(model)
-    with pytest.raises(ValueError, match="Argument `delta` must lie"):
-        unprepared.on_train_end()
 
 
 def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
@@ -154,28 +134,14 @@ def with_shape(shape, dtype="int32"):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda file: None, "no privacy ledger"),
-        (with_link, "no privacy ledger"),
-        (with_virtual_data, "no privacy ledger"),
-        (with_shape((10**9, 7)), "damaged.*Received: 7000000000 values"),
-        (with_shape((2, 7), "S3"), "values of type"),
-        (lambda file: file.create_group("vars/privacy_ledger_rows"), "no privacy ledger"),
-        (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed `num_examples`"),
-        (with_rows([[9, 25, 100, 1, 5, 5, 1]]), "9 is not a valid Sampling"),
-        (with_rows([[1, 25, 100, 1, 5, 5, 1]], noise=-1.0), "must not be negative"),
-        (with_rows([[1, 2]]), "must have the shapes"),
-    ],
-    ids=[
-        "empty",
-        "link",
-        "virtual",
-        "huge",
-        "text",
-        "group",
-        "batch",
-        "sampling",
-        "noise",
-        "shape",
+        pytest.param(lambda file: None, "no privacy ledger", id="empty"),
+        pytest.param(with_link, "no privacy ledger", id="link"),
+        pytest.param(with_virtual_data, "no privacy ledger", id="virtual"),
+        pytest.param(with_shape((10**9, 7)), "damaged.*Received: 7000000000 values", id="huge"),
+        pytest.param(with_shape((2, 7), "S3"), "values of type", id="text"),
+        pytest.param(with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed", id="batch"),
+        pytest.param(with_rows([[1, 25, 100, 1, 5, 5, 1]], -1.0), "not be negative", id="noise"),
+        pytest.param(with_rows([[1, 2]]), "must have the shapes", id="shape"),
     ],
 )
 def test_a_tampered_file_is_an_error_of_one_line(change, message, tmp_path, capsys):
@@ -189,27 +155,17 @@ def test_a_tampered_file_is_an_error_of_one_line(change, message, tmp_path, caps
 
 
 def test_other_files_are_errors(tmp_path, capsys):
-    with pytest.raises(FileNotFoundError):
-        read_ledger(tmp_path / "missing.keras")
     (tmp_path / "text.keras").write_text("no zip, no HDF5")
-    with pytest.raises(ValueError, match=r"Not a `\.keras`"):
-        read_ledger(tmp_path / "text.keras")
     with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
         archive.writestr("config.json", "{}")
-    with pytest.raises(ValueError, match="no privacy ledger"):
-        read_ledger(tmp_path / "empty.keras")
-    # A damaged compressed stream.
-    path = tmp_path / "damaged.keras"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.weights.h5", bytes(10_000))
-    damaged = bytearray(path.read_bytes())
-    start = damaged.index(b"model.weights.h5") + len("model.weights.h5")
-    damaged[start : start + 4] = b"\xff\xff\xff\xff"
-    path.write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"Not a `\.keras`"):
-        read_ledger(path)
-    for arguments in (["missing.keras", "--delta", "1e-5"], ["missing.keras"]):
-        with pytest.raises(SystemExit) as error:
-            main(["report", *arguments])
-        assert error.value.code == 2
-        assert capsys.readouterr().err.count("\n") == 1
+    for name, error, message in (
+        ("missing", FileNotFoundError, "missing"),
+        ("text", ValueError, r"Not a `\.keras`"),
+        ("empty", ValueError, "no privacy ledger"),
+    ):
+        with pytest.raises(error, match=message):
+            read_ledger(tmp_path / f"{name}.keras")
+    with pytest.raises(SystemExit) as raised:
+        main(["report", "missing.keras", "--delta", "1e-5"])
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -19,7 +19,6 @@ TEXTS = np.array(
     [" ".join(words) for words in np.random.default_rng(4).choice(WORDS, (NUM, 3))]
 ).reshape(-1, 1)
 AS = {
-    "text": lambda x: x,
     "bytes": lambda x: x.astype("S"),
     "object": lambda x: x.astype(object),
     "tensor": ops.convert_to_tensor,
@@ -76,7 +75,7 @@ def fit(model, x, **options):
 @on_tensorflow
 @pytest.mark.parametrize(
     ("kind", "given_as"),
-    [("word", "text"), ("word", "bytes"), ("word", "tensor"), ("text", "object")],
+    [("word", "bytes"), ("word", "tensor"), ("text", "object")],
 )
 def test_strings_train_as_their_numbers_do(kind, given_as):
     """The same draws, contributions, noise, metrics and ledger."""
@@ -108,11 +107,9 @@ def test_strings_in_data_sets_and_single_batches():
         one, other = (compiled(make()) for make in (model_of_strings, model_of_ids))
         helpers.quiet_fit(one, **batches(SINGLE, kind))
         helpers.quiet_fit(other, **batches(ids_of("word", SINGLE), kind))
+        one.train_on_batch(SINGLE, Y)
+        other.train_on_batch(ids_of("word", SINGLE), Y)
         assert_same(one, other)
-    one, other = (compiled(make()) for make in (model_of_strings, model_of_ids))
-    one.train_on_batch(SINGLE, Y)
-    other.train_on_batch(ids_of("word", SINGLE), Y)
-    assert_same(one, other)
 
 
 class LessMean(keras.layers.Layer):
@@ -154,31 +151,14 @@ def test_layers_that_mix_examples_of_strings_are_found(where, word):
 
 
 @on_tensorflow
-def test_clients_with_strings():
-    ids = np.arange(NUM) % 4
-    trained = []
-    for make, x in ((model_of_strings, SINGLE), (model_of_ids, ids_of("word", SINGLE))):
-        model = helpers.compiled(ka.federate(make()), clipping=0.1, seed=5, metrics=["accuracy"])
-        clients = ClientData.from_arrays(x, Y, ids)
-        model.fit(clients, cohort_size=2, epochs=2, verbose=0, validation_data=clients)
-        model.evaluate(clients, verbose=0)
-        trained.append(model)
-    assert_same(*trained)
-
-
-@on_tensorflow
 def test_rows_that_pad_are_empty_strings():
     dataset = ka.sampling.PoissonDataset(SINGLE, expected_batch_size=1)
     assert dataset.take(np.arange(0))["x"].tolist() == [""]
     assert dataset.take(np.arange(1), 3)["x"].tolist() == [SINGLE[0], "", ""]
 
 
-@pytest.mark.parametrize("other", [None, 1, 2.5])
-def test_objects_that_are_no_strings_are_refused(other):
-    x = np.array([*SINGLE[:3], other, *SINGLE[4:]], object)
-    model = helpers.compiled(ka.privatize(helpers.dense_model(keras.Model)))
-    with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
-        helpers.quiet_fit(model, x, Y, batch_size=6)
+def test_objects_that_are_no_strings_are_refused():
+    x = np.array([*SINGLE[:3], None, *SINGLE[4:]], object)
     with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
         ka.sampling.PoissonDataset(x, Y, expected_batch_size=6)
 
@@ -186,7 +166,7 @@ def test_objects_that_are_no_strings_are_refused(other):
 @on_tensorflow
 def test_strings_over_several_processes_are_refused():
     """Their rows cannot be compared, so that one example could be in two of them."""
-    from keras_adaclip.training.training_data import host_share
+    from keras_adaclip.training.processes import host_share
 
     with pytest.raises(TypeError, match="numbers"):
         host_share(SINGLE, Y, None, 6, None)
@@ -196,21 +176,16 @@ def test_strings_over_several_processes_are_refused():
 def test_elsewhere_strings_are_refused_by_name_with_what_to_do():
     model = helpers.compiled(ka.privatize(model_of_strings()))
     before = helpers.weights_of(model)
-    for x in (SINGLE, SINGLE.astype("S"), SINGLE.astype(object)):
-        for sampling in ("poisson", "shuffle"):
-            with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
-                helpers.quiet_fit(model, x, Y, batch_size=6, sampling=sampling)
+    x = SINGLE.astype(object)
+    for call in (
+        lambda: helpers.quiet_fit(model, SINGLE, Y, batch_size=6),
+        lambda: helpers.quiet_fit(model, x, Y, batch_size=6, sampling="shuffle"),
+        lambda: ClientData.from_arrays(SINGLE.astype("S"), Y, np.arange(NUM)),
+        lambda: model.train_on_batch(x, Y),
+        lambda: model.predict(x),
+        model.private_summary,
+    ):
         with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
-            ClientData.from_arrays(x, Y, np.arange(NUM))
-        with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
-            model.train_on_batch(x, Y)
-        with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
-            model.predict(x)
-    (issue,) = ka.check(model)
-    assert "strings" in issue.reason
-    with pytest.raises(TypeError, match="Only the TensorFlow backend feeds strings"):
-        model.private_summary()
+            call()
+    assert "Only the TensorFlow backend feeds strings" in ka.check(model).failure
     helpers.assert_same_weights(model, before)
-    # The advice can be followed.
-    ids = ids_of("word", SINGLE)
-    helpers.quiet_fit(helpers.compiled(ka.privatize(model_of_ids())), ids, Y, batch_size=6)

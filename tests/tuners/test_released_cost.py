@@ -159,8 +159,6 @@ def test_files_carry_it(search, tmp_path, capsys):
         assert rounded_up(epsilon) in capsys.readouterr().out
 
 
-
-
 def test_a_model_that_the_hypermodel_keeps_carries_it_when_its_run_has_ended(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 2)
     kept = []
