@@ -84,7 +84,6 @@ SHARED_NAMES = {
             "Run",
             "RunSettings",
             "check_microbatch_size",
-            "check_noise_multiplier_or_schedule",
             "check_plain_optimizer",
             "refuse_legacy_file",
         }

@@ -197,7 +197,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             )
             trained = getattr(history, "epoch", None)
             if trained != [epoch - 1]:
-                raise ValueError(
+                raise RuntimeError(
                     "A trial must train exactly one epoch. A hypermodel with its own `fit` must "
                     "pass `initial_epoch` and `epochs` on to `model.fit`, and return its "
                     f"`History`. Received: epochs {trained} instead of [{epoch - 1}]"
