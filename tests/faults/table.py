@@ -13,7 +13,7 @@ class Fault(NamedTuple):
         file: in the package.
         old: text that occurs there once.
         new: the text to put in its place.
-        tests: files or folders, of which at least one test has to fail.
+        tests: tests or files of tests, of which at least one has to fail.
         also: a second text, and the text to put in its place.
         backend: the Keras backend on which it has to fail.
     """
