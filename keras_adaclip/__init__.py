@@ -7,7 +7,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from keras_adaclip import (
-    _keras_backend,  # noqa: F401  First: it explains a missing backend of Keras.
+    _keras_backend,  # First: it explains a missing backend of Keras.
     accounting,
     activations,
     audit,

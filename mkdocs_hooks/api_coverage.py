@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 from mkdocs.exceptions import PluginError
-from public_names import KERAS_PROTOCOL, PACKAGE, ROOT, SHARED_NAMES, public_modules
+from public_names import KERAS_PROTOCOL, PACKAGE, ROOT, public_modules
 
 PAGE = "api.md"
 
@@ -32,7 +32,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
             raise PluginError(
                 f"docs/{PAGE} leaves out public names, or they have no docstring:\n{names}\n"
                 "Give them a docstring, and the page a `:::` that shows them; or take them out of "
-                "`__all__`, or put them into `SHARED_NAMES` of mkdocs_hooks/public_names.py."
+                "`__all__`."
             )
     return output
 
@@ -44,7 +44,7 @@ def _required() -> list[tuple[str, ...]]:
     found = []
     for module, names in public_modules().items():
         for name in names:
-            if name in SHARED_NAMES.get(module, ()) or f"{module}.{name}" in public_modules():
+            if f"{module}.{name}" in public_modules():
                 continue
             target = _target(package, module, name)
             anchors = (f"{module}.{name}", target.path)

@@ -1,7 +1,7 @@
-"""What is public of the package, and what its modules only share with each other.
+"""The public names of the package: those in the `__all__` of a public module.
 
-A name is public where the `__all__` of a public module has it. The build of the documentation and
-the tests ask here, so this file imports nothing but the standard library.
+Folders of the package also import other names from each other; those may change without notice. The
+build of the documentation and the tests use this file, so it imports the standard library alone.
 """
 
 import ast
@@ -10,8 +10,7 @@ from pathlib import Path
 PACKAGE = "keras_adaclip"
 ROOT = Path(__file__).parents[1]
 
-# Below the public surface: one file a framework, arithmetic that the optimizer alone needs, and
-# what the two kinds of models share.
+# Modules that have no leading underscore and are not public.
 INTERNAL_MODULES = frozenset(
     {"keras_adaclip.backend", "keras_adaclip.noise", "keras_adaclip.training"}
 )
@@ -28,67 +27,6 @@ KERAS_PROTOCOL = frozenset(
         "train_step",
     }
 )
-
-# Names that stand in an `__all__` because a layer takes them from the layer below. They have
-# docstrings, but no place on the page of the API, and may change without notice.
-SHARED_NAMES = {
-    "keras_adaclip.accounting": frozenset(
-        {
-            "LEDGER_KEYS",
-            "NO_TUNING",
-            "NUM_INTEGERS",
-            "check_accountant",
-            "check_report_path",
-            "rows_relation",
-            "quick_epsilon",
-            "rounded_up",
-            "warn_of_large_delta",
-        }
-    ),
-    "keras_adaclip.audit": frozenset({"by_rising_score"}),
-    "keras_adaclip.callbacks": frozenset({"EpochCheck", "PassCounter"}),
-    "keras_adaclip.clipping": frozenset({"Clipper"}),
-    "keras_adaclip.gradients": frozenset(
-        {
-            "Augmentation",
-            "Batch",
-            "BatchGradients",
-            "ClippedSum",
-            "GradientPlan",
-            "LayerReport",
-            "Observed",
-            "add_to_output_loss_trackers",
-            "call_model",
-            "clipped_contributions",
-            "clipped_sum",
-            "compute_loss",
-            "example_losses",
-            "finite_rows",
-            "layer_reports",
-            "make_plan",
-            "per_example_losses",
-            "fast_calls_of",
-            "regularization_loss",
-            "repeated",
-            "unproven_plan",
-            "looped_plan",
-            "with_regularization",
-        }
-    ),
-    "keras_adaclip.optimizers": frozenset(
-        {
-            "AccountedOptimizer",
-            "FORBIDDEN_OPTIONS",
-            "MAX_ROWS",
-            "NO_LEGACY_FILE",
-            "Run",
-            "RunSettings",
-            "check_microbatch_size",
-            "check_plain_optimizer",
-            "refuse_legacy_file",
-        }
-    ),
-}
 
 
 def public_modules() -> dict[str, tuple[str, ...]]:

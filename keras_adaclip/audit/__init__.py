@@ -19,5 +19,4 @@ __all__ = [
     "epsilon_lower_bound",
     "membership_inference",
     "one_run",
-    "by_rising_score",
 ]

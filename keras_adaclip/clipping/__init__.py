@@ -20,7 +20,6 @@ __all__ = [
     "AdaClip",
     "AutomaticClipping",
     "ClippingStrategy",
-    "Clipper",
     "FixedClipping",
     "MeanNormClipping",
     "ParameterGroups",

@@ -12,14 +12,5 @@ from keras_adaclip.optimizers.wrapping_optimizer import (
 )
 
 __all__ = [
-    "FORBIDDEN_OPTIONS",
-    "MAX_ROWS",
-    "NO_LEGACY_FILE",
-    "AccountedOptimizer",
     "DPOptimizer",
-    "Run",
-    "RunSettings",
-    "check_microbatch_size",
-    "check_plain_optimizer",
-    "refuse_legacy_file",
 ]

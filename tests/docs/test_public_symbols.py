@@ -9,10 +9,8 @@ import inspect
 import re
 from dataclasses import dataclass
 
-import pytest
-
 import keras_adaclip as ka
-from mkdocs_hooks.public_names import PACKAGE, SHARED_NAMES, public_modules
+from mkdocs_hooks.public_names import PACKAGE, public_modules
 
 
 @dataclass(frozen=True)
@@ -146,8 +144,3 @@ def test_raises_names_the_errors_of_the_code():
         named = section(thing.docstring, "Raises")
         wrong += [f"{thing.name}: {error}" for error in raised if f"{error}:" not in named]
     assert wrong == []
-
-
-@pytest.mark.parametrize("module", SHARED_NAMES)
-def test_a_shared_name_is_one_that_the_module_has(module):
-    assert SHARED_NAMES[module] <= set(public_modules()[module])

@@ -4,7 +4,8 @@ A rule is registered for a layer class and used for layers whose `call` is that 
 other layer with weights is handled by `general.py`.
 """
 
-from keras_adaclip.gradients.layers import (  # noqa: F401  (importing registers the rules)
+# Importing a module registers its rules.
+from keras_adaclip.gradients.layers import (
     convolution,
     dense,
     embedding,
