@@ -5,4 +5,4 @@ from keras_adaclip.callbacks.clipping_monitor import ClippingMonitor
 from keras_adaclip.callbacks.pass_counter import EpochCheck, PassCounter
 from keras_adaclip.callbacks.privacy_callback import PrivacyCallback
 
-__all__ = ["AuditCallback", "ClippingMonitor", "EpochCheck", "PassCounter", "PrivacyCallback"]
+__all__ = ["AuditCallback", "ClippingMonitor", "PrivacyCallback"]
