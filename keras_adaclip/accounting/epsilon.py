@@ -171,10 +171,10 @@ def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str, rela
     """An upper bound on the epsilon of some rows, less than 1% above `ledger_epsilon`.
 
     Args:
-        rows: ledger rows.
-        delta: delta, between 0 and 1.
+        rows: Ledger rows.
+        delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`.
-        relation: the neighbouring relation that epsilon is stated under.
+        relation: The neighbouring relation that epsilon is stated under.
     """
     return composed_epsilon(events.counted_events(rows, relation), delta, accountant, COARSENESS)
 
@@ -294,8 +294,8 @@ def rounded_up(value: float, digits: int = 5) -> str:
     """A value rounded up to a few significant digits.
 
     Args:
-        value: the value, at least 0; infinity gives `"inf"`.
-        digits: the number of significant digits.
+        value: The value, at least 0; infinity gives `"inf"`.
+        digits: The number of significant digits.
     """
     if value == 0 or math.isinf(value):
         return f"{value:g}"

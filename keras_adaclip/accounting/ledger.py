@@ -185,7 +185,7 @@ class Ledger:
         """Whether `other` holds at least these steps and releases of each mechanism.
 
         Args:
-            other: the ledger that may hold more.
+            other: The ledger that may hold more.
         """
         ours, theirs = _totals(self.rows), _totals(other.rows)
         return all(np.all(total <= theirs[mechanism]) for mechanism, total in ours.items())
@@ -404,7 +404,7 @@ def read_ledger(path: str | Path) -> Ledger:
     """The ledger of a saved private model. No layer is built, and no code of the model runs.
 
     Args:
-        path: a `.keras` file, or a `.weights.h5` file.
+        path: A `.keras` file, or a `.weights.h5` file.
 
     Returns:
         The ledger at the time when the file was written.

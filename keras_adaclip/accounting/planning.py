@@ -28,16 +28,16 @@ class PrivacyPlan:
     """A run and its privacy. `str()` of it is a table.
 
     Args:
-        epsilon: epsilon of the run, an upper bound.
-        delta: the delta of this epsilon.
-        num_examples: number of units in the data.
-        batch_size: expected number of units a step.
-        epochs: passes over the data.
-        noise_multiplier: standard deviation of the noise over the clipping norm.
+        epsilon: Epsilon of the run, an upper bound.
+        delta: The delta of this epsilon.
+        num_examples: Number of units in the data.
+        batch_size: Expected number of units a step.
+        epochs: Passes over the data.
+        noise_multiplier: Standard deviation of the noise over the clipping norm.
         sampling: `"poisson"`, `"shuffle"`, `"stream"` or `"fixed"`.
-        accountant: the accountant that was used.
-        solved_for: the argument of `plan` that was solved for.
-        num_parameters: number of trainable parameters; None if it was not given.
+        accountant: The accountant that was used.
+        solved_for: The argument of `plan` that was solved for.
+        num_parameters: Number of trainable parameters; None if it was not given.
     """
 
     epsilon: float

@@ -50,15 +50,15 @@ class ReportedMechanism:
     """One row of the ledger, in a report.
 
     Args:
-        sampling: label of the `Sampling`; `"selected"` for the best of several runs. Noise and
+        sampling: Label of the `Sampling`; `"selected"` for the best of several runs. Noise and
             batch size are then those of the run with the least noise.
-        expected_batch_size: expected number of units in a step.
-        num_examples: number of units in the data, 0 if unknown.
-        sampling_probability: probability of each unit at each step; None if the sampling does not
+        expected_batch_size: Expected number of units in a step.
+        num_examples: Number of units in the data, 0 if unknown.
+        sampling_probability: Probability of each unit at each step; None if the sampling does not
             amplify.
-        noise_multiplier: standard deviation of the noise over the clipping norm, in total.
-        steps: steps that ran.
-        releases: releases that they count as.
+        noise_multiplier: Standard deviation of the noise over the clipping norm, in total.
+        steps: Steps that ran.
+        releases: Releases that they count as.
     """
 
     sampling: str
@@ -104,26 +104,26 @@ class PrivacyReport:
     """The privacy of a model's training. `str()` of it is the report as text.
 
     Args:
-        delta: delta of every epsilon here.
-        unit: the unit of privacy, `"example"` or `"client"`.
+        delta: Delta of every epsilon here.
+        unit: The unit of privacy, `"example"` or `"client"`.
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
-        mechanisms: what ran.
-        epsilon_pld: epsilon by privacy loss distributions, the one to quote. It is by Rényi
+        mechanisms: What ran.
+        epsilon_pld: Epsilon by privacy loss distributions, the one to quote. It is by Rényi
             divergences if all batches were of a fixed size or a search has selected the model,
             which have no privacy loss distributions. The cost of the search is counted.
-        epsilon_rdp: epsilon by Rényi divergences, a looser bound.
-        epsilon_without_amplification: epsilon if the batches had been shuffled passes; infinite if
+        epsilon_rdp: Epsilon by Rényi divergences, a looser bound.
+        epsilon_without_amplification: Epsilon if the batches had been shuffled passes; infinite if
             unknown, because a search has selected the model.
-        group_epsilons: for a number of units of one person, epsilon for the person.
-        gaussian_mu: the shift of the Gaussian mechanism with this epsilon at this delta.
-        clipping: how contributions are bounded and what that costs, in words.
-        seeds: whether noise and sampling can be reproduced, in words.
-        tuning: what choosing hyperparameters cost, in words.
-        epsilon_with_selection: epsilon of the best of a random number of such runs, the one to
+        group_epsilons: For a number of units of one person, epsilon for the person.
+        gaussian_mu: The shift of the Gaussian mechanism with this epsilon at this delta.
+        clipping: How contributions are bounded and what that costs, in words.
+        seeds: Whether noise and sampling can be reproduced, in words.
+        tuning: What choosing hyperparameters cost, in words.
+        epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
-        not_covered: what epsilon does not cover.
-        versions: the versions of the software, by name.
-        weights: digest of the model's weights, and whether they are those that private training
+        not_covered: What epsilon does not cover.
+        versions: The versions of the software, by name.
+        weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
 
     Example:

@@ -132,12 +132,8 @@ class SelectionCost:
     def to_integers(self) -> npt.NDArray[np.int32]:
         """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
         samplings = sum(1 << sampling for sampling in self.samplings)
-        values = (
-            DISTRIBUTIONS.index(self.distribution),
-            self.mean_trials,
-            samplings,
-            *self.divergences,
-        )
+        number = DISTRIBUTIONS.index(self.distribution)
+        values = (number, self.mean_trials, samplings, *self.divergences)
         return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
 
     @classmethod
@@ -154,9 +150,7 @@ class SelectionCost:
             raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
         bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
         number, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
-        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(
-            1 << (max(Sampling) + 1)
-        ):
+        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(2 << max(Sampling)):
             raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
         kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
         return cls(DISTRIBUTIONS[int(number)], mean_trials, kinds, tuple(divergences))

@@ -5,7 +5,6 @@ import logging
 import math
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -75,12 +74,18 @@ def test_a_full_release_has_the_epsilon_of_sensitivity_one(sampling, batch, nois
     assert epsilon <= exact * (1 + slack) + 1e-4
 
 
-@pytest.mark.parametrize(("noise", "releases"), [(1.0, 15), (30.0, 1000), (2.0, 3515), (1.0, 3515)])
+@pytest.mark.parametrize(("noise", "releases"), [(1.0, 15), (30.0, 1000), (2.0, 3515)])
 def test_composed_full_releases(noise, releases):
     """Coarser grids are used for the large ones; they must stay above the truth, and near it."""
     exact = gaussian_epsilon(noise, DELTA, releases=releases)
     epsilon = ledger_epsilon([row(Sampling.STREAM, noise=noise, steps=releases)], DELTA)
     assert exact <= epsilon <= exact * (1 + 1e-4) + 1e-4
+
+
+def test_coarse_grids_stay_above_the_default_one_where_losses_underflow():
+    """With its interval of 1e-4 dp_accounting takes a minute, and gives 2010.3544."""
+    epsilon = compute_epsilon(**MNIST, steps=3515, sampling="stream")
+    assert 2010.3544 <= epsilon <= 2010.3544 * (1 + 1e-4)
 
 
 MIXED = (
@@ -167,17 +172,6 @@ def test_rounding_to_zero_is_no_proof_of_privacy():
     """The divergence of such a release rounds to 0 or below, which dp_accounting takes for none."""
     plan = {"noise_multiplier": 1e6, "num_examples": 16_982, "batch_size": 1, "steps": 2 * 10**9}
     assert compute_epsilon(**plan, delta=1e-9, accountant="rdp") > 0
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_epsilon_grows_with_steps_and_falls_with_noise(accountant):
-    def epsilon(noise, steps):
-        return compute_epsilon(noise, 2000, 32, steps=steps, delta=1e-5, accountant=accountant)
-
-    by_steps = [epsilon(1.0, steps) for steps in (1, 10, 100, 1000, 10_000)]
-    assert np.all(np.diff(by_steps) > 0)
-    by_noise = [epsilon(noise, 100) for noise in (0.3, 0.6, 1.2, 2.4)]
-    assert np.all(np.diff(by_noise) < 0)
 
 
 def test_a_plan_is_what_its_ledger_will_say():

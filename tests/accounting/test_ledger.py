@@ -286,12 +286,3 @@ def test_coverage_looks_at_releases_too():
     assert one_pass.steps == three_passes.steps
     assert Ledger((one_pass,)).is_covered_by(Ledger((three_passes,)))
     assert not Ledger((three_passes,)).is_covered_by(Ledger((one_pass,)))
-
-
-def test_a_fresh_process_takes_over_what_it_loads():
-    saved = Ledger((row(Sampling.SHUFFLE, 4, 10, steps=4),))
-    assert Ledger().union_upward(saved).releases == 2
-    running = Ledger((row(noise=2.0),))
-    joined = running.union_upward(saved, same_run=True)
-    assert joined.steps == 4
-    assert joined.current == running.current
