@@ -144,7 +144,7 @@ class LocalTraining:
         if self.is_vectorized:
             found = backend.map_units(of_client, keras.tree.flatten((carry, batch)))
         else:
-            alone = keras.tree.map_structure(lambda value: ops.squeeze(value, 0), batch)
+            alone = keras.tree.map_structure(lambda v: ops.reshape(v, ops.shape(v)[1:]), batch)
             found = of_client(keras.tree.flatten((carry, alone)))
             found[len(carry) :] = [ops.expand_dims(value, 0) for value in found[len(carry) :]]
         return [found[: len(carry)], *keras.tree.pack_sequence_as(shown, found[len(carry) :])]

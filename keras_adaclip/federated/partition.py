@@ -15,7 +15,7 @@ __all__ = ["by_key", "by_label_shards", "dirichlet", "iid", "pachinko"]
 
 
 def iid(num_examples: int, num_clients: int, seed: int | None = None) -> np.ndarray:
-    """Shuffle the examples and deal them out, so that sizes differ by one at most.
+    """Shuffle the examples and divide them evenly: sizes differ by one at most.
 
     Args:
         num_examples: The number of examples.
@@ -34,7 +34,7 @@ def iid(num_examples: int, num_clients: int, seed: int | None = None) -> np.ndar
 def by_label_shards(
     y: Any, num_clients: int, shards_per_client: int = 2, seed: int | None = None
 ) -> np.ndarray:
-    """Sort by label, cut into shards, and deal these out (McMahan et al. 2017, section 3).
+    """Sort by label, cut into shards, and assign these at random (McMahan et al. 2017, section 3).
 
     With two shards a client, most clients have examples of two labels.
 
@@ -42,7 +42,7 @@ def by_label_shards(
         y: Labels of shape `(num_examples,)`.
         num_clients: The number of clients.
         shards_per_client: The number of shards of each client.
-        seed: The seed of the dealing.
+        seed: The seed of the assignment.
 
     Raises:
         ValueError: If there are fewer examples than shards, or `y` has more than one axis.
@@ -62,8 +62,8 @@ def by_label_shards(
 def dirichlet(y: Any, num_clients: int, alpha: float, seed: int | None = None) -> np.ndarray:
     """Give each client labels in proportions drawn from a symmetric Dirichlet distribution.
 
-    Clients take turns in drawing a label by their proportions, among the labels of which examples
-    are left (Hsu, Qi and Brown 2019), so that sizes differ by one at most.
+    Clients take turns in drawing a label by their proportions, among the labels with examples left
+    (Hsu, Qi and Brown 2019), so that sizes differ by one at most.
 
     Args:
         y: Labels of shape `(num_examples,)`.
@@ -93,7 +93,7 @@ def pachinko(
 
     Each client draws proportions of the coarse labels from one Dirichlet distribution, and of the
     fine labels below each from another. One client after the other takes its examples: it draws
-    first a coarse label and then a fine one below it, among those of which examples are left.
+    first a coarse label and then a fine one below it, among those with examples left.
 
     Args:
         coarse: Coarse labels of shape `(num_examples,)`.

@@ -34,7 +34,7 @@ _RANDOM_LOSS = (
     "Make it a function of `(y_true, y_pred)` alone; random numbers belong into a layer.",
 )
 _COUNTING_LOSS = (
-    "It counts the rows that pad the last batch of a client: it does not heed Keras's mask of the "
+    "It counts the rows that pad the last batch of a client: it ignores Keras's mask of the "
     "predictions.",
     "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one value for "
     "each entry of all axes but the last.",
@@ -73,7 +73,7 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]
 def refuse_unsuited_settings(
     optimizer: AccountedOptimizer, settings: FederatedSettings, jit_compile: Any
 ) -> None:
-    """Raise if `compile` got an argument that an optimizer with its own aggregation cannot heed.
+    """Raise if an argument of `compile` does not go with an optimizer's own aggregation.
 
     Args:
         optimizer: An optimizer whose `aggregation` is not None.

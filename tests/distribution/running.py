@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 600
+SECONDS = 1200
 
 
 def free_ports(count):

@@ -13,7 +13,8 @@ BACKEND = keras.backend.backend()
 pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="trains on one device")
 IS_JAX = BACKEND == "jax"
 
-NUM_DEVICES = 4
+# Replicas of TensorFlow take longer to trace.
+NUM_DEVICES = 4 if IS_JAX else 2
 TRAINED = ["poisson", "everyone", "in_chunks", "shuffled_in_chunks", "images", "clients"]
 ALWAYS = ["noise_alone", "one_more", "data_sets_move"]
 ALWAYS += ["one_batch_moves"] if IS_JAX else ["adapted_outside"]

@@ -24,7 +24,7 @@ def mlp():
 
 
 def compiled(model=None, server=None, client=0.3, **options):
-    """Return a compiled model; without noise, and with hardly any clipping, unless told.
+    """Return a compiled model; without noise and with a clipping norm of 1,000 by default.
 
     Args:
         model: A federated model, or the layers of one.

@@ -24,7 +24,7 @@ def test_losses_of_several_outputs_are_logged():
     assert isinstance(model, FederatedModel)
     x, _ = clients_of((4, 4, 4)).all_examples()
     y = {"a": x[:, :1] + 1.0, "b": 2.0 * x[:, 1:2]}
-    # Batches of one size, of which the logs are plain means.
+    # With batches of one size the logs are plain means.
     clients = ClientData.from_arrays(x, y, np.arange(12) // 4)
     history = model.fit(clients, 3, epochs=1, verbose=0).history
     expected = model.evaluate(clients, verbose=0, return_dict=True)

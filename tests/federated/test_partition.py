@@ -15,7 +15,7 @@ def largest_share(clients, labels):
     return (counts.max(axis=1) / counts.sum(axis=1)).mean()
 
 
-def test_iid_deals_everything_out():
+def test_iid_divides_evenly():
     clients = partition.iid(601, 20, seed=1)
     assert sorted(set(np.bincount(clients).tolist())) == [30, 31]
     assert not np.array_equal(clients, partition.iid(601, 20, seed=2))

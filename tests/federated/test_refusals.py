@@ -94,22 +94,22 @@ def test_layers_that_would_leave_the_guarantee_are_named(make, message):
 
 
 class Late(layers.Layer):
-    """Lets padding count in one of several ways, which three rows and today's weights hide."""
+    """Lets padding count, which three rows and the initial weights hide."""
 
-    def __init__(self, way, **kwargs):
+    def __init__(self, kind, **kwargs):
         super().__init__(**kwargs)
-        self.way = way
+        self.kind = kind
 
     def build(self, shape):
         self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
     def call(self, inputs):
         rows = inputs.shape[0]
-        if self.way == "number":
+        if self.kind == "number":
             return inputs * (1.0 + self.gate * ops.cast(ops.shape(inputs)[0], inputs.dtype))
-        if self.way == "command":
+        if self.kind == "command":
             gate = ops.relu(self.gate - 1e15)
-        elif self.way == "many":  # TensorFlow may not know while it traces.
+        elif self.kind == "many":  # TensorFlow may not know while it traces.
             gate = 1.0 * (rows > 8 if isinstance(rows, int) else rows is None)
         else:
             gate = self.gate
@@ -117,10 +117,10 @@ class Late(layers.Layer):
 
 
 @pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
-@pytest.mark.parametrize("way", ["many", "mean", "number"])
-def test_a_layer_that_lets_padding_count_only_later_is_named(way, others):
+@pytest.mark.parametrize("kind", ["many", "mean", "number"])
+def test_a_layer_that_lets_padding_count_only_later_is_named(kind, others):
     with pytest.raises(ValueError, match=r"late: Its output for one row depends on other rows"):
-        fit([*others, Late(way, name="late")], WITH_A_LARGE_ONE)
+        fit([*others, Late(kind, name="late")], WITH_A_LARGE_ONE)
 
 
 def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
