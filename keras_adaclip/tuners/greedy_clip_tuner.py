@@ -319,7 +319,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
 
 
 def _metrics_of(history: Any, epoch: int) -> dict[str, float]:
-    """Return the metrics of a trial; raise unless it has trained its epoch, from 1, and no other."""
+    """Return the metrics of a trial; raise unless it has trained exactly its epoch, from 1."""
     trained = getattr(history, "epoch", None)
     if trained != [epoch - 1]:
         raise ValueError(
