@@ -82,8 +82,8 @@ def clipping_choices(
         The strategy, for `DPOptimizer(clipping=...)`.
 
     Raises:
-        TypeError: If an argument is of the wrong type.
-        ValueError: If a name is unknown, a range is empty, or `total_steps` is missing.
+        TypeError: If an argument is of the wrong type, or `total_steps` is missing.
+        ValueError: If a name is unknown, or a range is empty.
 
     Example:
 
@@ -96,13 +96,8 @@ def clipping_choices(
     """
     names = [check_choice("strategies", name, STRATEGIES) for name in strategies]
     bounds = _checked_ranges(ranges)
-    if total_steps is not None:
+    if "linear" in names or "exponential" in names:
         total_steps = check_integer("total_steps", total_steps, minimum=1)
-    elif "linear" in names or "exponential" in names:
-        raise ValueError(
-            "Argument `total_steps` must be given for the strategies 'linear' and 'exponential': "
-            "the steps of a run. Received: total_steps=None"
-        )
     strategy = hp.Choice("clipping", names)
     values = {}
     for name, (low, high, sampling, strategies_with_it) in bounds.items():

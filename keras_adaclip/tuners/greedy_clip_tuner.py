@@ -195,20 +195,14 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 epochs=epoch,
                 verbose=2 if self._verbose > 1 else 0,
             )
-            trained = getattr(history, "epoch", None)
-            if trained != [epoch - 1]:
-                raise RuntimeError(
-                    "A trial must train exactly one epoch. A hypermodel with its own `fit` must "
-                    "pass `initial_epoch` and `epochs` on to `model.fit`, and return its "
-                    f"`History`. Received: epochs {trained} instead of [{epoch - 1}]"
-                )
+            metrics = _metrics_of(history, epoch)
         except Exception as error:
             raise keras_tuner.errors.FatalRuntimeError(
                 f"Epoch {epoch} with clip_norm={clip_norm:.6g} failed: {error}\n"
                 "Fix the cause, then search in the same folder again: completed trials are kept."
             ) from error
         self._model.save_weights(self._checkpoint(trial.trial_id))
-        return {name: float(curve[-1]) for name, curve in history.history.items()}
+        return metrics
 
     def on_trial_end(self, trial: Trial) -> None:
         """Record the trial, and print its line."""
@@ -322,6 +316,18 @@ class GreedyClipTuner(keras_tuner.Tuner):
     def _checkpoint(self, trial_id: str) -> Path:
         """Return the file with the weights of a trial."""
         return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
+
+
+def _metrics_of(history: Any, epoch: int) -> dict[str, float]:
+    """Return the metrics of a trial; raise unless it has trained exactly its epoch, from 1."""
+    trained = getattr(history, "epoch", None)
+    if trained != [epoch - 1]:
+        raise ValueError(
+            "A trial must train exactly one epoch. A hypermodel with its own `fit` must pass "
+            "`initial_epoch` and `epochs` on to `model.fit`, and return its `History`. "
+            f"Received: epochs {trained} instead of [{epoch - 1}]"
+        )
+    return {name: float(curve[-1]) for name, curve in history.history.items()}
 
 
 def _check_model(model: Any) -> None:

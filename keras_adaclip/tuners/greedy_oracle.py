@@ -167,8 +167,7 @@ class GreedyOracle(keras_tuner.Oracle):
     def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
         """Return the best trial of each finished epoch, best first: those with weights."""
         winners = [self.trials[epoch.winner] for epoch in self.finished_epochs]
-        winners.sort(key=lambda trial: self._sign * trial.score, reverse=True)
-        return winners[:num_trials]
+        return sorted(winners, key=lambda trial: -self._sign * trial.score)[:num_trials]
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of keras-tuner's oracle, and the settings of the search."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras_tuner
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
+from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
 from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
@@ -125,7 +125,17 @@ class PrivateSearch(keras_tuner.Tuner):
         self._selection = RandomSelection(mean_trials, distribution)
         self._delta = optional(check_between_0_and_1, "delta", delta)
         self._validation_is_public = bool(validation_is_public)
-        _check_plans(hypermodel, base, target_epsilon, delta)
+        if base is None and not hasattr(hypermodel, "privacy_plan"):
+            raise TypeError(
+                "The cost of a run must be known before the first one. Give the hypermodel a "
+                "method `privacy_plan(hp)` that returns the `Ledger` of a whole run, or give "
+                f"`base`, a ledger that no run exceeds. Received: hypermodel={hypermodel!r}"
+            )
+        if target_epsilon is not None and (delta is None or base is not None):
+            raise ValueError(
+                "Argument `target_epsilon` needs `delta`, and plans of the hypermodel instead of "
+                f"`base`. Received: delta={delta}, base={base!r}"
+            )
         # The oracle only holds the search space: keras-tuner's searches draw without replacement,
         # repeat failed trials and end after several failures, which changes the law.
         oracle = keras_tuner.Oracle(objective, hyperparameters=hyperparameters)
@@ -312,21 +322,3 @@ class PrivateSearch(keras_tuner.Tuner):
                 "made-up data."
             )
         return self._record.released
-
-
-def _check_plans(
-    hypermodel: Any, base: Any, target_epsilon: float | None, delta: float | None
-) -> None:
-    """Raise if the cost of a run cannot be known before the search."""
-    if base is None and not hasattr(hypermodel, "privacy_plan"):
-        raise TypeError(
-            "The cost of a run must be known before the first one. Give the hypermodel a method "
-            "`privacy_plan(hp)` that returns the `Ledger` of a whole run, or give `base`, a ledger "
-            f"that no run exceeds. Received: hypermodel={hypermodel!r}"
-        )
-    optional(check_positive, "target_epsilon", target_epsilon)
-    if target_epsilon is not None and (delta is None or base is not None):
-        raise ValueError(
-            "Argument `target_epsilon` needs `delta`, and plans of the hypermodel instead of "
-            f"`base`. Received: delta={delta}, base={base!r}"
-        )

@@ -79,22 +79,6 @@ def test_processes_take_the_commands_that_are_made_for_them():
     assert (given.memory, given.pin, given.steps) == (True, True, 200)
 
 
-def test_measuring_goes_on_where_it_stopped(monkeypatch, tmp_path):
-    started = []
-
-    def run(python, framework, model, ways, kind, settings):
-        started.append((framework, *settings.arguments, *ways))
-        yield {"framework": framework, "times": {way: {"milliseconds": [1.0]} for way in ways}}
-
-    monkeypatch.setattr(bench, "run", run)
-    arguments = "--series rounds --models cnn --backends torch --peers --rounds 1 --no-memory"
-    options = f"{arguments} --ways ours loop --most-in-round 50".split()
-    for _ in range(2):
-        results = ResultsFile(tmp_path / "results.json")
-        bench.measure_all(bench.parse_options(options), results)
-    assert started == [("torch", "--cohort", "50", "--clients", "1000", "ours", "loop")]
-
-
 # ---- the report ---------------------------------------------------------------------------------
 
 

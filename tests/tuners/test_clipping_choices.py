@@ -65,7 +65,7 @@ def test_ranges_take_the_place_of_the_usual_ones():
     ("arguments", "error", "words"),
     [
         ({"strategies": ["fixed", "median"]}, ValueError, "`strategies` must be one of"),
-        ({"strategies": ["linear"]}, ValueError, "`total_steps` must be given"),
+        ({"strategies": ["linear"]}, TypeError, "`total_steps` must be an integer"),
         ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must name some of"),
         ({"ranges": {"clip_norm": (2.0, 1.0)}}, ValueError, "'clip_norm'.* is greater than"),
         ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "must be positive"),

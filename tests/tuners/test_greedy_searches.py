@@ -57,17 +57,6 @@ def test_a_search_visits_what_algorithm_1_does(tmp_path_factory, seed, higher, m
     assert tuner.visited == visited
 
 
-def test_an_epoch_begins_from_the_best_trial_of_the_one_before(tmp_path):
-    script = table(3, ties=False)
-    tuner = tuner_of(script, tmp_path)
-    tuner.search(verbose=0)
-    for epoch in range(2, EPOCHS + 1):
-        scores = [script(epoch - 1, number) for number in range(MOST)]
-        winner = f"{(epoch - 2) * MOST + scores.index(max(scores)):04d}"
-        assert {parent for number, _, parent in tuner.ran if number == epoch} == {winner}
-    assert {parent for number, _, parent in tuner.ran if number == 1} == {""}
-
-
 def test_geometric_norms_are_tried_up_to_the_largest_one(tmp_path):
     geometric = {"step": 2.0, "spacing": "geometric", "max_clip_norm": 1.0, "epochs": 1}
     tuner = tuner_of(lambda epoch, number: number, tmp_path, **geometric)

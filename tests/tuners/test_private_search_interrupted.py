@@ -81,6 +81,15 @@ def test_another_search_cannot_go_on_with_it(tmp_path, monkeypatch, arguments, n
         search_of(Scored(), tmp_path, **arguments)
 
 
+def test_an_object_made_before_another_search_began_does_not_tell_of_it(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 1)
+    small = search_of(Scored(), tmp_path, base=planned(50.0))
+    run(search_of(Scored(), tmp_path, base=planned(1.0)))
+    for use in (lambda: run(small), small.best_model, lambda: small.privacy_spent(DELTA)):
+        with pytest.raises(ValueError, match="has another `base`"):
+            use()
+
+
 @pytest.mark.parametrize("moment", ["save", "keep_best", "end", "unlink"])
 def test_a_process_killed_between_two_writes_keeps_the_best_run(tmp_path, monkeypatch, moment):
     """The best weights and the record always belong together."""
@@ -136,16 +145,6 @@ def test_the_record_is_written_whole(tmp_path, monkeypatch):
         with pytest.raises(DeadDiskError):
             write()
     assert path.read_text() == before
-
-
-def test_two_objects_of_one_folder_do_not_tell_of_each_other(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 1)
-    small = search_of(Scored(), tmp_path, base=planned(50.0))
-    big = run(search_of(Scored(), tmp_path, base=planned(1.0)))
-    assert big.best_model() is not None
-    for use in (lambda: run(small), small.best_model, lambda: small.privacy_spent(DELTA)):
-        with pytest.raises(ValueError, match="has another `base`"):
-            use()
 
 
 def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
