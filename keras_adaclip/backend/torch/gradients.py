@@ -100,6 +100,52 @@ def per_example_layer_gradients(
     return list(gradients)
 
 
+def convolution_kernel_gradients(
+    inputs: Tensor,
+    cotangents: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    groups: int,
+) -> Tensor | None:
+    """Override: one grouped convolution, on a CPU and for kernels larger than 1.
+
+    The examples of a batch become groups of channels of one image. The gradient of a grouped
+    convolution keeps the groups apart, so its groups are the gradients of the examples (Rochette et
+    al. 2019). In milliseconds of one core, with products of patches in parentheses: 27 (63) for
+    each convolution with 16 filters in the speed benchmark's row `resnet`, whose step takes 480.
+    """
+    batch_size, channels, filters = inputs.shape[0], inputs.shape[-1], cotangents.shape[-1]
+    is_a_product = all(elements == 1 for elements in kernel_size)
+    # Many groups of few channels are slow on a GPU.
+    if is_a_product or batch_size == 0 or inputs.device.type != "cpu":
+        return None
+    images, is_even = torch.movedim(inputs, -1, 1), all(first == last for first, last in pairs)
+    if not is_even:  # A convolution pads both sides alike.
+        images = torch.nn.functional.pad(images, [rows for pair in pairs[::-1] for rows in pair])
+    images, cotangents = (
+        value.to(torch.float32).reshape(1, -1, *value.shape[2:])
+        for value in (images, torch.movedim(cotangents, -1, 1))
+    )
+    # Only the shape of the kernels is read; expanded ones would be copied.
+    kernels = images.new_empty((batch_size * filters, channels // groups, *kernel_size))
+    _, gradients, _ = torch.ops.aten.convolution_backward(
+        cotangents,
+        images,
+        kernels,
+        None,
+        tuple(strides),
+        [before if is_even else 0 for before, _ in pairs],
+        tuple(dilation_rate),
+        False,
+        [0] * len(kernel_size),
+        batch_size * groups,
+        (False, True, False),
+    )
+    return gradients.reshape(batch_size, filters, channels // groups, *kernel_size)
+
+
 def map_examples(
     function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
 ) -> list[Tensor]:

@@ -13,6 +13,7 @@ from keras_adaclip.gradients.forms import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
+    gram_is_cheaper,
 )
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 from keras_adaclip.gradients.layers.windows import Windows
@@ -66,9 +67,22 @@ class ConvolutionRule(ConvolutionalRule):
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, kernel: keras.Variable
     ) -> PerExampleGradient:
-        """Return an outer product for each group of filters."""
-        patches = Windows.of(layer).patches(inputs, ops.shape(cotangents)[1:-1])
-        cotangents = by_position(cotangents)
+        """Return an outer product per group of filters, or gradients that a backend wrote out."""
+        windows, num_windows = Windows.of(layer), ops.shape(cotangents)[1:-1]
+        if not _gram_is_cheaper(layer, inputs, cotangents):
+            gradients = backend.convolution_kernel_gradients(
+                inputs,
+                cotangents,
+                windows.kernel_size,
+                windows.strides,
+                windows.dilation_rate,
+                windows.padding_sizes(ops.shape(inputs)[1:-1], num_windows),
+                layer.groups,
+            )
+            if gradients is not None:
+                # They are `(filters, channels, *kernel_size)`, the reverse of the kernel's axes.
+                return Materialized(gradients, (*range(2, len(kernel.shape)), 1, 0))
+        patches, cotangents = windows.patches(inputs, num_windows), by_position(cotangents)
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
             patches = ops.reshape(patches, (-1, positions, num_elements * channels))
@@ -113,3 +127,11 @@ def by_position(value: Tensor) -> Tensor:
 def _channels_last(layer: Any, value: Tensor) -> Tensor:
     """Return a layer's input or output with channels as the last axis."""
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
+
+
+def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
+    """Return whether Gram matrices make the norms of one group of filters cheaper."""
+    sizes = cotangents.shape[1:-1]
+    positions = None if any(size is None for size in sizes) else math.prod(sizes)
+    channels, filters = (value.shape[-1] // layer.groups for value in (inputs, cotangents))
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)
