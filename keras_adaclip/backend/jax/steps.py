@@ -108,6 +108,7 @@ def trace(function: Callable[[], Any]) -> None:
     """Override: an abstract run; nothing is computed."""
 
     def without_result() -> None:
+        """Run the function and return nothing, which JAX can trace for any result."""
         function()
 
     jax.eval_shape(without_result)
@@ -169,6 +170,7 @@ def _pure(
     """Return `function` as a function of the values of `variables` and its argument."""
 
     def pure(values: list[Tensor], argument: Any) -> Any:
+        """Run the function with the given values of the variables."""
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
             return function(argument)
 

@@ -18,6 +18,7 @@ def differentiate_at_taps(
     taps: list[Tensor] = []
 
     def tap(value: Tensor) -> Tensor:
+        """Return a tensor that requires gradients."""
         if not value.requires_grad:
             value = value.detach().requires_grad_()
         taps.append(value)
@@ -76,6 +77,7 @@ def per_example_layer_gradients(
     def inner_product(
         values: Sequence[Tensor], inputs: Sequence[Tensor], cotangent: Sequence[Tensor]
     ) -> Tensor:
+        """Return the inner product of one example's outputs and cotangents."""
         outputs = function(values, [value.unsqueeze(0) for value in inputs])
         return sum(
             (output * weight.unsqueeze(0)).sum()
@@ -169,6 +171,7 @@ def map_units(
 def _one_by_one(
     function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
 ) -> list[Tensor]:
+    """Apply a function to each row and stack the results."""
     rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
@@ -187,8 +190,10 @@ def loop_over_chunks(
 
 
 def _detach(value: Any) -> Any:
+    """Return a tensor without its graph, and anything else unchanged."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a gradient, or zeros if there is none."""
     return torch.zeros_like(like) if gradient is None else gradient.detach()
