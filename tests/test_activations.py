@@ -11,52 +11,32 @@ from keras_adaclip.activations import TemperedSigmoid
 X = np.linspace(-6.0, 6.0, 101).astype("float32")
 
 
-def applied(activation, x=X):
-    return ops.convert_to_numpy(activation(ops.convert_to_tensor(x)))
-
-
-@pytest.mark.parametrize("arguments", [(2.0, 2.0, 1.0), (1.58, 3.0, 0.71), (1, 1, 0), (0.5, 4, -2)])
+@pytest.mark.parametrize("arguments", [(1.58, 3.0, 0.71), (1, 1, 0), (0.5, 4, -2)])
 def test_the_formula(arguments):
     scale, inverse_temperature, offset = arguments
-    x = X.astype("float64")
-    expected = scale / (1.0 + np.exp(-inverse_temperature * x)) - offset
-    np.testing.assert_allclose(applied(TemperedSigmoid(*arguments)), expected, atol=2e-6)
+    expected = scale / (1.0 + np.exp(-inverse_temperature * X.astype("float64"))) - offset
+    found = TemperedSigmoid(*arguments)(ops.convert_to_tensor(X))
+    np.testing.assert_allclose(ops.convert_to_numpy(found), expected, atol=2e-6)
 
 
 def test_by_default_it_is_the_hyperbolic_tangent():
-    np.testing.assert_allclose(applied(TemperedSigmoid()), np.tanh(X), atol=1e-6)
+    found = TemperedSigmoid()(ops.convert_to_tensor(X))
+    np.testing.assert_allclose(ops.convert_to_numpy(found), np.tanh(X), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_shape_and_float_type_are_kept(dtype):
-    x = ops.ones((2, 3, 4), dtype=dtype)
-    found = TemperedSigmoid()(x)
+    found = TemperedSigmoid()(ops.ones((2, 3, 4), dtype=dtype))
     assert tuple(found.shape) == (2, 3, 4)
     assert keras.backend.standardize_dtype(found.dtype) == dtype
-
-
-def test_the_config_comes_back():
-    activation = TemperedSigmoid(1.5, 3.0, offset=0.25)
-    config = {"scale": 1.5, "inverse_temperature": 3.0, "offset": 0.25}
-    assert activation.get_config() == config
-    assert repr(activation) == "TemperedSigmoid(scale=1.5, inverse_temperature=3.0, offset=0.25)"
-    for again in (
-        TemperedSigmoid.from_config(config),
-        keras.activations.deserialize(keras.activations.serialize(activation)),
-        keras.activations.get(keras.activations.serialize(activation)),
-    ):
-        assert type(again) is TemperedSigmoid
-        assert again.get_config() == config
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"scale": 0.0}, ValueError, r"`scale` must be positive\. Received: scale=0\.0"),
-        ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
         ({"inverse_temperature": -1}, ValueError, "`inverse_temperature` must be positive"),
         ({"offset": float("nan")}, ValueError, "`offset` must be finite"),
-        ({"offset": "1"}, TypeError, "`offset` must be a number"),
         ({"scale": True}, TypeError, "`scale` must be a number"),
     ],
 )
@@ -65,51 +45,25 @@ def test_arguments_that_make_no_activation(arguments, error, message):
         TemperedSigmoid(**arguments)
 
 
-def private_model():
-    return ka.PrivateSequential(
+def test_a_private_model_trains_with_it_layer_by_layer_and_is_saved_with_it(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 16)
+    model = ka.PrivateSequential(
         [
             keras.Input((6, 6, 1)),
             keras.layers.Conv2D(3, 3, activation=TemperedSigmoid(1.5, 3.0, 0.5)),
             keras.layers.Activation(TemperedSigmoid()),
             keras.layers.Flatten(),
-            keras.layers.Dense(4, activation=TemperedSigmoid()),
             keras.layers.Dense(3),
         ]
     )
-
-
-def data(num_examples=16):
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(num_examples, 6, 6, 1)).astype("float32")
-    return x, generator.integers(0, 3, num_examples)
-
-
-def trained(model):
-    x, y = data()
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.5), clipping=1.0, noise_multiplier=1.0
-    )
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x, y, batch_size=8, epochs=1, verbose=0)
-    return model
-
-
-def test_private_training_takes_it_layer_by_layer():
-    model = private_model()
-    before = [np.array(weight) for weight in model.get_weights()]
-    trained(model)
+    optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss)
+    model.fit(x, y, batch_size=8, verbose=0)
     assert model.gradient_plan.is_layerwise
-    assert all(np.any(now != then) for now, then in zip(model.get_weights(), before, strict=True))
-
-
-def test_a_saved_model_comes_back_with_it(tmp_path):
-    model = trained(private_model())
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    assert loaded.layers[0].activation.get_config() == model.layers[0].activation.get_config()
-    x, _ = data()
-    np.testing.assert_array_equal(
-        loaded.predict(x, verbose=0), model.predict(x, verbose=0), strict=True
-    )
-    assert trained(loaded).gradient_plan.is_layerwise
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    activation = loaded.layers[0].activation
+    assert repr(activation) == "TemperedSigmoid(scale=1.5, inverse_temperature=3.0, offset=0.5)"
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))

@@ -129,8 +129,8 @@ def num_replicas(model: keras.Model) -> int:
 def may_join_batches(model: keras.Model, data: Any) -> bool:
     """Override: only for batches of unknown size.
 
-    TensorFlow divides the batches of a data set among replicas by one of two methods. If it knows the
-    size of a batch, the one that it takes never joins batches.
+    TensorFlow has two methods to divide the batches of a data set among replicas. If it knows the
+    size of a batch, it takes the one that never joins batches.
     """
     if num_replicas(model) == 1 or not isinstance(data, tf.data.Dataset):
         return False
