@@ -14,6 +14,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors take one line and end the process with status 2."""
 
     def error(self, message: str) -> NoReturn:
+        """Print the error in one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_plan(commands: Any) -> None:
+    """Add the command `plan`."""
     parser = commands.add_parser(
         "plan",
         help="epsilon, noise or epochs of a run, from the others",
@@ -74,6 +76,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
+    """Add the command `report`."""
     parser = commands.add_parser(
         "report",
         help="the privacy that the training of a saved model has spent",
@@ -103,6 +106,7 @@ def _add_report(commands: Any) -> None:
 def _report(
     path: str, delta: float, output_format: str, mean_trials: float | None, distribution: str | None
 ) -> str:
+    """Return the report of a saved model's ledger, in the given format."""
     unknown = "not read: the file's code is not run"
     if mean_trials is None and distribution is not None:
         raise ValueError("--distribution needs --mean-trials, the mean of the number of runs")
@@ -117,6 +121,7 @@ def _report(
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning in one line."""
     print(f"Warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 

@@ -31,4 +31,5 @@ class Configurable:
         return f"{type(self).__name__}({arguments})"
 
     def _argument(self, name: str) -> Any:
+        """Return the value of a constructor argument."""
         return getattr(self, name)

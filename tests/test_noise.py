@@ -34,22 +34,13 @@ def test_the_noise_is_normal_with_the_deviation_that_was_asked_for(stddev):
     assert np.abs(drawn).max() > 3.5
 
 
-def test_the_noise_is_added_to_the_values_in_float32():
-    values = np.linspace(-1, 1, 7).astype(np.float16)
-    (zero,) = add_noise([np.zeros(7, np.float32)], 0.25)
-    (noised,) = add_noise([values], 0.25)
-    assert noised.dtype == np.float32
+@pytest.mark.parametrize("shape", [(), (1, 1, 5), (0,)])
+def test_the_noise_is_added_to_the_values_in_float32(shape):
+    values = np.full(shape, 0.5, np.float16)
+    (zero,), (noised,) = (add_noise([each], 0.25) for each in (0 * values, values))
+    assert (noised.shape, noised.dtype) == (shape, np.float32)
     np.testing.assert_allclose(noised - values, zero, atol=1e-6)
-
-
-def test_no_noise_leaves_the_values():
-    values = np.linspace(-1, 1, 7).astype(np.float32)
     np.testing.assert_array_equal(add_noise([values], 0.0)[0], values)
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (1, 1, 5), (0,)])
-def test_shapes_stay(shape):
-    assert add_noise([np.zeros(shape, np.float32)], 1.0)[0].shape == shape
 
 
 def test_equal_sources_give_equal_noise_and_others_do_not():

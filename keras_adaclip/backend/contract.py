@@ -183,6 +183,34 @@ def per_example_layer_gradients(
     raise NotImplementedError
 
 
+def convolution_kernel_gradients(
+    inputs: Tensor,
+    cotangents: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    groups: int,
+) -> Tensor | None:
+    """Return the per-example gradients of a convolution's kernel, or None.
+
+    None means that the backend has no operation that is faster than products of patches.
+
+    Args:
+        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
+        cotangents: Tensor of shape `(batch_size, *spatial, filters)`.
+        kernel_size: Size of the kernel in each spatial dimension.
+        strides: Steps between two windows.
+        dilation_rate: Steps between two elements of the kernel.
+        pairs: Rows of zeros before and after each spatial dimension of the inputs.
+        groups: Number of groups of channels and filters.
+
+    Returns:
+        Float32 of shape `(batch_size, filters, channels // groups, *kernel_size)`, or None.
+    """
+    return None
+
+
 def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Return a faster function with the results of `layer.call`, or None.
 

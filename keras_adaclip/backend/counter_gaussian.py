@@ -69,6 +69,7 @@ def standard_normal(num_blocks: int, key: Tensor, step: Tensor, stream: Tensor) 
     subkey = threefry(of_step, (stream, _word(0)))
 
     def blocks_from(start: Tensor) -> Tensor:
+        """Return the two numbers of each of `num_blocks` blocks, the first of which is `start`."""
         index = ops.cast(start + ops.arange(num_blocks, dtype="int32"), "uint32")
         return tuple(normal_of(word) for word in threefry(subkey, (index, ops.zeros_like(index))))
 
@@ -118,15 +119,18 @@ def normal_of(bits: Tensor) -> Tensor:
 
 
 def _word(value: int) -> Tensor:
+    """Return a 32-bit word."""
     return ops.convert_to_tensor(value, "uint32")
 
 
 def _rotated(value: Tensor, by: int) -> Tensor:
+    """Return the word with its bits rotated to the left."""
     left, right = ops.left_shift(value, _word(by)), ops.right_shift(value, _word(32 - by))
     return ops.bitwise_or(left, right)
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Return the value of a polynomial at `x`, with the highest power first."""
     value = coefficients[0]
     for coefficient in coefficients[1:]:
         value = value * x + coefficient

@@ -113,6 +113,7 @@ class NoTensorFlowCheckpoint:
     """
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Return nothing for a SavedModel and refuse a checkpoint."""
         if save_type == "savedmodel":
             return {}
         raise ValueError(
@@ -344,10 +345,12 @@ class BuiltBeforeFit:
     _is_built_already = False
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        """Build as Keras does, unless the model is built already."""
         if not self._is_built_already:
             super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        """Build as Keras does, unless the model is built already."""
         if not self._is_built_already:
             super()._maybe_symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
@@ -363,6 +366,7 @@ def built_already(model: BuiltBeforeFit) -> Iterator[None]:
 
 
 def _itself(value: Any) -> Any:
+    """Return the argument."""
     return value
 
 
@@ -449,6 +453,7 @@ def functional_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def _is_of_backend(cls: type) -> bool:
+    """Return whether a class belongs to one of Keras's backends."""
     return cls.__module__.startswith(_BACKEND_MODULES)
 
 

@@ -32,7 +32,7 @@ def test_it_returns_arrays_and_traces_compiled_steps_once(run_eagerly):
     is_traced = not run_eagerly and BACKEND != "torch"
     # TensorFlow's steps take any number of rows where XLA does not compile them.
     assert sizes[-1] == (None if is_traced and BACKEND == "tensorflow" else 4)
-    assert len(sizes) <= 2
+    assert len(set(map(str, sizes))) <= 2
     assert (len(sizes) == 1) == is_traced or BACKEND == "jax"
 
 

@@ -245,24 +245,24 @@ def test_updates_are_those_of_the_optimizer(name):
         keras_private.functional_optimizer(OPTIMIZERS[name]()),
     )
     start = np.arange(4.0, dtype="float32")
-    variable, twin = keras.Variable(start), keras.Variable(start)
+    variable, other = keras.Variable(start), keras.Variable(start)
     optimizer.build([variable])
-    functional.build([twin])
-    value, state = twin.value, [each.value for each in functional.variables]
+    functional.build([other])
+    value, state = other.value, [each.value for each in functional.variables]
     before = [np.array(ops.convert_to_numpy(each)) for each in state]
     for step in range(4):
         gradient = np.array([1.0, -2.0, 0.5, 3.0 * step], "float32")
         optimizer.apply([ops.convert_to_tensor(gradient)], [variable])
         with keras.StatelessScope(
-            [(twin, value), *zip(functional.variables, state, strict=True)]
+            [(other, value), *zip(functional.variables, state, strict=True)]
         ) as scope:
-            functional.apply([ops.convert_to_tensor(gradient)], [twin])
-            value = scope.get_current_value(twin)
+            functional.apply([ops.convert_to_tensor(gradient)], [other])
+            value = scope.get_current_value(other)
             state = [scope.get_current_value(each) for each in functional.variables]
     np.testing.assert_allclose(
         ops.convert_to_numpy(value), ops.convert_to_numpy(variable.value), rtol=1e-5, atol=1e-5
     )
-    np.testing.assert_array_equal(ops.convert_to_numpy(twin.value), start)
+    np.testing.assert_array_equal(ops.convert_to_numpy(other.value), start)
     for each, old in zip(functional.variables, before, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(each.value), old)
 

@@ -121,3 +121,21 @@ def test_evaluate_drops_updates_and_returns_numpy():
     assert isinstance(found["value"], np.ndarray | np.float32)
     assert float(found["value"]) == 4.0
     assert ops.convert_to_numpy(variable.value) == 1.0
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
+def test_evaluate_gives_no_advice_on_tracing(caplog):
+    import tensorflow as tf
+
+    def function():
+        tf.get_logger().warning("5 calls to %s triggered tf.function retracing.", "f")
+        tf.get_logger().warning("something else")
+        return tf.constant(1.0)
+
+    with caplog.at_level("WARNING", tf.get_logger().name):
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            backend.evaluate(function, [])
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"something else"}

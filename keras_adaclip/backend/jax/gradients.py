@@ -28,12 +28,14 @@ def differentiate_at_taps(
     shapes: list[jax.ShapeDtypeStruct] = []
 
     def record(value: Tensor) -> Tensor:
+        """Note the shape of a tapped tensor."""
         shapes.append(jax.ShapeDtypeStruct(value.shape, value.dtype))
         return value
 
     jax.eval_shape(lambda: pure(record)[0])
 
     def with_probes(probes: list[Tensor]) -> tuple[Tensor, Any]:
+        """Return the loss as a function of the probes."""
         remaining = iter(probes)
         return pure(lambda value: value + next(remaining))
 
@@ -52,6 +54,7 @@ def gradients_of(
     pure = _purified(lambda _: function(), variables)
 
     def of_values(values: list[Tensor]) -> tuple[Tensor, Any]:
+        """Return the loss as a function of the values of `by`."""
         return pure(None, list(zip(by, values, strict=True)))
 
     values = [variable.value for variable in by]
@@ -76,6 +79,7 @@ def per_example_layer_gradients(
     """Override: `jax.vmap` of a vector-Jacobian product."""
 
     def one_example(inputs: Sequence[Tensor], cotangent: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of one example."""
         inputs = [value[None] for value in inputs]
         _, pullback = jax.vjp(lambda *shared: list(function(shared, inputs)), *values)
         return list(pullback([value[None] for value in cotangent]))
@@ -116,6 +120,7 @@ def loop_over_chunks(
     fixed = [(variable, variable.value) for variable in constants]
 
     def run(index: Tensor, state: tuple[list[Tensor], list[Tensor]]) -> Any:
+        """Run one round with the variables as part of the carry."""
         carry, values = state
         mapping = [*fixed, *zip(variables, values, strict=True)]
         with keras.StatelessScope(mapping) as scope:
@@ -138,6 +143,7 @@ def _purified(function: Callable[[Any], tuple[Tensor, Any]], variables: Sequence
     mapping = [(variable, variable.value) for variable in variables]
 
     def pure(argument: Any, further_mapping: Sequence[tuple[Any, Tensor]] = ()) -> Any:
+        """Run the function in a scope of its own."""
         with keras.StatelessScope([*mapping, *further_mapping]) as scope:
             loss, further = function(argument)
         values = [scope.get_current_value(variable) for variable in variables]
@@ -147,6 +153,7 @@ def _purified(function: Callable[[Any], tuple[Tensor, Any]], variables: Sequence
 
 
 def _assign(variables: Sequence[keras.Variable], values: Sequence[Tensor]) -> None:
+    """Assign new values to variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
@@ -169,6 +176,7 @@ def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor]
         return None
 
     def call(inputs: Tensor) -> Tensor:
+        """Return the outputs of the layer."""
         kernel = ops.convert_to_tensor(layer.kernel)
         outputs = convolution(inputs, kernel, layer.strides, layer.dilation_rate, layer.padding)
         if layer.use_bias:
@@ -211,6 +219,7 @@ def convolution(
     ]
 
     def slice_at(element: tuple[int, ...]) -> Tensor:
+        """Return the values that one element of the kernel meets in all windows."""
         cut = [slice(None)]
         for place, rate, stride, number in zip(
             element, dilation_rate, strides, windows, strict=True

@@ -2,8 +2,9 @@
 
 On a CPU, private steps are compiled with XLA's scheduler that saves memory. The default one starts
 everything that could run at the same time, such as the norms of all layers, and holds what they
-read all at once. The scheduler makes the step of `cnn-256` 1.15 times faster (212 against 243 ms)
-and that of `mlp` 1.08 times.
+read all at once. In the speed benchmark's rows `cifar` and `resnet` the scheduler lowers the peak
+of memory from 2.0 to 1.0 and from 3.3 to 1.9 times that of a plain step; the step of `cnn-256`
+takes 162 instead of 178 ms (process time of one core).
 """
 
 import contextlib
@@ -108,6 +109,7 @@ def trace(function: Callable[[], Any]) -> None:
     """Override: an abstract run; nothing is computed."""
 
     def without_result() -> None:
+        """Run the function and return nothing, which JAX can trace for any result."""
         function()
 
     jax.eval_shape(without_result)
@@ -176,6 +178,7 @@ def _pure(
     """Return `function` as a function of the values of `variables` and its argument."""
 
     def pure(values: list[Tensor], argument: Any) -> Any:
+        """Run the function with the given values of the variables."""
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
             return function(argument)
 

@@ -129,8 +129,8 @@ def num_replicas(model: keras.Model) -> int:
 def may_join_batches(model: keras.Model, data: Any) -> bool:
     """Override: only for batches of unknown size.
 
-    TensorFlow has two ways of dividing the batches of a data set among replicas. If it knows the
-    size of a batch, the one that it takes never joins batches.
+    TensorFlow has two methods to divide the batches of a data set among replicas. If it knows the
+    size of a batch, it takes the one that never joins batches.
     """
     if num_replicas(model) == 1 or not isinstance(data, tf.data.Dataset):
         return False
@@ -171,7 +171,7 @@ def scope_of_devices(model: keras.Model) -> Iterator[None]:
 
 
 def divided(batch: dict[str, Any], num_replicas: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch, dealt out to the replicas of this process.
+    """Yield the rows of a batch, one part for each replica of this process.
 
     A replica for which there is no row gets a row of zeros, which is padding.
 
@@ -185,13 +185,15 @@ def divided(batch: dict[str, Any], num_replicas: int) -> Iterator[dict[str, Any]
     for replica in range(num_replicas):
 
         def hand(array: np.ndarray, replica: int = replica) -> np.ndarray:
-            dealt = array[replica::num_replicas]
-            return dealt if len(dealt) else np.zeros_like(array[:1])
+            """Return the rows of one replica."""
+            part = array[replica::num_replicas]
+            return part if len(part) else np.zeros_like(array[:1])
 
         yield {name: keras.tree.map_structure(hand, part) for name, part in batch.items()}
 
 
 def _has_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a strategy trains on several workers."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
         strategy.cluster_resolver.cluster_spec().jobs
     )

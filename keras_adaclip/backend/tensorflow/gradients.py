@@ -18,6 +18,7 @@ def differentiate_at_taps(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
 
         def tap(value: Tensor) -> Tensor:
+            """Return a watched copy of a tensor."""
             # A new tensor: one that Keras's softmax made carries its logits along, and a loss
             # that starts from them would bypass the tap.
             value = tf.identity(value)
@@ -74,6 +75,7 @@ def per_example_layer_gradients(
     """
 
     def one_example(slices: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+        """Return the gradients of one example."""
         inputs, cotangent = slices
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             watched = [tf.identity(value) for value in values]
@@ -102,6 +104,7 @@ def map_examples(
     numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
 
     def one_example(row: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs for one row, and the gradients of the first by the row."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             by = [row[number] for number in numbers]
             for value in by:
@@ -114,6 +117,7 @@ def map_examples(
 
     @tf.custom_gradient
     def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
+        """Return the outputs for all rows, and their gradient function."""
         try:
             found = list(tf.vectorized_map(one_example, list(rows)))
         except (AttributeError, TypeError, ValueError, tf.errors.OpError):
@@ -123,7 +127,10 @@ def map_examples(
         gradients = dict(zip(numbers, found[num_outputs:], strict=True))
 
         def backward(cotangent: Tensor, *_: Tensor, variables: Any = None) -> Any:
+            """Return the gradients of the rows, scaled by the cotangents of the losses."""
+
             def scaled(gradient: Tensor) -> Tensor:
+                """Scale the gradient of each row by the cotangent of its loss."""
                 shape = [-1] + [1] * (len(gradient.shape) - 1)
                 return gradient * tf.reshape(tf.cast(cotangent, gradient.dtype), shape)
 

@@ -73,6 +73,7 @@ def fit_arguments(
     """
 
     def specified(array: Any, num_open: int) -> tf.TensorSpec:
+        """Return the specification of an array whose first axes are open."""
         shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
         return tf.TensorSpec(shape, array.dtype)
 
@@ -105,11 +106,12 @@ def fit_arguments(
 def _generator(
     batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool
 ) -> Callable[[], Iterator[Any]]:
-    """Return a generator function of the parts of all batches, for one epoch or for ever."""
-    # TensorFlow keeps the generator function for ever; it must not keep the data with it.
+    """Return a generator function of the parts of all batches, for one epoch or without end."""
+    # TensorFlow never releases the generator function; it must not keep the data with it.
     known = weakref.ref(batches)
 
     def prepare() -> Iterator[Any]:
+        """Yield the parts of the batches while the batches are in use."""
         while (of_epoch := known()) is not None:
             for index in range(of_epoch.num_batches):
                 yield from devices.divided(of_epoch[index], num_replicas)
@@ -159,6 +161,7 @@ def _without_advice_on_tracing() -> Iterator[None]:
     """Silence a warning that nobody can act on: `vectorized_map` traces anew in each eager call."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
+        """Return whether a record is anything but that warning."""
         return "triggered tf.function retracing" not in str(record.msg)
 
     logger = tf.get_logger()
@@ -189,9 +192,11 @@ class Evaluator(contract.Evaluator):
         return keras.tree.map_structure(lambda value: value.numpy(), self._run(rows, further))
 
     def _traced(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
+        """Return the function to run, and note the effects of its graph."""
         is_open = not needs_fixed_shapes(self._model)
 
         def specified(value: Tensor, is_row: bool) -> tf.TensorSpec:
+            """Return the specification of a tensor, with open rows if steps take any number."""
             shape = [None, *value.shape[1:]] if is_row and is_open else value.shape
             return tf.TensorSpec(shape, value.dtype)
 
@@ -232,6 +237,7 @@ def peak_memory(
 
     @tf.function(jit_compile=is_compiled)
     def traced(argument: Any) -> Any:
+        """Run the function on a graph, without assigning variables."""
         with keras.StatelessScope([(variable, variable.value) for variable in variables]):
             return function(argument)
 

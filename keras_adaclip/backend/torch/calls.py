@@ -37,6 +37,7 @@ def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable
         return None
 
     def call(inputs: Tensor) -> Tensor:
+        """Return the pooled images."""
         pooled = pool(inputs.permute(_CHANNELS_FIRST), layer.pool_size, layer.strides)
         return pooled.permute(_CHANNELS_LAST)
 
@@ -52,6 +53,7 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
         return None
 
     def call(inputs: Tensor) -> Tensor:
+        """Return the convolution of the images."""
         if inputs.ndim != 4 or inputs.dtype != torch.float32:
             return type(layer).call(layer, inputs)
         outputs = torch.nn.functional.conv2d(
@@ -72,6 +74,7 @@ def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None
     """Return a call that is one operation instead of a dozen."""
 
     def call(inputs: Tensor) -> Tensor:
+        """Return the normalized images."""
         is_image = inputs.ndim == 4 and inputs.dtype == torch.float32 and inputs.numel() > 0
         if not is_image or layer.axis not in (-1, 3):
             return type(layer).call(layer, inputs)

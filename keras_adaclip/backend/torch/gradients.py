@@ -18,6 +18,7 @@ def differentiate_at_taps(
     taps: list[Tensor] = []
 
     def tap(value: Tensor) -> Tensor:
+        """Return a tensor that requires gradients."""
         if not value.requires_grad:
             value = value.detach().requires_grad_()
         taps.append(value)
@@ -76,6 +77,7 @@ def per_example_layer_gradients(
     def inner_product(
         values: Sequence[Tensor], inputs: Sequence[Tensor], cotangent: Sequence[Tensor]
     ) -> Tensor:
+        """Return the inner product of one example's outputs and cotangents."""
         outputs = function(values, [value.unsqueeze(0) for value in inputs])
         return sum(
             (output * weight.unsqueeze(0)).sum()
@@ -98,6 +100,52 @@ def per_example_layer_gradients(
             ]
             gradients = [torch.stack(parts) for parts in zip(*singles, strict=True)]
     return list(gradients)
+
+
+def convolution_kernel_gradients(
+    inputs: Tensor,
+    cotangents: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    dilation_rate: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    groups: int,
+) -> Tensor | None:
+    """Override: one grouped convolution, on a CPU and for kernels larger than 1.
+
+    The examples of a batch become groups of channels of one image. The gradient of a grouped
+    convolution keeps the groups apart, so its groups are the gradients of the examples (Rochette et
+    al. 2019). In milliseconds of one core, with products of patches in parentheses: 27 (63) for
+    each convolution with 16 filters in the speed benchmark's row `resnet`, whose step takes 480.
+    """
+    batch_size, channels, filters = inputs.shape[0], inputs.shape[-1], cotangents.shape[-1]
+    is_a_product = all(elements == 1 for elements in kernel_size)
+    # Many groups of few channels are slow on a GPU.
+    if is_a_product or batch_size == 0 or inputs.device.type != "cpu":
+        return None
+    images, is_even = torch.movedim(inputs, -1, 1), all(first == last for first, last in pairs)
+    if not is_even:  # A convolution pads both sides alike.
+        images = torch.nn.functional.pad(images, [rows for pair in pairs[::-1] for rows in pair])
+    images, cotangents = (
+        value.to(torch.float32).reshape(1, -1, *value.shape[2:])
+        for value in (images, torch.movedim(cotangents, -1, 1))
+    )
+    # Only the shape of the kernels is read; expanded ones would be copied.
+    kernels = images.new_empty((batch_size * filters, channels // groups, *kernel_size))
+    _, gradients, _ = torch.ops.aten.convolution_backward(
+        cotangents,
+        images,
+        kernels,
+        None,
+        tuple(strides),
+        [before if is_even else 0 for before, _ in pairs],
+        tuple(dilation_rate),
+        False,
+        [0] * len(kernel_size),
+        batch_size * groups,
+        (False, True, False),
+    )
+    return gradients.reshape(batch_size, filters, channels // groups, *kernel_size)
 
 
 def map_examples(
@@ -123,6 +171,7 @@ def map_units(
 def _one_by_one(
     function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
 ) -> list[Tensor]:
+    """Apply a function to each row and stack the results."""
     rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
@@ -141,8 +190,10 @@ def loop_over_chunks(
 
 
 def _detach(value: Any) -> Any:
+    """Return a tensor without its graph, and anything else unchanged."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a gradient, or zeros if there is none."""
     return torch.zeros_like(like) if gradient is None else gradient.detach()

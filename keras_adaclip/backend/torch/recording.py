@@ -86,6 +86,7 @@ def _changed(value: Tensor) -> Tensor:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors agree in shape, dtype and values."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.dtype.is_floating_point:

@@ -132,6 +132,7 @@ def peak_memory(
     """Override: of the GPU, or else of the process."""
 
     def run(argument: Any) -> None:
+        """Run the function once."""
         evaluate(lambda: function(argument), variables)
 
     cuda = torch.cuda

@@ -2,7 +2,7 @@
 
 from keras_adaclip.gradients.forms.grouped import GroupedOuterProduct
 from keras_adaclip.gradients.forms.lookup import Lookup
-from keras_adaclip.gradients.forms.outer_product import OuterProduct
+from keras_adaclip.gradients.forms.outer_product import OuterProduct, gram_is_cheaper
 from keras_adaclip.gradients.forms.written_out import Materialized, PerExampleGradient, combined
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "OuterProduct",
     "PerExampleGradient",
     "combined",
+    "gram_is_cheaper",
 ]

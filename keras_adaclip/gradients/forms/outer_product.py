@@ -26,7 +26,7 @@ _LARGEST_UNBLOCKED = 1 << 17
 _SMALLEST_BLOCK, _MOST_BLOCKS = 128, 32
 
 
-def _gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
+def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
     """Return whether a norm costs less from Gram matrices than from written-out gradients.
 
     With T positions of d inputs and p outputs, Gram matrices take `T^2 (d + p)` operations. The
@@ -66,7 +66,7 @@ class OuterProduct(SumOverPositions):
         output_size = self.cotangents.shape[2]
         if positions == 1:
             self.form, self._num_written = "two norms", 0
-        elif _gram_is_cheaper(positions, input_size, output_size):
+        elif gram_is_cheaper(positions, input_size, output_size):
             self.form, self._num_written = "Gram matrices", 2 * positions**2
         else:
             self.form, self._num_written = "written out", input_size * output_size

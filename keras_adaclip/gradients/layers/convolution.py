@@ -21,6 +21,7 @@ from keras_adaclip.gradients.forms import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
+    gram_is_cheaper,
 )
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 
@@ -74,9 +75,23 @@ class ConvolutionRule(ConvolutionalRule):
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
     ) -> PerExampleGradient:
-        """Return an outer product for each group of filters."""
-        patches = _patches(layer, inputs, ops.shape(cotangents)[1:-1])
-        cotangents = _by_position(cotangents)
+        """Return an outer product for each group of filters, or gradients of the backend's own."""
+        sizes = ops.shape(cotangents)[1:-1]
+        if not _gram_is_cheaper(layer, inputs, cotangents):
+            gradients = backend.convolution_kernel_gradients(
+                inputs,
+                cotangents,
+                layer.kernel_size,
+                layer.strides,
+                layer.dilation_rate,
+                _padding(layer, ops.shape(inputs)[1:-1], sizes),
+                layer.groups,
+            )
+            if gradients is not None:
+                # From `(batch_size, filters, channels, *kernel_size)`.
+                axes = (0, *range(3, len(gradients.shape)), 2, 1)
+                return Materialized(ops.transpose(gradients, axes))
+        patches, cotangents = _patches(layer, inputs, sizes), _by_position(cotangents)
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
             patches = ops.reshape(patches, (-1, positions, num_elements * channels))
@@ -140,6 +155,30 @@ def _channels_last(layer: Any, value: Tensor) -> Tensor:
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
 
 
+def _padding(
+    layer: Any, sizes: Sequence[Size], num_windows: Sequence[Size]
+) -> list[tuple[Size, Size]]:
+    """Return the number of zeros before and after the inputs along each spatial axis.
+
+    Args:
+        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
+        sizes: The sizes of the inputs along each spatial axis.
+        num_windows: The number of windows along each spatial axis.
+    """
+    pairs = []
+    for size, windows, elements, stride, rate in zip(
+        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        covered = (elements - 1) * rate + 1
+        before, after = covered - 1 if layer.padding == "causal" else 0, 0
+        if layer.padding == "same":
+            missing = (windows - 1) * stride + covered - size
+            missing = max(missing, 0) if isinstance(missing, int) else ops.maximum(missing, 0)
+            before, after = missing // 2, missing - missing // 2
+        pairs.append((before, after))
+    return pairs
+
+
 def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
     """Return the rows of channels that each kernel element meets in each window.
 
@@ -155,21 +194,29 @@ def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
     # Sizes that are numbers give places that are constants of the step.
     are_numbers = all(isinstance(size, int) for size in (*sizes, *num_windows))
     numpy: Any = np if are_numbers else ops
-    padding, places = [(0, 0)], numpy.zeros((1, 1), "int32")
-    for size, windows, elements, stride, rate in zip(
-        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    padding = _padding(layer, sizes, num_windows)
+    places = numpy.zeros((1, 1), "int32")
+    for pair, size, windows, elements, stride, rate in zip(
+        padding,
+        sizes,
+        num_windows,
+        layer.kernel_size,
+        layer.strides,
+        layer.dilation_rate,
+        strict=True,
     ):
-        covered = (elements - 1) * rate + 1
-        before, after = covered - 1 if layer.padding == "causal" else 0, 0
-        if layer.padding == "same":
-            missing = (windows - 1) * stride + covered - size
-            missing = max(missing, 0) if are_numbers else ops.maximum(missing, 0)
-            before, after = missing // 2, missing - missing // 2
-        padding.append((before, after))
         first = stride * numpy.arange(windows, dtype="int32")
         along = first[:, None] + rate * numpy.arange(elements, dtype="int32")
-        places = places[:, None, :, None] * (before + size + after) + along[None, :, None, :]
+        places = places[:, None, :, None] * (pair[0] + size + pair[1]) + along[None, :, None, :]
         places = numpy.reshape(places, (-1, places.shape[2] * elements))
     if layer.padding != "valid":
-        inputs = ops.pad(inputs, [*padding, (0, 0)])
+        inputs = ops.pad(inputs, [(0, 0), *padding, (0, 0)])
     return backend.take_rows(_by_position(inputs), places)
+
+
+def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
+    """Return whether Gram matrices make the norms of one group of filters cheaper."""
+    sizes = cotangents.shape[1:-1]
+    positions = None if any(size is None for size in sizes) else math.prod(sizes)
+    channels, filters = (value.shape[-1] // layer.groups for value in (inputs, cotangents))
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)
