@@ -46,7 +46,7 @@ class FederatedModel(SubclassedForm, FederatedTraining, keras.Model):
         learning with adaptive clipping", algorithm 1.
     """
 
-    functional = FederatedFunctional
+    _functional = FederatedFunctional
     stands_for = FederatedTraining
 
 

@@ -42,7 +42,7 @@ class PrivateModel(SubclassedForm, PrivateTraining, keras.Model):
         Abadi et al. 2016, "Deep learning with differential privacy".
     """
 
-    functional = PrivateFunctional
+    _functional = PrivateFunctional
     stands_for = PrivateTraining
 
 

@@ -249,5 +249,5 @@ def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:
             "the training data that carries no noise, and epsilon does not cover what it "
             "decides. Monitor validation data that are public ('val_...'), or one of "
             f"{', '.join(map(repr, _PRIVATE_LOGS))}.",
-            stacklevel=4,
+            stacklevel=6,
         )

@@ -27,22 +27,22 @@ class SubclassedForm(metaclass=ModelType):
     """The first base of the class that users subclass, which may get inputs and outputs too.
 
     Attributes:
-        functional: The class of functional models.
+        _functional: The class of functional models.
         stands_for: The mixin with the training of both classes.
     """
 
-    functional: type
+    _functional: type
     stands_for: type
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a functional model for inputs and outputs, otherwise one of this class."""
         if SubclassedForm in cls.__bases__ and _are_functional(args, kwargs):
-            return cls.functional(*args, **kwargs)
+            return cls._functional(*args, **kwargs)
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _are_functional(args, kwargs):
-            functional = self.functional
+            functional = self._functional
             _make_functional(type(self), functional)
             functional.__init__(self, *args, **kwargs)  # type: ignore[misc]
         else:
