@@ -165,7 +165,8 @@ class DPOptimizer(AccountedOptimizer):
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
-        self.inner_optimizer.apply(backend.shares_of_replica(gradients), trainable_variables)
+        gradients = backend.shares_of_replica(gradients)
+        self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped and noised with the old clipping norm.
         self._clip.update(
             Release(means, mean_stddevs, statistics, expected_units, self.iterations.value)
