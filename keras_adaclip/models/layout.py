@@ -184,6 +184,7 @@ def _bytes_needed(model: keras.Model, batches: Iterable[Batch]) -> Iterator[int]
         return clipped_sum(model, batch, model.optimizer.current_clipping, plan)[0].gradients
 
     def parts_of(batch: Batch) -> dict[str, Any]:
+        """Return the parts of a batch that are there, by name."""
         parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
         return {name: part for name, part in parts.items() if part is not None}
 
