@@ -209,12 +209,13 @@ class ClippingHyperModel(keras_tuner.HyperModel):
                 other errors of a trial.
         """
         arguments = inspect.signature(model.fit).bind(*args, **kwargs).arguments
-        for name in ("batch_size", "steps_per_epoch", "sampling"):
-            if name in arguments:
+        defaults = {"batch_size": None, "steps_per_epoch": None, "sampling": "poisson"}
+        for name, default in defaults.items():
+            if (value := arguments.pop(name, default)) != default:
                 raise keras_tuner.errors.FatalValueError(
                     f"Argument `{name}` must be left out: the noise was calibrated with that of "
                     "the hypermodel. Give batch sizes to `ClippingHyperModel(batch_sizes=...)`. "
-                    f"Received: {name}={arguments[name]!r}"
+                    f"Received: {name}={value!r}"
                 )
         epochs = arguments.setdefault("epochs", self.epochs)
         if epochs > self.epochs:

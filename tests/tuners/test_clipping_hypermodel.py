@@ -227,6 +227,11 @@ def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
         run(hypermodel(), **arguments)
 
 
+def test_arguments_of_search_may_be_given_their_defaults():
+    history = run(hypermodel(), batch_size=None, steps_per_epoch=None, sampling="poisson")
+    assert len(history.epoch) == 2
+
+
 def test_more_rows_than_planned_end_the_search_before_a_step():
     with pytest.raises(FATAL, match=r"0 steps, .* of 64 rows; planned: .* of 32 rows"):
         run(hypermodel(), np.tile(X, (2, 1)), np.tile(Y, (2, 1)))
