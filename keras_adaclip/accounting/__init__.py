@@ -1,7 +1,10 @@
 """Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget allows.
 
+    kinds        units, sampling schemes, and the cost of selected runs
     row          one mechanism and how often it ran, in integers
-    ledger       the rows of a model, merged and joined upward in epsilon only; reading saved ones
+    ledger       the rows of a model, which only grow
+    merging      rows merged upward in epsilon
+    saved_ledger the ledger in a file
     events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
     accountants  epsilon of composed events, by `dp_accounting`
     epsilon      epsilon of a plan and of a ledger
@@ -33,10 +36,12 @@ from keras_adaclip.accounting.epsilon import (
 )
 from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
-from keras_adaclip.accounting.ledger import LEDGER_KEYS, Ledger, read_ledger
+from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit
+from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import NO_TUNING, PrivacyReport, check_report_path
-from keras_adaclip.accounting.row import NUM_INTEGERS, LedgerRow, Sampling, Unit
+from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
 __all__ = [

@@ -39,7 +39,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip.accounting.events import CountedEvents, SelectedRunsEvent
-from keras_adaclip.accounting.row import ORDERS
+from keras_adaclip.accounting.kinds import ORDERS
 
 _INTERVAL = 1e-4
 _COARSEST_INTERVAL = 0.1

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
+from keras_adaclip.accounting.kinds import SelectionCost
 from keras_adaclip.accounting.ledger import Ledger
-from keras_adaclip.accounting.row import LedgerRow, SelectionCost
+from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection, growing
 
 # Sums of the same numbers in another order differ by this share.

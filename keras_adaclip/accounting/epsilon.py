@@ -15,7 +15,8 @@ from keras_adaclip import _checks
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.events import NoiseSchedule, PlannedRun
-from keras_adaclip.accounting.row import LedgerRow, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.row import LedgerRow
 
 ACCOUNTANTS = ("pld", "rdp")
 # A grid this much coarser is several times as fast. Epsilon grows by some tenths of a percent.

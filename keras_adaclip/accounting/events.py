@@ -48,7 +48,8 @@ from dp_accounting import (
 )
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting.row import LedgerRow, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.row import LedgerRow
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
@@ -64,7 +65,7 @@ class SelectedRunsEvent(DpEvent):
     """The best of several runs, of which only Rényi divergences are known.
 
     Args:
-        divergences: One for each of `row.ORDERS`.
+        divergences: One for each of `kinds.ORDERS`.
     """
 
     divergences: tuple[float, ...]

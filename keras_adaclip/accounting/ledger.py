@@ -6,52 +6,25 @@ Epsilon is a function of the ledger alone (`ledger_epsilon`), so a saved model c
 after loading. The ledger only grows: new noise, sampling rates or data start another row, a full
 table merges rows upward in epsilon, and loading a checkpoint removes nothing that this process has
 released.
-
-Merging makes one row of two. The merged row *dominates* both: it has the smaller noise multiplier,
-the larger sampling probability and all releases. Rows with different samplings become `STREAM`,
-full releases, which dominate every other kind. This may change the neighbouring relation under
-which epsilon is stated (see `events.neighboring_relation`), but epsilon stays an upper bound.
 """
 
 import collections
 import dataclasses
-import io
-import itertools
-import math
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Self
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip._checks import INT32_MAX, check_integer
-from keras_adaclip.accounting.row import (
+from keras_adaclip._checks import check_integer
+from keras_adaclip.accounting.kinds import (
     NUM_COST_ROWS,
     NUM_INTEGERS,
-    SELECTED,
-    LedgerRow,
-    Mechanism,
-    Sampling,
     SelectionCost,
     Unit,
 )
-
-# The names of the ledger among the variables of a private model.
-LEDGER_KEYS = (
-    "privacy_ledger_rows",
-    "privacy_ledger_noise",
-    "privacy_ledger_identity",
-    "privacy_ledger_included",
-)
-_WEIGHTS_IN_ARCHIVE = "model.weights.h5"
-_OWN_VARIABLES = "vars"
-_MOST_NUMBERS = 1 << 20
-_LEAST_RANKED_NOISE = 0.04
+from keras_adaclip.accounting.merging import add_rows, compact_rows
+from keras_adaclip.accounting.row import SELECTED, LedgerRow, Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +110,7 @@ class Ledger:
         others = []
         for present in self.rows:
             if present.mechanism == row.mechanism:
-                row = _add_rows(present, row)
+                row = add_rows(present, row)
             else:
                 others.append(present)
         return type(self)((*others, row))
@@ -179,7 +152,7 @@ class Ledger:
                 longer fit int32.
         """
         max_rows = check_integer("max_rows", max_rows, minimum=2)
-        return type(self)(_compact(self.rows, max_rows))
+        return type(self)(compact_rows(self.rows, max_rows))
 
     def is_covered_by(self, other: "Ledger") -> bool:
         """Whether `other` holds at least these steps and releases of each mechanism.
@@ -187,8 +160,7 @@ class Ledger:
         Args:
             other: The ledger that may hold more.
         """
-        ours, theirs = _totals(self.rows), _totals(other.rows)
-        return all(np.all(total <= theirs[mechanism]) for mechanism, total in ours.items())
+        return _totals(self) <= _totals(other)
 
     def union_upward(self, other: "Ledger", *, same_run: bool = False) -> Self:
         """The ledger of this process joined with one that was loaded from a checkpoint.
@@ -241,10 +213,9 @@ class Ledger:
         for row in self.compact(max_rows):
             integers[index] = row.to_integers()
             noise_multipliers[index] = row.noise_multiplier
-            end = index + row.num_table_rows
             if row.selection is not None:
-                integers[index + 1 : end] = row.selection.to_integers()
-            index = end
+                integers[index + 1 : index + row.num_table_rows] = row.selection.to_integers()
+            index += row.num_table_rows
         return integers, noise_multipliers
 
     @classmethod
@@ -262,10 +233,12 @@ class Ledger:
             ValueError: If the shapes disagree, or the numbers of a row are impossible.
         """
         table, noise = np.asarray(integers), np.asarray(noise_multipliers)
-        if table.shape != (*noise.shape, NUM_INTEGERS) or noise.ndim != 1:
+        is_table = table.shape == (*noise.shape, NUM_INTEGERS) and noise.ndim == 1
+        if not is_table or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
                 f"Arguments `integers` and `noise_multipliers` must have the shapes (rows, "
-                f"{NUM_INTEGERS}) and (rows,). Received: shapes {table.shape} and {noise.shape}"
+                f"{NUM_INTEGERS}) and (rows,), the first one of integers. Received: shapes "
+                f"{table.shape} and {noise.shape}, integers of type {table.dtype}"
             )
         rows, index = [], 0
         while index < len(table):
@@ -279,177 +252,10 @@ class Ledger:
         return cls(tuple(rows))
 
 
-def _totals(rows: Iterable[LedgerRow]) -> dict[Mechanism, npt.NDArray[np.int64]]:
-    """Return steps and releases of each mechanism; zeros for all others."""
-    totals: dict[Mechanism, npt.NDArray[np.int64]]
-    totals = collections.defaultdict(lambda: np.zeros(2, np.int64))
+def _totals(rows: Iterable[LedgerRow]) -> collections.Counter[tuple[Mechanism, str]]:
+    """Return steps and releases of each mechanism."""
+    totals: collections.Counter[tuple[Mechanism, str]] = collections.Counter()
     for row in rows:
-        totals[row.mechanism] += (row.steps, row.releases)
+        totals[row.mechanism, "steps"] += row.steps
+        totals[row.mechanism, "releases"] += row.releases
     return totals
-
-
-def _add_rows(first: LedgerRow, second: LedgerRow) -> LedgerRow:
-    """The exact sum of two rows of one mechanism. The open release is that of the second row."""
-    return dataclasses.replace(
-        second, steps=first.steps + second.steps, releases=first.releases + second.releases
-    )
-
-
-def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
-    """One closed row whose epsilon is never below that of the two rows together.
-
-    Args:
-        first: A row that does not run any more.
-        second: Another one.
-
-    Returns:
-        The dominating row. Its next step opens a release.
-
-    Raises:
-        ValueError: If the rows are about different units or about selected runs, or the counts no
-            longer fit int32.
-    """
-    if first.mechanism == second.mechanism:
-        return _add_rows(first, second).begin_segment()
-    if first.unit is not second.unit or first.selection or second.selection:
-        raise ValueError(
-            "Rows about examples and about clients cannot be merged, nor selections of runs."
-        )
-    steps = first.steps + second.steps
-    noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
-    denser = max(first, second, key=_exact_probability)
-    sampling, steps_per_release = Sampling.STREAM, 1
-    if first.sampling is second.sampling:
-        sampling = first.sampling
-        steps_per_release = max(first.steps_per_release, second.steps_per_release)
-    return LedgerRow(
-        sampling,
-        denser.expected_batch_size,
-        denser.num_examples,
-        steps_per_release,
-        steps,
-        releases=first.releases + second.releases,
-        steps_in_release=steps_per_release,
-        noise_multiplier=noise_multiplier,
-        unit=first.unit,
-    )
-
-
-def _exact_probability(row: LedgerRow) -> Fraction:
-    """The sampling probability as a fraction. As floats, two different ones could be equal."""
-    if row.num_examples == 0:
-        return Fraction(1)
-    return min(Fraction(1), Fraction(row.expected_batch_size, row.num_examples))
-
-
-def _compact(rows: Sequence[LedgerRow], max_rows: int) -> tuple[LedgerRow, ...]:
-    """Merge rows upward until at most `max_rows` are left; see `Ledger.compact`.
-
-    The closed rows are sorted by their mechanisms. The pair of neighbours whose merging costs least
-    is merged first.
-    """
-    if sum(row.num_table_rows for row in rows) <= max_rows:
-        return tuple(rows)
-    selected = [row for row in rows if row.selection is not None]
-    if selected:
-        taken = sum(row.num_table_rows for row in selected)
-        if max_rows - taken < 2:
-            raise ValueError(
-                f"The privacy ledger cannot be held in {max_rows} rows: selected runs take "
-                f"{taken}, and two others must remain."
-            )
-        others = [row for row in rows if row.selection is None]
-        return (*selected, *_compact(others, max_rows - taken))
-    closed = sorted(rows[:-1], key=_nearness)
-    costs = [_merging_cost(*pair) for pair in itertools.pairwise(closed)]
-    while len(closed) + 1 > max_rows:
-        place = int(np.argmin(costs))
-        if costs[place] == math.inf:
-            raise ValueError(
-                f"The privacy ledger cannot be held in {max_rows} rows: the number of steps would "
-                f"pass {INT32_MAX}. Received: a ledger of {len(rows)} rows"
-            )
-        closed[place : place + 2] = [merge_upward(closed[place], closed[place + 1])]
-        around = slice(max(place - 1, 0), place + 2)
-        costs[around] = [_merging_cost(*pair) for pair in itertools.pairwise(closed[around])]
-    return (*closed, rows[-1])
-
-
-def _nearness(row: LedgerRow) -> tuple[float, ...]:
-    """Return a key that sorts rows so that neighbours lose little by being merged."""
-    return (row.sampling, row.sampling_probability, row.noise_multiplier, row.num_examples)
-
-
-def _merging_cost(first: LedgerRow, second: LedgerRow) -> float:
-    """Return how much two rows lose by being merged; infinite if their steps no longer fit int32.
-
-    Equal mechanisms lose nothing.
-    """
-    if first.steps + second.steps > INT32_MAX:
-        return math.inf
-    return _cost(merge_upward(first, second)) - _cost(first) - _cost(second)
-
-
-def _cost(row: LedgerRow) -> float:
-    """Return the Rényi divergence of order 2, releases times log(1 + q² (exp(1/σ²) - 1)).
-
-    It only ranks pairs of rows. The exponential of less noise would leave the range of float64.
-    """
-    probability = row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
-    exponential = math.expm1(max(row.noise_multiplier, _LEAST_RANKED_NOISE) ** -2)
-    return row.releases * math.log1p(probability**2 * exponential)
-
-
-def read_ledger(path: str | Path) -> Ledger:
-    """The ledger of a saved private model. No layer is built, and no code of the model runs.
-
-    Args:
-        path: A `.keras` file, or a `.weights.h5` file.
-
-    Returns:
-        The ledger at the time when the file was written.
-
-    Raises:
-        OSError: If there is no such file, or it cannot be read.
-        ValueError: If the file is of another kind, or holds no ledger or an impossible one.
-    """
-    path = Path(path)
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                weights = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
-        else:
-            weights = io.BytesIO(path.read_bytes())
-        with h5py.File(weights, "r") as file:
-            rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
-    except KeyError as error:
-        raise ValueError(
-            f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
-            "saved as `.keras` or `.weights.h5` keeps one."
-        ) from error
-    # `zipfile` raises these for damaged, encrypted and oddly compressed files.
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        if not path.is_file():
-            raise
-        raise ValueError(
-            f"Not a `.keras` or `.weights.h5` file: {str(path)!r} ({error})"
-        ) from error
-    return Ledger.from_arrays(rows, noise_multipliers)
-
-
-def _values(file: h5py.File, key: str) -> Any:
-    """Return a table of the ledger in a file of weights."""
-    group = file
-    for name in (_OWN_VARIABLES, key):
-        # Soft links, external links and external storage could lead to any file of the machine.
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise KeyError(name)
-        group = group[name]
-    if not isinstance(group, h5py.Dataset) or group.external or group.is_virtual:
-        raise KeyError(key)
-    if group.size > _MOST_NUMBERS or group.dtype.kind not in "iuf":
-        raise ValueError(
-            f"The privacy ledger is damaged: {key!r} must be a small table of numbers. "
-            f"Received: {group.size} values of type {group.dtype}"
-        )
-    return np.asarray(group)

@@ -21,7 +21,8 @@ from keras_adaclip.accounting.epsilon import (
 )
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
-from keras_adaclip.accounting.row import LedgerRow, Sampling
+from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection
 
 _FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 1

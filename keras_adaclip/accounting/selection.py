@@ -45,7 +45,8 @@ from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
-from keras_adaclip.accounting.row import DISTRIBUTIONS, ORDERS, LedgerRow, selection_in_words
+from keras_adaclip.accounting.kinds import DISTRIBUTIONS, ORDERS, selection_in_words
+from keras_adaclip.accounting.row import LedgerRow
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic distribution.
 _SLACK = 1e-9

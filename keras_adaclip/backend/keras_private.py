@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -28,6 +28,7 @@ _NOT_NEEDED = {
     *("build_from_config", "compile_from_config", "compute_output_shape", "compute_output_spec"),
     *("from_config", "get_build_config", "get_compile_config", "get_config", "summary"),
 }
+_MISSING = object()
 # Attributes that Keras itself sets on each instance.
 _INSTANCE_ATTRIBUTES = {"build", "loss", "quantize"}
 
@@ -131,37 +132,34 @@ def replaced_calls(
     Args:
         calls: The layers and their calls.
     """
-    return replaced_methods({layer: {"call": call} for layer, call in calls.items()})
+    return replaced_attributes((layer, "call", call) for layer, call in calls.items())
 
 
 @contextmanager
-def replaced_methods(
-    methods: Mapping[keras.layers.Layer, Mapping[str, Callable[..., Any]]],
-) -> Iterator[None]:
-    """Set methods of layers, as instance attributes, within the context.
+def replaced_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set instance attributes of objects within the context, without the tracking of Keras.
 
-    Afterwards each layer has its former instance attributes, which most often are none.
+    Afterwards each object has its former instance attributes, and no others.
 
     Args:
-        methods: The layers and their methods by name.
+        changes: Objects with the names and values of their attributes.
     """
-    replaced = [(layer, name) for layer, by_name in methods.items() for name in by_name]
-    before = [vars(layer).get(name) for layer, name in replaced]
+    before = []
     try:
-        for layer, name in replaced:
-            object.__setattr__(layer, name, methods[layer][name])
+        for owner, name, value in changes:
+            before.append((owner, name, vars(owner).get(name, _MISSING)))
+            object.__setattr__(owner, name, value)
         yield
     finally:
-        for (layer, name), own in zip(replaced, before, strict=True):
-            if own is not None:
-                object.__setattr__(layer, name, own)
-            elif name in vars(layer):
-                object.__delattr__(layer, name)
+        for owner, name, own in reversed(before):
+            if own is not _MISSING:
+                object.__setattr__(owner, name, own)
+            elif name in vars(owner):
+                object.__delattr__(owner, name)
 
 
-@contextmanager
-def compiled_on_jax(model: keras.Model) -> Iterator[None]:
-    """Make Keras's trainer on JAX compile its steps within the context.
+def compiled_on_jax(model: keras.Model) -> AbstractContextManager[None]:
+    """Return a context in which Keras's trainer on JAX compiles its steps.
 
     Keras does not compile a model if one of its layers says that XLA cannot compile it. Most such
     layers mean XLA under TensorFlow, and the examination of the model has compiled them already.
@@ -171,36 +169,20 @@ def compiled_on_jax(model: keras.Model) -> Iterator[None]:
     """
     others = [layer for layer in flatten_layers(model) if not layer.supports_jit]
     if keras.backend.backend() != "jax" or model.run_eagerly or not others:
-        yield
-        return
-    before = model.jit_compile
-    try:
-        for layer in others:
-            layer.supports_jit = True
-        model.jit_compile = True
-        yield
-    finally:
-        model.jit_compile = before
-        for layer in others:
-            layer.supports_jit = False
+        return nullcontext()
+    changes = [(layer, "supports_jit", True) for layer in others]
+    return replaced_attributes([*changes, (model, "_jit_compile", True)])
 
 
-@contextmanager
-def replaced_jit(jit: Callable[..., Any]) -> Iterator[None]:
-    """Replace the `jit` with which Keras's trainer on JAX compiles steps, within the context.
+def replaced_jit(jit: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Return a context with another `jit`, with which Keras's trainer on JAX compiles steps.
 
     Args:
         jit: Takes the arguments of `jax.jit`. If Keras uses that of Flax, nothing is replaced.
     """
     from keras.src.backend.jax import trainer
 
-    before = trainer.jit
-    if not keras.config.is_nnx_enabled():
-        trainer.jit = jit
-    try:
-        yield
-    finally:
-        trainer.jit = before
+    return replaced_attributes([] if keras.config.is_nnx_enabled() else [(trainer, "jit", jit)])
 
 
 def is_empty(variable: keras.Variable) -> bool:
@@ -355,14 +337,9 @@ class BuiltBeforeFit:
             super()._maybe_symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
 
-@contextmanager
-def built_already(model: BuiltBeforeFit) -> Iterator[None]:
-    """Keep Keras's `fit` from building a model that `build_for_training` has built."""
-    set_attribute(model, "_is_built_already", True)
-    try:
-        yield
-    finally:
-        object.__delattr__(model, "_is_built_already")
+def built_already(model: BuiltBeforeFit) -> AbstractContextManager[None]:
+    """Return a context in which Keras's `fit` builds nothing, after `build_for_training`."""
+    return replaced_attributes([(model, "_is_built_already", True)])
 
 
 def _itself(value: Any) -> Any:
@@ -370,44 +347,23 @@ def _itself(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def without_scaling_for_replicas() -> Iterator[None]:
-    """Keep Keras from dividing losses by the number of `tf.distribute` replicas.
+def without_scaling_for_replicas() -> AbstractContextManager[None]:
+    """Return a context in which losses are not divided by the number of `tf.distribute` replicas.
 
     Keras divides because it adds up the losses of replicas. The loss of one example is on one
     replica alone.
     """
     if keras.backend.backend() != "tensorflow":
-        yield
-        return
+        return nullcontext()
     from keras.src.losses import loss
 
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    before = [getattr(loss, name) for name in names]
-    try:
-        for name in names:
-            setattr(loss, name, _itself)
-        yield
-    finally:
-        for name, function in zip(names, before, strict=True):
-            setattr(loss, name, function)
+    return replaced_attributes((loss, name, _itself) for name in names)
 
 
-@contextmanager
-def without_regularizers(model: keras.Model) -> Iterator[None]:
-    """Hide the weight regularizers of `model`, whose gradient is added after the noise."""
-    hidden = [
-        (variable, variable.regularizer)
-        for variable in model.trainable_variables
-        if variable.regularizer is not None
-    ]
-    for variable, _ in hidden:
-        variable.regularizer = None
-    try:
-        yield
-    finally:
-        for variable, regularizer in hidden:
-            variable.regularizer = regularizer
+def without_regularizers(model: keras.Model) -> AbstractContextManager[None]:
+    """Return a context without weight regularizers, whose gradient is added after the noise."""
+    return replaced_attributes((each, "_regularizer", None) for each in model.trainable_variables)
 
 
 def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:

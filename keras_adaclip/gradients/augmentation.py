@@ -88,7 +88,7 @@ def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManage
     Raises:
         ValueError: If one of Keras's layers mixes the examples of a batch.
     """
-    methods = {}
+    changes: list[tuple[Any, str, Any]] = []
     for inner in keras_private.flatten_layers(layer):
         if isinstance(inner, _MIXING):
             raise ValueError(
@@ -97,8 +97,8 @@ def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManage
                 "training, or use augmentations such as RandomFlip, RandomRotation and RandomCrop."
             )
         if type(inner) is keras.layers.RandomCrop:
-            methods[inner] = _crop_methods(inner)
-    return keras_private.replaced_methods(methods)
+            changes += [(inner, name, each) for name, each in _crop_methods(inner).items()]
+    return keras_private.replaced_attributes(changes)
 
 
 def _crop_methods(layer: Any) -> dict[str, Callable[..., Any]]:

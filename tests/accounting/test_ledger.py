@@ -17,7 +17,7 @@ from keras_adaclip.accounting import (
     Unit,
     ledger_epsilon,
 )
-from keras_adaclip.accounting.ledger import merge_upward
+from keras_adaclip.accounting.merging import merge_upward
 
 DELTA = 1e-6
 ROUNDING = 1e-9

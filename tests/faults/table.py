@@ -438,9 +438,9 @@ FAULTS = (
     ),
     Fault(
         "a full ledger forgets selected runs",
-        "accounting/ledger.py",
-        "return (*selected, *_compact(others, max_rows - taken))",
-        "return _compact(others, max_rows)",
+        "accounting/merging.py",
+        "return (*selected, *compact_rows(others, max_rows - taken))",
+        "return compact_rows(others, max_rows)",
         "tests/accounting/test_ledger.py",
     ),
     Fault(

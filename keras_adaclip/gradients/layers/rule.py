@@ -91,8 +91,8 @@ class LayerRule(abc.ABC):
                 """Return the activation of the tapped input."""
                 return activation(tap(value), *rest, **options)
 
-            methods = {layer: {"activation": tapped_activation}}
-            with keras_private.replaced_methods(methods):
+            changes = [(layer, "activation", tapped_activation)]
+            with keras_private.replaced_attributes(changes):
                 return call(*args, **kwargs), []
         outputs = call(*args, **kwargs)
         return keras.tree.map_structure(

@@ -1,0 +1,149 @@
+"""Kinds of ledger rows: units of privacy, sampling schemes, and selections among several runs."""
+
+import dataclasses
+import enum
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+# The default Rényi orders of `dp_accounting`, written out: files hold a divergence for each.
+ORDERS: tuple[float, ...] = (
+    *(1 + tenth / 10 for tenth in range(1, 100)),
+    *range(11, 64),
+    *(128, 256, 512, 1024),
+)
+# Files hold the number of the distribution.
+DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
+
+NUM_INTEGERS = 7
+# A `SelectionCost` is stored as float64, in the bits of two integers each.
+_NUM_COST_INTEGERS = 2 * (3 + len(ORDERS))
+NUM_COST_ROWS = -(-_NUM_COST_INTEGERS // NUM_INTEGERS)
+
+
+class _Labelled(enum.IntEnum):
+    """Integers with names."""
+
+    @property
+    def label(self) -> str:
+        """The name in lower case, as arguments and reports have it."""
+        return self.name.lower()
+
+
+class Unit(_Labelled):
+    """The unit of privacy. Rows about different units do not add up to an epsilon for either."""
+
+    EXAMPLE = 0
+    CLIENT = 1
+
+
+class Sampling(_Labelled):
+    """How the units of a step were drawn. 0 is reserved for empty rows of a table.
+
+    `POISSON`: each unit independently, with the same probability at every step.
+    `SHUFFLE`: batches of a shuffled pass over the data; a pass is one release.
+    `STREAM`: batches from an unknown source, each unit at most once a batch; a step is one release.
+    `PASS`: batches from an unknown source, each unit at most once a pass; a pass is one release.
+    `FIXED`: a fixed number of units, drawn without replacement at each step; a step is one release.
+    """
+
+    POISSON = 1
+    SHUFFLE = 2
+    STREAM = 3
+    PASS = 4
+    FIXED = 5
+
+    @property
+    def is_counted_in_passes(self) -> bool:
+        """Whether a release is a pass over the data instead of a step."""
+        return self in (Sampling.SHUFFLE, Sampling.PASS)
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether drawing units at random makes a release cost less than a full one."""
+        return self in (Sampling.POISSON, Sampling.FIXED)
+
+    def describe(self) -> str:
+        """The sampling scheme and what counts as a release, in words for a report."""
+        return _DESCRIPTIONS[self]
+
+
+_DESCRIPTIONS = {
+    Sampling.POISSON: "Poisson sampling: every unit is drawn independently at each step",
+    Sampling.SHUFFLE: "shuffled passes over the data: one full release a pass, no amplification",
+    Sampling.STREAM: "batches from an unknown source: one full release a step, no amplification",
+    Sampling.PASS: (
+        "batches in which no unit comes twice in a pass, as the user says: one full release a "
+        "pass, no amplification"
+    ),
+    Sampling.FIXED: "fixed-size sampling: as many units at each step, drawn without replacement",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionCost:
+    """Rényi divergences of a released run together with its selection.
+
+    The best of several runs is no composition of Gaussian mechanisms, so it has no privacy loss
+    distribution. Its Rényi divergences add up with those of later steps.
+
+    Args:
+        distribution: The distribution of the number of runs.
+        mean_trials: The mean of the number of runs.
+        samplings: The sampling schemes of the runs.
+        divergences: One for each of `ORDERS`, under the relation that the samplings ask for.
+
+    Raises:
+        ValueError: If the numbers cannot be those of a selection.
+    """
+
+    distribution: str
+    mean_trials: float
+    samplings: frozenset[Sampling]
+    divergences: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        are_divergences = all(divergence >= 0 for divergence in self.divergences)
+        if len(self.divergences) != len(ORDERS) or not are_divergences or not self.samplings:
+            raise ValueError(
+                f"The cost of a selection must be {len(ORDERS)} divergences of at least 0, for at "
+                f"least one sampling scheme. Received: {len(self.divergences)} values for "
+                f"{len(self.samplings)} schemes"
+            )
+
+    def to_integers(self) -> npt.NDArray[np.int32]:
+        """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
+        samplings = sum(1 << sampling for sampling in self.samplings)
+        number = DISTRIBUTIONS.index(self.distribution)
+        values = (number, self.mean_trials, samplings, *self.divergences)
+        return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
+
+    @classmethod
+    def from_integers(cls, integers: npt.NDArray[Any]) -> Self:
+        """The inverse of `to_integers`.
+
+        Args:
+            integers: The table.
+
+        Raises:
+            ValueError: If the table does not hold a selection.
+        """
+        if len(integers) != NUM_COST_ROWS:
+            raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
+        bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
+        number, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
+        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(2 << max(Sampling)):
+            raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
+        kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
+        return cls(DISTRIBUTIONS[int(number)], mean_trials, kinds, tuple(divergences))
+
+    def __str__(self) -> str:
+        return selection_in_words(self.distribution, self.mean_trials)
+
+
+def selection_in_words(distribution: str, mean_trials: float) -> str:
+    """The selection of the best of a random number of runs."""
+    return (
+        f"the best of a number of runs drawn from the {distribution} law with mean {mean_trials:g}"
+    )
