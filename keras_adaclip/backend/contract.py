@@ -358,23 +358,16 @@ def array_of(variable: keras.Variable) -> np.ndarray:
     raise NotImplementedError
 
 
-def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
-    """Run `function` outside of training and return its tensors as NumPy arrays.
-
-    Args:
-        function: Reads and assigns `variables` only. Its updates are discarded.
-        variables: The variables of the function.
-    """
-    raise NotImplementedError
-
-
 def evaluate_each(
     function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
 ) -> list[Any]:
-    """Return `evaluate` of `function` with each argument, compiled once where compiling is slow.
+    """Run `function` outside of training on each argument; return its tensors as NumPy arrays.
+
+    It is compiled once where compiling is slow.
 
     Args:
-        function: Takes one of `arguments`. Reads and assigns `variables` only.
+        function: Takes one of `arguments`. Reads and assigns `variables` only. Its updates are
+            discarded.
         variables: The variables of the function.
         arguments: Structures of NumPy arrays, all of the same shapes.
     """

@@ -158,7 +158,7 @@ def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list
     num_rows = keras.tree.flatten(rows.x)[0].shape[0]
     missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 
-    def losses() -> list[Any]:
+    def losses(_: Any) -> list[Any]:
         """Return the loss without padding, twice, and with padding."""
         # Once for all: another call may draw other random numbers.
         y_pred = call_model(model, rows.x, training=False)
@@ -166,7 +166,8 @@ def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list
         zeros = (loss(each, ops.zeros_like) for each in missing)
         return [*map(loss, (0, 0, *missing)), *zeros]
 
-    values = backend.evaluate(losses, [*model.variables, *model.metrics_variables])
+    variables = [*model.variables, *model.metrics_variables]
+    (values,) = backend.evaluate_each(losses, variables, [()])
     alone, again, *padded = (float(value) for value in values)
     if not math.isfinite(alone):
         return []

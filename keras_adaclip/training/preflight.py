@@ -238,9 +238,8 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
     if own is None:
         return []
     batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
-    losses = backend.evaluate(
-        lambda: _losses(model, batch), [*model.variables, *model.metrics_variables]
-    )
+    variables = [*model.variables, *model.metrics_variables]
+    (losses,) = backend.evaluate_each(lambda _: _losses(model, batch), variables, [()])
     if _is_separable(*losses):
         return []
     return [

@@ -98,8 +98,9 @@ class TracedModel:
         """Return a number for each row of each layer output, without compiling the model."""
         values = ([variable.value for variable in self.variables], self.seed_values(0))
         tensors = [ops.convert_to_tensor(each) for each in rows]
-        outputs: list[np.ndarray] = backend.evaluate(lambda: self._forward(tensors, values)[0], [])
-        return outputs
+        outputs: list[list[np.ndarray]]
+        outputs = backend.evaluate_each(lambda _: self._forward(tensors, values)[0], [], [()])
+        return outputs[0]
 
     def leaking(
         self, rows: list[np.ndarray], values: Values, kept: np.ndarray

@@ -113,11 +113,11 @@ def test_gradients_by_variables_are_zero_where_unused():
 def test_evaluate_drops_updates_and_returns_numpy():
     variable = keras.Variable(np.float32(1.0))
 
-    def function():
+    def function(_):
         variable.assign(variable + 1.0)
         return {"value": variable * 2.0}
 
-    found = backend.evaluate(function, [variable])
+    (found,) = backend.evaluate_each(function, [variable], [()])
     assert isinstance(found["value"], np.ndarray | np.float32)
     assert float(found["value"]) == 4.0
     assert ops.convert_to_numpy(variable.value) == 1.0
@@ -127,7 +127,7 @@ def test_evaluate_drops_updates_and_returns_numpy():
 def test_evaluate_gives_no_advice_on_tracing(caplog):
     import tensorflow as tf
 
-    def function():
+    def function(_):
         tf.get_logger().warning("5 calls to %s triggered tf.function retracing.", "f")
         tf.get_logger().warning("something else")
         return tf.constant(1.0)
@@ -135,7 +135,7 @@ def test_evaluate_gives_no_advice_on_tracing(caplog):
     with caplog.at_level("WARNING", tf.get_logger().name):
         tf.get_logger().addHandler(caplog.handler)
         try:
-            backend.evaluate(function, [])
+            backend.evaluate_each(function, [], [()])
         finally:
             tf.get_logger().removeHandler(caplog.handler)
     assert {record.getMessage() for record in caplog.records} == {"something else"}

@@ -155,12 +155,6 @@ def array_of(variable: keras.Variable) -> np.ndarray:
     return np.asarray(variable.value)
 
 
-def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
-    """Override: compiled."""
-    (result,) = evaluate_each(lambda _: function(), variables, [()])
-    return result
-
-
 def evaluate_each(
     function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
 ) -> list[Any]:

@@ -148,14 +148,6 @@ def array_of(variable: keras.Variable) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(variable.value).numpy())
 
 
-def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
-    """Override: runs it eagerly."""
-    scope = keras.StatelessScope([(variable, variable.value) for variable in variables])
-    with scope, _without_advice_on_tracing():
-        result = function()
-    return keras.tree.map_structure(lambda value: value.numpy(), result)
-
-
 @contextlib.contextmanager
 def _without_advice_on_tracing() -> Iterator[None]:
     """Silence a warning that nobody can act on: `vectorized_map` traces anew in each eager call."""
@@ -176,7 +168,13 @@ def evaluate_each(
     function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
 ) -> list[Any]:
     """Override: eager, so that nothing is compiled."""
-    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+    values = [(variable, variable.value) for variable in variables]
+    results = []
+    for argument in arguments:
+        with keras.StatelessScope(values), _without_advice_on_tracing():
+            result = function(argument)
+        results.append(keras.tree.map_structure(lambda value: value.numpy(), result))
+    return results
 
 
 class Evaluator(contract.Evaluator):

@@ -1,7 +1,6 @@
 """Steps, noise and evaluation on PyTorch, which runs eagerly."""
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -69,27 +68,26 @@ def outside_random_state() -> bytes:
     return b"".join(state.cpu().numpy().tobytes() for state in states)
 
 
-def evaluate(function: Callable[[], Any], variables: Sequence[keras.Variable]) -> Any:
-    """Override: runs it eagerly.
+def evaluate_each(
+    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+) -> list[Any]:
+    """Override: eager, so that nothing is compiled.
 
     PyTorch's generators, from which unseeded dropout draws, start from the same state each time and
     get their own state back.
     """
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-        keras.StatelessScope([(variable, variable.value) for variable in variables]),
-    ):
-        torch.manual_seed(0)
-        result = function()
-    return keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result)
-
-
-def evaluate_each(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
-) -> list[Any]:
-    """Override: eager, so that nothing is compiled."""
-    return [evaluate(functools.partial(function, argument), variables) for argument in arguments]
+    values = [(variable, variable.value) for variable in variables]
+    results = []
+    for argument in arguments:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+            keras.StatelessScope(values),
+        ):
+            torch.manual_seed(0)
+            result = function(argument)
+        results.append(keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result))
+    return results
 
 
 class Evaluator(contract.Evaluator):
@@ -98,7 +96,8 @@ class Evaluator(contract.Evaluator):
     def __call__(self, rows: list[Any], further: Any) -> Any:
         """Return the results of the function as NumPy arrays."""
         rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
-        return evaluate(lambda: self._function(rows, further), [])
+        (result,) = evaluate_each(lambda _: self._function(rows, further), [], [()])
+        return result
 
 
 @contextlib.contextmanager
@@ -133,7 +132,7 @@ def peak_memory(
 
     def run(argument: Any) -> None:
         """Run the function once."""
-        evaluate(lambda: function(argument), variables)
+        evaluate_each(function, variables, [argument])
 
     cuda = torch.cuda
     if not cuda.is_available():
