@@ -140,7 +140,9 @@ def test_layers_that_keras_does_not_compile_are_compiled_on_jax():
     layers = [keras.Input((6, 6, 1)), *stack, keras.layers.Dense(3)]
     model = helpers.compiled(ka.PrivateSequential(layers))
     calls = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: calls.append(len(CALLS)))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: calls.append(len(CALLS))
+    )
     x = helpers.features(shape=(6, 6, 1))
     helpers.quiet_fit(model, x, helpers.labels(), batch_size=6, epochs=2, callbacks=[note])
     assert len(calls) > 4
