@@ -104,7 +104,7 @@ def test_what_is_left_open_has_a_value(clipping, schedule, monkeypatch):
     [
         (("--clipping", "fixed", "--quantile", 0.5), "--clipping fixed has no --quantile"),
         (("--clipping", "transfer"), "--clipping transfer needs --schedule PATH"),
-        (("--clipping", "transfer", "--schedule", __file__), "must hold a valid schedule"),
+        (("--clipping", "transfer", "--schedule", __file__), "does not hold a valid schedule"),
         (("--clipping", "other"), "invalid choice: 'other'"),
     ],
 )
