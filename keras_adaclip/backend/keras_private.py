@@ -358,11 +358,12 @@ class BuiltBeforeFit:
 @contextmanager
 def built_already(model: BuiltBeforeFit) -> Iterator[None]:
     """Keep Keras's `fit` from building a model that `build_for_training` has built."""
+    before = model._is_built_already
     set_attribute(model, "_is_built_already", True)
     try:
         yield
     finally:
-        object.__delattr__(model, "_is_built_already")
+        set_attribute(model, "_is_built_already", before)
 
 
 def _itself(value: Any) -> Any:
