@@ -82,7 +82,9 @@ def test_the_config_of_a_subclass_has_the_arguments_that_it_passes_on():
     optimizer = Tagged("sgd", "quantile", noise_multiplier=1.5, microbatch_size=4, seed=9, tag="a")
     config = optimizer.get_config()
     assert set(config) == {*inspect.signature(DPOptimizer).parameters, "tag"}
-    assert keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)).get_config() == config
+    assert (
+        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)).get_config() == config
+    )
 
 
 def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
