@@ -4,11 +4,9 @@ import pytest
 
 from keras_adaclip.accounting import (
     LedgerRow,
-    PrivacyReport,
     PrivacySpent,
     Sampling,
     compute_epsilon,
-    group_epsilon,
     ledger_epsilon,
     max_steps_within,
 )
@@ -60,16 +58,3 @@ def test_a_budget_is_solved_for_with_the_relation_of_the_row_to_come():
     allowed = max_steps_within(past, running, DELTA, 3.0)
     assert ledger_epsilon([*past, running.advance(allowed)], DELTA) <= 3.0
     assert ledger_epsilon([*past, running.advance(allowed + 1)], DELTA) > 3.0
-
-
-def test_reports_and_groups():
-    report = PrivacyReport.from_ledger([row(noise=4.0)], DELTA, group_sizes=(2,))
-    assert report.epsilon_pld == report.epsilon_rdp
-    assert "(RDP)" in report.to_text()
-    assert "one unit is replaced by another" in report.to_text()
-    assert report.epsilon_without_amplification > report.epsilon_pld
-    # Replacing one unit in a full pass with noise 4 is a Gaussian of noise 2.
-    one_pass = compute_epsilon(2.0, 60_000, 60_000, steps=1, delta=DELTA, sampling="stream")
-    assert report.epsilon_without_amplification == pytest.approx(one_pass, rel=1e-6)
-    assert group_epsilon([row(noise=4.0)], DELTA, 2) >= 2 * report.epsilon_pld
-    assert report.mechanisms[0].sampling_probability == 256 / 60_000

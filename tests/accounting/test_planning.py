@@ -51,19 +51,6 @@ def test_what_is_solved_for_is_within_the_budget_and_at_its_edge(missing, change
     assert epsilon_of(found, **{missing: further(getattr(found, missing))}) > RUN["target_epsilon"]
 
 
-def test_the_noise_beside_the_signal():
-    found = planned("target_epsilon", num_parameters=400)
-    assert found.steps == 240
-    assert found.sampling_probability == 256 / 6_000
-    # Sum of clipped gradients plus noise of deviation z C, over the expected batch size.
-    assert found.noise_stddev == pytest.approx(1.2 / 256)
-    assert found.noise_norm == pytest.approx(20 * 1.2 / 256)
-    text = str(found)
-    assert "0.00469 C" in text
-    assert "signal over noise, one step, at most  10.7" in text
-    assert planned("target_epsilon").noise_norm is None
-
-
 def test_the_table_marks_what_was_solved_for_and_rounds_epsilon_up():
     for missing in ("target_epsilon", "epochs", "noise_multiplier"):
         found = planned(missing)

@@ -60,13 +60,6 @@ def test_noise_is_kept_as_the_float32_that_runs():
     assert open_row(noise=1.1).noise_multiplier == float(np.float32(1.1)) != 1.1
 
 
-def test_integers_stand_in_the_order_that_the_training_step_relies_on():
-    row = open_row(Sampling.SHUFFLE, 4, 10).advance(5)
-    assert row.to_integers().tolist() == [2, 4, 10, 3, 5, 2, 2]
-    assert row.to_integers().dtype == np.int32
-    assert LedgerRow.from_integers(row.to_integers(), noise_multiplier=1.0) == row
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -87,12 +87,6 @@ def test_training_never_draws_a_canary_that_is_out_and_the_rest_as_ever():
     assert stats.chi2.cdf(ratio, len(present)) > 1e-6
 
 
-def test_missing_numbers_stay_missing_nowhere_else():
-    x, _ = data()
-    x[5] = np.nan
-    assert not np.isnan(Canaries.draw(x, num_canaries=300).x).any()
-
-
 @pytest.mark.parametrize(
     ("y", "options", "error"),
     [

@@ -182,11 +182,6 @@ def test_the_epoch_is_not_the_users(tmp_path):
         search(tuner_in(tmp_path), epochs=3)
 
 
-def test_a_missing_objective_is_named(tmp_path):
-    with pytest.raises(keras_tuner.errors.FatalError, match="objective, val_accuracy"):
-        search(tuner_in(tmp_path, objective="val_accuracy"))
-
-
 def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
     x, y = line_data([10.0] * NUM_EXAMPLES)
     options = {"start": 0.5, "step": 0.5, "max_trials_per_epoch": 2, "objective": "val_loss"}

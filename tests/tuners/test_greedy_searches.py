@@ -65,14 +65,6 @@ def test_geometric_norms_are_tried_up_to_the_largest_one(tmp_path):
     assert tuner.best_schedule().values == pytest.approx([0.8])
 
 
-def test_ties_keep_the_smaller_norm_and_a_drop_of_just_max_drop_goes_on(tmp_path):
-    scores = [0.75, 0.5, 0.75, 0.25, 1.0]
-    tuner = tuner_of(lambda epoch, number: scores[number], tmp_path, max_drop=0.25, epochs=1)
-    tuner.search(verbose=0)
-    assert tuner.visited == [pytest.approx([0.1, 0.2, 0.3, 0.4])]
-    assert tuner.best_schedule().values == [0.1]
-
-
 class Killed(BaseException):
     """What nobody catches, like the end of a process."""
 

@@ -122,31 +122,6 @@ def test_a_process_killed_between_two_writes_keeps_the_best_run(tmp_path, monkey
     assert files_below(tmp_path / "p") == RELEASED_FILES
 
 
-def test_the_record_is_written_whole(tmp_path, monkeypatch):
-    """A process that dies while it writes leaves the old record."""
-    draw_numbers(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        run(search_of(Killed(at=2), tmp_path))
-    search = search_of(Scored(), tmp_path)
-    path = tmp_path / "p" / "private_search.json"
-    before = path.read_text()
-
-    class DeadDiskError(Exception):
-        pass
-
-    def replace(self, target):
-        raise DeadDiskError
-
-    monkeypatch.setattr("pathlib.Path.replace", replace)
-    for write in (
-        lambda: search._record.save(search._record.state),
-        lambda: search._record.end("refused", "no reason"),
-    ):
-        with pytest.raises(DeadDiskError):
-            write()
-    assert path.read_text() == before
-
-
 def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 2)
     refused = []

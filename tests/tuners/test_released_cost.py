@@ -103,15 +103,6 @@ def loaded_and_compiled(model, folder):
     return model
 
 
-ROUTES = [saved_and_loaded, loaded_without_compiling, weights_loaded, loaded_and_compiled]
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_the_cost_goes_with_the_model(search, tmp_path, route):
-    model = route(search.best_model(), tmp_path)
-    assert model.privacy_spent(DELTA).epsilon == search.privacy_spent(DELTA).epsilon
-
-
 @pytest.mark.parametrize(
     ("route", "is_fitted_before"),
     [(saved_and_loaded, False), (weights_loaded, True), (loaded_and_compiled, True)],
