@@ -122,6 +122,9 @@ PAST = Ledger((row(noise=2.0, steps=300), row(Sampling.SHUFFLE, noise=10.0, step
         (Ledger(), row(Sampling.SHUFFLE, noise=8.0), 4.0, "rdp"),
         (PAST, row(Sampling.SHUFFLE, noise=8.0, steps=100), 4.0, "pld"),
         (PAST, row(Sampling.STREAM, noise=30.0), 2.0, "pld"),
+        (Ledger(), row(Sampling.FIXED, noise=8.0), 1.0, "pld"),
+        # After other sampling a step of a fixed size costs a full release.
+        (PAST, row(Sampling.FIXED, noise=8.0), 4.0, "pld"),
     ],
 )
 def test_the_last_step_within_the_budget(past, running, target, accountant):

@@ -8,7 +8,6 @@ from keras_adaclip.accounting import (
     Sampling,
     compute_epsilon,
     ledger_epsilon,
-    max_steps_within,
 )
 
 DELTA = 1e-5
@@ -47,14 +46,3 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
     assert found == sorted(found)
     full = LedgerRow.open(Sampling.STREAM, 1000, 1000, noise_multiplier=noise / 2).advance(100)
     assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
-
-
-def test_a_budget_is_solved_for_with_the_relation_of_the_row_to_come():
-    target = ledger_epsilon([row(noise=4.0, steps=50)], DELTA)
-    running = row(noise=4.0, steps=0)
-    assert max_steps_within([], running, DELTA, target * 1.0001) == 50
-    # After Poisson-sampled steps a step of a fixed size costs a full release.
-    past = [row(Sampling.POISSON, noise=4.0, steps=10)]
-    allowed = max_steps_within(past, running, DELTA, 3.0)
-    assert ledger_epsilon([*past, running.advance(allowed)], DELTA) <= 3.0
-    assert ledger_epsilon([*past, running.advance(allowed + 1)], DELTA) > 3.0

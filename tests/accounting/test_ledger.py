@@ -120,19 +120,6 @@ def test_merging_two_rows_never_lowers_epsilon(first, second):
     assert rdp([merged]) >= rdp([first, second]) * (1 - ROUNDING)
 
 
-def test_merging_takes_the_least_noise_and_the_greater_probability():
-    merged = merge_upward(
-        row(batch=32, examples=1000, noise=1.0, steps=3),
-        row(batch=64, examples=4000, noise=0.5, steps=4),
-    )
-    assert merged.mechanism == row(batch=32, examples=1000, noise=0.5).mechanism
-    # 1/3 and its neighbour agree as floats divided, not as fractions.
-    close = merge_upward(
-        row(batch=715_827_882, examples=2**31 - 1, steps=1), row(batch=1, examples=3, steps=1)
-    )
-    assert (close.expected_batch_size, close.num_examples) == (1, 3)
-
-
 @given(ledger=LEDGERS, max_rows=st.integers(2, 4))
 @settings(max_examples=100, derandomize=True, deadline=None)
 def test_a_full_table_never_lowers_epsilon(ledger, max_rows):

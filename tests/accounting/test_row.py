@@ -4,8 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from keras_adaclip.accounting import LedgerRow, Sampling
 
@@ -14,31 +12,6 @@ INT32_MAX = 2**31 - 1
 
 def open_row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, **keywords):
     return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise, **keywords)
-
-
-def one_step(row):
-    """What the compiled training step does to its variables, step by step."""
-    if row.steps_in_release >= row.steps_per_release:
-        return dataclasses.replace(
-            row, steps=row.steps + 1, releases=row.releases + 1, steps_in_release=1
-        )
-    return dataclasses.replace(row, steps=row.steps + 1, steps_in_release=row.steps_in_release + 1)
-
-
-@given(
-    steps_per_release=st.integers(1, 7),
-    chunks=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=6),
-)
-@settings(max_examples=200, derandomize=True, deadline=None)
-def test_advance_is_the_step_taken_many_times(steps_per_release, chunks):
-    fast = slow = open_row(Sampling.PASS, 8, 0, steps_per_release=steps_per_release)
-    for num_steps, new_segment in chunks:
-        if new_segment:
-            fast, slow = fast.begin_segment(), slow.begin_segment()
-        fast = fast.advance(num_steps)
-        for _ in range(num_steps):
-            slow = one_step(slow)
-        assert fast == slow
 
 
 def test_a_pass_is_one_release_and_a_segment_opens_another():

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import compute_epsilon, ledger_epsilon, read_ledger
+from keras_adaclip.accounting import ledger_epsilon, read_ledger
 from keras_adaclip.tuners import ClippingHyperModel
-from keras_adaclip.tuners.private_plans import planned_bounds
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -143,33 +142,6 @@ def test_the_best_epoch_carries_the_whole_run_and_every_execution_costs(tmp_path
     # Its weights are those of four steps; which epoch was taken depends on eight.
     assert int(best.optimizer.iterations) == 4
     assert best.privacy_ledger.steps == 8
-
-
-@pytest.mark.parametrize("strategy", ["quantile", "mean_norm"])
-@pytest.mark.parametrize("noise_multiplier", [0.05, 3.0])
-def test_statistics_cost_little_at_every_noise(strategy, noise_multiplier):
-    # A batch of four pays for the usual noise on statistics only with little noise of its own.
-    space = hypermodel(strategies=(strategy,), batch_sizes=(4,), noise_multiplier=noise_multiplier)
-    clipping = space.build(keras_tuner.HyperParameters()).optimizer.clipping
-    of_sum, _ = clipping.noise_split(noise_multiplier, 4.0)
-    assert noise_multiplier <= of_sum < 1.16 * noise_multiplier
-
-
-def test_the_plan_has_the_given_noise_at_each_batch_size():
-    space = hypermodel(
-        noise_multiplier=1.25, batch_sizes=np.array([8, 16]), learning_rates=(1, 0.1)
-    )
-    hp = keras_tuner.HyperParameters()
-    for batch_size in (8, 16):
-        hp.values["batch_size"] = batch_size
-        (row,) = space.privacy_plan(hp)
-        assert (row.noise_multiplier, row.expected_batch_size) == (1.25, batch_size)
-        assert row.steps == 2 * 32 // batch_size
-        planned = compute_epsilon(1.25, 32, batch_size, epochs=2, delta=DELTA, accountant="rdp")
-        assert ledger_epsilon([row], DELTA, "rdp") == pytest.approx(planned)
-    space.build(hp)
-    assert len(hp.space) > 2
-    assert len(planned_bounds(space, hp).plans) == 2
 
 
 def test_with_noise_multiplier_changes_nothing_else():

@@ -154,12 +154,6 @@ def used_model(hp):
     return model
 
 
-def model_without_shape(hp):
-    model = ka.PrivateSequential([keras.layers.Dense(1)])
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), "mse")
-    return model
-
-
 @pytest.mark.parametrize(
     "hypermodel",
     [
@@ -167,7 +161,6 @@ def model_without_shape(hp):
         used_model,
         lambda hp: build(hp, "quantile"),
         lambda hp: build(hp, ka.clipping.FixedClipping([1.0])),
-        model_without_shape,
     ],
 )
 def test_models_without_a_norm_to_set_are_refused_before_training(tmp_path, hypermodel):

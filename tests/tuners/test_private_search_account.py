@@ -1,5 +1,7 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
+import copy
+
 import keras
 import pytest
 
@@ -55,8 +57,12 @@ def test_the_base_covers_every_corner_of_the_space(tmp_path):
 
 
 class ReadsARate(Regression):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
     def privacy_plan(self, hp):
-        return planned(1.0 + hp.get("learning_rate"))
+        return planned(1.0 + self.read(hp))
 
 
 class ReadsTooMany(Regression):
@@ -71,7 +77,14 @@ class ReadsTooMany(Regression):
 @pytest.mark.parametrize(
     ("hypermodel", "error", "message"),
     [
-        (ReadsARate(), ValueError, "'learning_rate', a number without a step"),
+        *(
+            (ReadsARate(read), ValueError, "'learning_rate', a number without a step")
+            for read in (
+                lambda hp: hp.get("learning_rate"),
+                lambda hp: sum(hp.values.values()),
+                lambda hp: copy.deepcopy(hp).get("learning_rate"),
+            )
+        ),
         (ReadsTooMany(), ValueError, "more than 10,000 combinations"),
         (built_by_function, TypeError, "The cost of a run must be known before"),
     ],
