@@ -147,7 +147,7 @@ test-once: $(VENV)/.installed-test
 test-contract-tensorflow test-contract-jax test-contract-torch: test-contract-%: $(VENV)/.installed-test
 	@echo "==> What must hold on every backend: $* ($(WORKERS) processes)"
 	@rm -rf "$(GOLDEN)/$*"
-	@KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(call TIER,contract)
+	@KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $(call TIER,contract-$*)
 
 # PyTorch compiles nothing, so its tests take the least time.
 test-rest: $(VENV)/.installed-test

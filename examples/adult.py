@@ -24,7 +24,7 @@ from private_classification import Task, main, same_for_all
 ## What to choose
 
 None of this was tuned. Adam divides by the size of the gradients it has seen, so that the clipping
-norm hardly changes the size of its steps, and one learning rate serves all methods.
+norm has little effect on the size of its steps, and one learning rate serves all methods.
 """
 
 TASK = Task(

@@ -1,12 +1,13 @@
 """Which tests the gate runs, and where: see CONTRIBUTING.md.
 
-    python -m tests.tiers once | contract | rest
+    python -m tests.tiers once | contract-BACKEND | rest
 
 prints paths for pytest. *once*: no test of these depends on the backend. *contract*: what must hold
-on every backend, each file that the table of faults names included. *rest*: all others, which the
-gate runs on one backend. `make test-all` runs everything on every backend.
+on every backend, and what the table of faults names for this one. *rest*: all others, on PyTorch.
+So the gate runs every fast test on PyTorch; `make test-all` runs every test on every backend.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -28,15 +29,21 @@ ONCE = (
     "tests/plots",
     "tests/tuners",
 )
+# Not those of survival: they start and kill many processes.
+_RULES = (
+    *("abstention", "around_fit", "clip_norm", "ledger", "masks", "noise_keys", "noise_scale"),
+    *("plain_gradients", "saved_state", "schedules", "steps_and_divisor"),
+)
 _CONTRACT = (
     "tests/backend",
     "tests/clipping",
     "tests/federated/test_round.py",
     "tests/gradients",
     "tests/models/test_golden_runs.py",
-    "tests/models/test_saved_by_0_1.py",
-    "tests/models/test_saving.py",
+    "tests/models/test_mixing_later.py",
     "tests/models/test_sampling_in_fit.py",
+    "tests/models/test_saved_by_0_1.py",
+    *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
     "tests/test_noise.py",
 )
 # Processes of their own, of minutes each: `make test-all` alone runs them.
@@ -45,16 +52,17 @@ NIGHTLY = ("tests/distribution", "tests/docs/test_notebooks.py")
 _APART = ("tests/golden",)
 
 
-def contract() -> list[str]:
-    """The paths of the tests that must pass on every backend."""
-    named = (test.partition("::")[0] for fault in FAULTS for test in fault.tests.split())
+def contract(backend: str) -> list[str]:
+    """The paths of the tests that must pass on a backend."""
+    faults = (fault.tests.split() for fault in FAULTS if fault.backend == backend)
+    named = (test.partition("::")[0] for test in itertools.chain.from_iterable(faults))
     wanted = sorted({*_CONTRACT, *(path for path in named if not _within(path, ONCE))})
     return [path for path in wanted if not _within(path, set(wanted) - {path})]
 
 
 def rest() -> list[str]:
     """The test files and folders of the package that are in no other tier."""
-    others = (*ONCE, *contract(), *NIGHTLY, *_APART)
+    others = (*ONCE, *contract("torch"), *NIGHTLY, *_APART)
     files = (path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py"))
     modules = (
         path.relative_to(ROOT).as_posix() for path in ROOT.glob("keras_adaclip/*") if _is_code(path)
@@ -79,7 +87,8 @@ def _is_code(path: Path) -> bool:
 
 if __name__ == "__main__":
     (tier,) = sys.argv[1:]
-    paths = {"once": ONCE, "contract": contract(), "rest": rest()}[tier]
+    name, _, backend = tier.partition("-")
+    paths = {"once": ONCE, "contract": contract(backend), "rest": rest()}[name]
     if missing := [path for path in paths if not (ROOT / path).exists()]:
         sys.exit(f"tests/tiers.py names what is not there: {', '.join(missing)}")
     print(*paths)

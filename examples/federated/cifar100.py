@@ -33,7 +33,7 @@ SIZE = 24  # of 32: the crop of Reddi et al.
 
 # ---- clients ----------------------------------------------------------------------------------
 # `image` is of unsigned bytes; `coarse_label`, by which Pachinko allocation formed the clients, is
-# not read. A client is cropped and flipped anew whenever it is read, so in each of its rounds.
+# not read. A client is cropped and flipped again whenever it is read, so in each of its rounds.
 
 FILES = {"fed_cifar100_train.h5": CIFAR100, "fed_cifar100_test.h5": CIFAR100}
 

@@ -52,7 +52,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 # ---- model ------------------------------------------------------------------------------------
-# Each client draws its own dropout masks, anew in every round.
+# Each client draws its own dropout masks, again in every round.
 
 
 def build_model(filters: int = 32, units: int = 128) -> keras.Model:

@@ -20,7 +20,7 @@ def main() -> None:
     ranges = {
         "target_quantile": (0.1, 0.9),
         "clip_norm_learning_rate": (0.05, 1.0),
-        # Where it begins hardly matters: it is soon elsewhere.
+        # Its initial value has little effect: it moves quickly.
         "clip_norm": (0.1, 0.1),
     }
     common.search(options, "quantile", "quantile", ranges)

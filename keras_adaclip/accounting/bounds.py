@@ -34,6 +34,7 @@ class RunBounds:
         plans: A `Ledger` for each kind of run, with all steps that the run would take.
 
     Raises:
+        TypeError: If a plan is no `Ledger`.
         ValueError: If there is no plan, or some are about examples and others about clients.
 
     Example:
@@ -51,7 +52,9 @@ class RunBounds:
 
     def __post_init__(self) -> None:
         if not self.plans:
-            raise ValueError("Argument `plans` must hold a `Ledger` at least. Received: plans=()")
+            raise ValueError("Argument `plans` must hold at least one `Ledger`. Received: plans=()")
+        if not all(isinstance(plan, Ledger) for plan in self.plans):
+            raise TypeError(f"Argument `plans` must hold `Ledger`s. Received: plans={self.plans!r}")
         object.__setattr__(self, "plans", tuple(dict.fromkeys(self.plans)))
         Ledger(self._rows())  # Refuses examples beside clients.
 

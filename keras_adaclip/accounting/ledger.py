@@ -47,6 +47,7 @@ class Ledger:
 
     Example:
 
+    >>> from keras_adaclip.accounting import Sampling
     >>> first = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
     >>> second = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.5)
     >>> ledger = Ledger().append(first).advance(10).append(second).advance(5)

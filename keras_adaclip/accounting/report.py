@@ -34,7 +34,7 @@ _SUFFIXES = (".json", ".md", ".txt")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 _WIDTH = 25
 _CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
-_OTHER_CHOICES = "Choosing anything on the same data otherwise than by the selection stated here."
+_OTHER_CHOICES = "Choosing anything on the same data by other means than the selection stated here."
 _NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
     _CHOICES,

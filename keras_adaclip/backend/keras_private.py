@@ -23,7 +23,7 @@ def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 # Attributes that Keras fills when `add_loss` is called, and empties.
 ADDED_LOSSES = ("_losses", "_loss_ids")
-# Methods that a copy of a model does not need: their results are the same, or made anew.
+# Methods that a copy of a model does not need: their results are the same, or made again.
 _NOT_NEEDED = {
     *("build_from_config", "compile_from_config", "compute_output_shape", "compute_output_spec"),
     *("from_config", "get_build_config", "get_compile_config", "get_config", "summary"),

@@ -53,8 +53,8 @@ class CohortBatches(keras.utils.PyDataset):
         num_batches: The number of rounds in an epoch.
         sampling: `POISSON`, `FIXED` or `SHUFFLE`.
         settings: How each client goes through its examples, and the weights of clients.
-        seed: None draws from the operating system. An integer makes the draws repeatable; whoever
-            knows it knows who took part.
+        seed: None draws from the operating system. An integer makes the draws repeatable;
+            anyone who knows it knows who took part.
 
     Attributes:
         num_padded_clients: A divisor of the number of clients in every batch, or None.

@@ -76,7 +76,7 @@ class FederatedTraining(TrainingBase):
             client_batch_size: The number of examples in a local batch. None takes all examples of
                 a client at once, which with one epoch and `SGD` is FedSGD.
             client_examples_limit: The number of examples of a client that take part in a round at
-                most, drawn anew in each round; None takes all.
+                most, drawn again in each round; None takes all.
             client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)` to weight clients
                 by their number of examples, up to a bound.
             proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
@@ -273,7 +273,7 @@ class FederatedTraining(TrainingBase):
         state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
 
     def _use_local_training(self, is_vectorized: bool) -> None:
-        """Set up the clients' training, anew if anything has changed since the last `fit`."""
+        """Set up the clients' training, again if anything has changed since the last `fit`."""
         settings = self.federated_settings
         calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
         made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))

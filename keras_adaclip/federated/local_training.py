@@ -35,8 +35,8 @@ class LocalTraining:
         is_vectorized: Whether the clients of a chunk train side by side. Otherwise a chunk holds
             one client.
         fast_calls: Faster equivalents of the `call` of some layers.
-        recording: Replays local steps where Python's overhead counts; None runs each anew.
-        made_from: Whatever decides whether this training must be made anew.
+        recording: Replays local steps where Python's overhead counts; None runs each again.
+        made_from: Whatever decides whether this training must be made again.
     """
 
     model: keras.Model

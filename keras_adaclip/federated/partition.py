@@ -152,7 +152,7 @@ def _allocation(
     kinds, first, numbers = np.unique(fine, return_index=True, return_inverse=True)
     parents, parent_of_kind = np.unique(coarse[first], return_inverse=True)
     if not np.array_equal(parents[parent_of_kind][numbers], coarse):
-        raise ValueError("Each fine label must stand below one coarse label.")
+        raise ValueError("Each fine label must belong to one coarse label.")
     generator, num_clients = np.random.default_rng(seed), turns.max() + 1
     below = [np.flatnonzero(parent_of_kind == parent) for parent in range(len(parents))]
     of_root = generator.dirichlet(np.full(len(parents), root_alpha), num_clients)

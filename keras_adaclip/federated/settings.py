@@ -131,7 +131,7 @@ def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     for option in _FORBIDDEN_TO_CLIENTS:
         if value := getattr(optimizer, option, None):
             raise ValueError(
-                f"Argument `client_optimizer` must not have `{option}`, which begins anew with "
+                f"Argument `client_optimizer` must not have `{option}`, which starts again with "
                 "every round. Use a larger `client_batch_size`, or give the option to the "
                 f"server's optimizer. Received: {option}={value}"
             )

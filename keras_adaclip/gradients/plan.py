@@ -25,9 +25,7 @@ from keras_adaclip.gradients.layerwise import (
 from keras_adaclip.gradients.proof import is_exact
 
 
-def make_plan(
-    model: keras.Model, rows: Batch, method: str = "auto", is_repeatable: bool = True
-) -> GradientPlan:
+def make_plan(model: keras.Model, rows: Batch, method: str = "auto") -> GradientPlan:
     """Return the fastest plan that is exact for `model`.
 
     Args:
@@ -35,16 +33,11 @@ def make_plan(
         rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison.
         method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
             another if no layer-wise plan is exact.
-        is_repeatable: Whether the model does the same on the same rows, so that a comparison is
-            meaningful.
 
     Raises:
         ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact.
     """
-    if is_repeatable:
-        plan = _proven_plan(model, finite_rows(rows))
-    else:
-        plan = looped_plan("the model draws random numbers without a Keras seed generator")
+    plan = _proven_plan(model, finite_rows(rows))
     if method != "auto" and not plan.is_layerwise:
         raise ValueError(
             f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "

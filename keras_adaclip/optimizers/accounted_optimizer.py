@@ -228,7 +228,7 @@ class AccountedOptimizer(WrappingOptimizer):
     def load_own_variables(self, store: Any) -> None:
         """Load clipping norm, ledger and the inner optimizer's state; never lower the ledger.
 
-        Noise, divisor and open row belong to the current run and stay; the key is drawn anew. The
+        Noise, divisor and open row belong to the current run and stay; a new key is drawn. The
         store of a model that was saved without an optimizer is empty, and nothing is loaded.
 
         Raises:

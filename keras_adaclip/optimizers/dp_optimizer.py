@@ -54,7 +54,7 @@ class DPOptimizer(AccountedOptimizer):
             the model, else one example after another; `"layerwise"` raises an error instead of
             the latter. It changes memory and speed, not the result.
         seed: None takes the noise from the operating system. An integer makes it repeatable, and
-            whoever knows it can subtract the noise: it is part of the config and so of every
+            anyone who knows it can subtract the noise: it is part of the config and so of every
             saved model.
         name: name of the optimizer.
 
@@ -66,7 +66,7 @@ class DPOptimizer(AccountedOptimizer):
     Guarantees:
         Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
         or removing one unit. The noise is drawn once a step, after all microbatches, from 64
-        random bits and a counter, and never repeats. The bits are drawn anew for each run of steps
+        random bits and a counter, and never repeats. The bits are drawn again for each run of steps
         and after loading; they are never saved, and are replaced when the run ends. Loading never
         lowers the ledger.
 
@@ -219,9 +219,9 @@ class DPOptimizer(AccountedOptimizer):
                 rows[-1].noise_multiplier, float(rows[-1].expected_batch_size), num_groups
             )
         seeds = (
-            "noise and sampling from the operating system, anew for each run"
+            "noise and sampling from the operating system, new for each run"
             if self.seed is None
-            else f"noise seeded with {self.seed}: whoever knows it can subtract the noise"
+            else f"noise seeded with {self.seed}: anyone who knows it can subtract the noise"
         )
         return {"clipping": clipping, "seeds": seeds}
 

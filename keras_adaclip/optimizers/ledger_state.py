@@ -85,6 +85,7 @@ class LedgerState:
         if current.mechanism == row.mechanism:
             row = current.begin_segment()
         else:
+            self.is_open = False  # A row without steps is left out.
             self._write_closed(self.read())
         self._current.assign(row.to_integers())
         self._current_noise.assign(np.float32(row.noise_multiplier))

@@ -124,7 +124,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
             ValueError: If Keras asks for it to write an HDF5 file of the whole model.
         """
         refuse_legacy_file()
-        names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
+        names = [name for name in _parameters(type(self)) if hasattr(self, name)]
         arguments = {name: getattr(self, name) for name in names}
         serialize = keras.saving.serialize_keras_object
         config = {name: serialize(value) for name, value in arguments.items()}
@@ -197,6 +197,18 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         variable.assign(value)
         self.own_variables.append(variable)
         return variable
+
+
+def _parameters(optimizer_class: type) -> list[str]:
+    """Return the names of the constructor's arguments, with those that a subclass passes on."""
+    names: list[str] = []
+    for each in optimizer_class.__mro__:
+        if "__init__" in vars(each):
+            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+            names += [parameter.name for parameter in parameters]
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return list(dict.fromkeys(names[1:]))
 
 
 def check_plain_optimizer(

@@ -27,7 +27,7 @@ def moved_value(
     Args:
         value: The present value.
         state: 1 moves it a little, 2 reverses the sign of what is trained, 3 reverses every sign,
-            and 4 draws the value anew, three times as wide.
+            and 4 draws the value again, three times as wide.
         is_trained: Whether the optimizer moves the variable.
         generator: Draws the noise.
     """

@@ -55,7 +55,7 @@ def _are_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _make_functional(cls: type, functional: type) -> None:
-    """Put the functional class in the place of the subclassed one among the bases of `cls`."""
+    """Substitute the functional class for the subclassed one in the bases of `cls`."""
     bases = tuple(
         functional if SubclassedForm in base.__bases__ else base for base in cls.__bases__
     )

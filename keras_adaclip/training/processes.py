@@ -44,8 +44,8 @@ def refuse_uneven_batches(data: "TrainingData") -> None:
     uneven = [size for size in sizes if size % num_shards != 0]
     if uneven:
         raise ValueError(
-            f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` that "
-            "is a multiple and leaves no other rest of the examples, or `sampling='poisson'`, "
+            f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` with "
+            "which every batch, the last one too, is a multiple of that, or `sampling='poisson'`, "
             f"whose batches are padded. Received: a batch of {uneven[0]:,} examples"
         )
 
@@ -108,7 +108,7 @@ def refuse_other_settings(model: keras.Model) -> None:
     if _differing({"optimizer": config.encode()}):
         raise ValueError(
             "The processes have compiled the model with different optimizers, so that one would "
-            "clip or noise otherwise than another. Give all the same arguments and the same seed. "
+            "clip or add noise differently from another. Give all the same arguments and seed. "
             f"Received in this process: {config}"
         )
 
@@ -131,8 +131,8 @@ def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
     names = _differing(state)
     if names:
         raise ValueError(
-            "The processes do not hold the same private state, so that one would clip or noise "
-            "otherwise than another. Load the same files, give the same arguments and call "
+            "The processes do not hold the same private state, so that one would clip or add "
+            "noise differently from another. Load the same files, give the same arguments and call "
             "`keras.utils.set_random_seed` with the same seed everywhere. "
             f"Received different values of: {', '.join(names)}"
         )

@@ -177,7 +177,7 @@ class PrivacySpending:
         if lost is not None:
             raise RuntimeError(
                 "The privacy spent on these weights is not known: they may come from a file whose "
-                f"privacy ledger could not be taken over ({lost}). Build the model anew, and load "
+                f"privacy ledger could not be taken over ({lost}). Build the model again, and load "
                 "a file that fits it."
             )
 

@@ -76,12 +76,6 @@ def test_a_plan_without_noise_has_no_epsilon():
     assert bounds.epsilon(DELTA) == bounds.selection_epsilon(RandomSelection(5), DELTA) == np.inf
 
 
-def test_plain_values():
-    bounds = RunBounds((*CROSSING, CROSSING[0]))
-    assert len(bounds.plans) == 2
-    assert RunBounds.from_list(bounds.to_list()) == bounds
-
-
 def test_wrong_plans():
     with pytest.raises(ValueError, match="must hold a `Ledger`"):
         RunBounds(())

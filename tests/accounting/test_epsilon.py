@@ -82,12 +82,6 @@ def test_composed_full_releases(noise, releases):
     assert exact <= epsilon <= exact * (1 + 1e-4) + 1e-4
 
 
-def test_coarse_grids_stay_above_the_default_one_where_losses_underflow():
-    """With its interval of 1e-4 dp_accounting takes a minute, and gives 2010.3544."""
-    epsilon = compute_epsilon(**MNIST, steps=3515, sampling="stream")
-    assert 2010.3544 <= epsilon <= 2010.3544 * (1 + 1e-4)
-
-
 MIXED = (
     row(Sampling.POISSON, noise=1.0, steps=500),
     row(Sampling.SHUFFLE, noise=6.0, steps=400),
@@ -95,38 +89,14 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        (row(batch=1024, noise=0.5, steps=2340),),
-        MIXED,
-    ],
-)
-def test_never_below_what_dp_accounting_gives_for_the_recorded_events(rows):
+def test_never_below_what_dp_accounting_gives_for_the_recorded_events():
     event = dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(*each) for each in events.counted_events(rows)]
+        [dp_accounting.SelfComposedDpEvent(*each) for each in events.counted_events(MIXED)]
     )
     by_pld = PLDAccountant().compose(event).get_epsilon(DELTA)
-    assert by_pld <= ledger_epsilon(rows, DELTA, "pld") <= by_pld * (1 + 1e-4)
+    assert by_pld <= ledger_epsilon(MIXED, DELTA, "pld") <= by_pld * (1 + 1e-4)
     by_rdp = RdpAccountant().compose(event).get_epsilon(DELTA)
-    assert by_rdp <= ledger_epsilon(rows, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
-
-
-_GAUSSIAN = dp_accounting.GaussianDpEvent(1.0)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "steps", "events_and_counts"),
-    [
-        (Sampling.POISSON, 7, ((dp_accounting.PoissonSampledDpEvent(256 / 60_000, _GAUSSIAN), 7),)),
-        (Sampling.SHUFFLE, 236, ((_GAUSSIAN, 2),)),
-        (Sampling.STREAM, 9, ((_GAUSSIAN, 9),)),
-        (Sampling.PASS, 9, ((_GAUSSIAN, 1),)),
-        (Sampling.POISSON, 0, ()),
-    ],
-)
-def test_a_release_is_a_step_or_a_pass(sampling, steps, events_and_counts):
-    assert events.counted_events([row(sampling, steps=steps)]) == events_and_counts
+    assert by_rdp <= ledger_epsilon(MIXED, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
 
 
 def test_mixed_ledgers_are_stated_under_zero_out():
@@ -149,23 +119,6 @@ def test_without_noise_epsilon_is_infinite_and_without_steps_zero(sampling, acco
     spoiled = row(Sampling[sampling.upper()], noise=0.0)
     assert ledger_epsilon([row(steps=5), spoiled.advance(1)], DELTA, accountant) == math.inf
     assert ledger_epsilon([row(steps=5), spoiled], DELTA, accountant) < math.inf
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize(
-    ("noise", "examples", "batch", "steps", "sampling"),
-    [
-        (1e12, 2**31 - 1, 1, 2**31 - 1, "poisson"),
-        (100.0, 60_000, 256, 2**31 - 1, "poisson"),
-        (1e-3, 1000, 10, 10**6, "stream"),
-        (1e30, 1000, 1000, 1, "poisson"),
-    ],
-)
-def test_extremes_have_a_finite_epsilon(noise, examples, batch, steps, sampling, accountant):
-    epsilon = compute_epsilon(
-        noise, examples, batch, steps=steps, delta=1e-10, sampling=sampling, accountant=accountant
-    )
-    assert 0 <= epsilon < math.inf
 
 
 def test_rounding_to_zero_is_no_proof_of_privacy():

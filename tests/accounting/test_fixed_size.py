@@ -4,13 +4,10 @@ import pytest
 
 from keras_adaclip.accounting import (
     LedgerRow,
-    PrivacyReport,
     PrivacySpent,
     Sampling,
     compute_epsilon,
-    group_epsilon,
     ledger_epsilon,
-    max_steps_within,
 )
 
 DELTA = 1e-5
@@ -49,27 +46,3 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
     assert found == sorted(found)
     full = LedgerRow.open(Sampling.STREAM, 1000, 1000, noise_multiplier=noise / 2).advance(100)
     assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
-
-
-def test_a_budget_is_solved_for_with_the_relation_of_the_row_to_come():
-    target = ledger_epsilon([row(noise=4.0, steps=50)], DELTA)
-    running = row(noise=4.0, steps=0)
-    assert max_steps_within([], running, DELTA, target * 1.0001) == 50
-    # After Poisson-sampled steps a step of a fixed size costs a full release.
-    past = [row(Sampling.POISSON, noise=4.0, steps=10)]
-    allowed = max_steps_within(past, running, DELTA, 3.0)
-    assert ledger_epsilon([*past, running.advance(allowed)], DELTA) <= 3.0
-    assert ledger_epsilon([*past, running.advance(allowed + 1)], DELTA) > 3.0
-
-
-def test_reports_and_groups():
-    report = PrivacyReport.from_ledger([row(noise=4.0)], DELTA, group_sizes=(2,))
-    assert report.epsilon_pld == report.epsilon_rdp
-    assert "(RDP)" in report.to_text()
-    assert "one unit is replaced by another" in report.to_text()
-    assert report.epsilon_without_amplification > report.epsilon_pld
-    # Replacing one unit in a full pass with noise 4 is a Gaussian of noise 2.
-    one_pass = compute_epsilon(2.0, 60_000, 60_000, steps=1, delta=DELTA, sampling="stream")
-    assert report.epsilon_without_amplification == pytest.approx(one_pass, rel=1e-6)
-    assert group_epsilon([row(noise=4.0)], DELTA, 2) >= 2 * report.epsilon_pld
-    assert report.mechanisms[0].sampling_probability == 256 / 60_000

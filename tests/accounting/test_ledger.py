@@ -68,11 +68,6 @@ def test_append_starts_a_row_or_goes_on_with_one():
     assert (len(ledger), ledger.steps, ledger.releases) == (2, 12, 12)
 
 
-def test_rows_without_steps_are_dropped_except_the_running_one():
-    ledger = Ledger((row(noise=1.0), row(noise=2.0, steps=3), row(noise=3.0)))
-    assert [each.noise_multiplier for each in ledger] == [2.0, 3.0]
-
-
 def test_an_empty_ledger():
     assert Ledger().current is Ledger().unit is None
     assert Ledger().steps == 0
@@ -93,15 +88,6 @@ def test_a_ledger_is_about_examples_or_about_clients():
         Ledger((examples,)).union_upward(Ledger((clients,)))
     with pytest.raises(ValueError, match="cannot be merged"):
         merge_upward(examples, clients)
-
-
-def test_begin_segment_touches_the_running_row_alone():
-    shuffled = row(Sampling.SHUFFLE, 4, 10, steps=1)
-    ledger = Ledger().append(shuffled).append(row(Sampling.SHUFFLE, 4, 12, steps=1))
-    again = ledger.begin_segment()
-    assert again.rows[0] == ledger.rows[0]
-    assert again.advance(1).releases == 3
-    assert ledger.advance(1).releases == 2
 
 
 @given(ledger=LEDGERS)
@@ -132,28 +118,6 @@ def test_merging_two_rows_never_lowers_epsilon(first, second):
     assert merged.releases == first.releases + second.releases
     assert merged.free_steps == 0
     assert rdp([merged]) >= rdp([first, second]) * (1 - ROUNDING)
-
-
-def test_merging_takes_the_least_noise_and_the_greater_probability():
-    merged = merge_upward(
-        row(batch=32, examples=1000, noise=1.0, steps=3),
-        row(batch=64, examples=4000, noise=0.5, steps=4),
-    )
-    assert merged.mechanism == row(batch=32, examples=1000, noise=0.5).mechanism
-    # 1/3 and its neighbour agree as floats divided, not as fractions.
-    close = merge_upward(
-        row(batch=715_827_882, examples=2**31 - 1, steps=1), row(batch=1, examples=3, steps=1)
-    )
-    assert (close.expected_batch_size, close.num_examples) == (1, 3)
-
-
-def test_rows_of_different_kinds_become_full_releases():
-    merged = merge_upward(row(steps=3), row(Sampling.SHUFFLE, steps=500))
-    assert (merged.sampling, merged.steps_per_release) == (Sampling.STREAM, 1)
-    shuffled = row(Sampling.SHUFFLE, 4, 10)
-    merged = merge_upward(shuffled.advance(4), shuffled.advance(5))
-    assert merged.mechanism == shuffled.mechanism
-    assert (merged.steps, merged.releases, merged.free_steps) == (9, 4, 0)
 
 
 @given(ledger=LEDGERS, max_rows=st.integers(2, 4))
@@ -223,23 +187,6 @@ def test_a_full_table_keeps_the_row_of_least_noise(least):
     small = Ledger(rows).compact(3)
     assert small.rows[0].noise_multiplier == float(np.float32(least))
     assert rdp(small) >= rdp(rows)
-
-
-def test_compact_takes_hundreds_of_rows_and_merges_the_nearest():
-    """As a noise schedule leaves them: all differ, and the pairs that lose least are neighbours."""
-    noises = [0.5 + number / 256 + (number % 7) / 4096 for number in range(520)]
-    ledger = append_all(Ledger(), [row(noise=noise, steps=235) for noise in noises])
-    small = ledger.compact(512)
-    assert len(small) == 512
-    assert (small.steps, small.releases) == (ledger.steps, ledger.releases)
-    assert small.current == ledger.current
-    kept = {each.noise_multiplier: each.steps for each in small}
-    assert set(kept) < {each.noise_multiplier for each in ledger}
-    merged = [noise for noise, count in kept.items() if count > 235]
-    assert min(merged) > np.median(noises)
-    assert sum(each.releases / each.noise_multiplier**2 for each in small) == pytest.approx(
-        sum(each.releases / each.noise_multiplier**2 for each in ledger), rel=1e-3
-    )
 
 
 def test_compact_says_when_nothing_fits():

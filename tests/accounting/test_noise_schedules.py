@@ -50,13 +50,6 @@ def test_a_plan_is_what_its_ledger_will_say(sampling, accountant, num_steps, sch
     assert compute_epsilon(schedule, **plan) == ledger_epsilon(recorded, DELTA, accountant)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "stream", "fixed"])
-def test_a_constant_schedule_is_a_number(sampling):
-    arguments = {"epochs": 3, "sampling": sampling, **PLAN}
-    schedule = PiecewiseConstant([1.1])
-    assert compute_epsilon(schedule, **arguments) == compute_epsilon(float32(1.1), **arguments)
-
-
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_full_releases_of_different_noise_are_one_gaussian(accountant):
     noises = [2.0, 5.0, 3.0]
@@ -113,12 +106,6 @@ def test_schedules_that_cannot_be_calibrated(value, message):
         calibrate_noise_multiplier(
             0.1, epochs=2, noise_schedule=Odd(value), accountant="rdp", **PLAN
         )
-
-
-def test_a_plan_with_values_that_are_no_noise():
-    assert compute_epsilon(Odd(0.0), epochs=2, **PLAN) == math.inf
-    with pytest.raises(TypeError, match="Argument `noise_multiplier`"):
-        compute_epsilon(Odd(None), epochs=2, **PLAN)
 
 
 def test_a_schedule_of_keras_is_wrapped():

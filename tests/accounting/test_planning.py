@@ -51,33 +51,19 @@ def test_what_is_solved_for_is_within_the_budget_and_at_its_edge(missing, change
     assert epsilon_of(found, **{missing: further(getattr(found, missing))}) > RUN["target_epsilon"]
 
 
-def test_the_noise_beside_the_signal():
-    found = planned("target_epsilon", num_parameters=400)
-    assert found.steps == 240
-    assert found.sampling_probability == 256 / 6_000
-    # Sum of clipped gradients plus noise of deviation z C, over the expected batch size.
-    assert found.noise_stddev == pytest.approx(1.2 / 256)
-    assert found.noise_norm == pytest.approx(20 * 1.2 / 256)
-    text = str(found)
-    assert "0.00469 C" in text
-    assert "signal over noise, one step, at most  10.7" in text
-    assert planned("target_epsilon").noise_norm is None
+@pytest.mark.parametrize("missing", ["target_epsilon", "epochs", "noise_multiplier"])
+def test_the_table_marks_what_was_solved_for(missing):
+    (marked,) = [line for line in str(planned(missing)).splitlines() if "<- solved for" in line]
+    name = "epsilon" if missing == "target_epsilon" else missing.replace("_", " ")
+    assert marked.startswith(name)
 
 
-def test_the_table_marks_what_was_solved_for_and_rounds_epsilon_up():
-    for missing in ("target_epsilon", "epochs", "noise_multiplier"):
-        found = planned(missing)
-        (marked,) = [line for line in str(found).splitlines() if "<- solved for" in line]
-        name = "epsilon" if missing == "target_epsilon" else missing.replace("_", " ")
-        assert marked.startswith(name)
-        if missing == "noise_multiplier":
-            # What is copied from the table is within the budget too.
-            shown = float(marked.split()[2])
-            assert 0.0 <= shown / found.noise_multiplier - 1.0 <= 1e-4
-            assert epsilon_of(found, noise_multiplier=shown) <= found.epsilon
+def test_what_is_copied_from_the_table_is_within_the_budget():
+    found = planned("noise_multiplier")
+    (marked,) = [line for line in str(found).splitlines() if "<- solved for" in line]
+    assert epsilon_of(found, noise_multiplier=float(marked.split()[2])) <= found.epsilon
     shown = float(str(planned("target_epsilon")).splitlines()[0].split()[1])
     assert 0.0 <= shown - planned("target_epsilon").epsilon <= 1e-3
-    assert "inf" in str(planned("target_epsilon", noise_multiplier=0.0)).splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 import keras_adaclip as ka
-from keras_adaclip.audit.membership import area_interval
 
 
 def given_scores(model, x, y):
@@ -61,23 +60,6 @@ def test_the_area_lies_in_its_interval_as_often_as_it_says(shift):
     assert held / runs > 0.83
 
 
-def test_the_interval_is_no_point_where_all_pairs_are_in_order():
-    low, high = area_interval(1.0, 100, 100, 0.95)
-    assert high == 1.0
-    assert 0.9 < low < 0.99
-    assert area_interval(0.0, 100, 100, 0.95) == pytest.approx((0.0, 1 - low))
-
-
-@pytest.mark.parametrize(("num_members", "num_others"), [(20, 2000), (2000, 20), (50, 50)])
-def test_the_ends_of_the_areas_interval_solve_newcombes_equation(num_members, num_others):
-    area, quantile = 0.8, stats.norm.ppf(0.975)
-    for end in area_interval(area, num_members, num_others, 0.95):
-        more = (num_members + num_others) / 2 - 1
-        spread = 1 + more * ((1 - end) / (2 - end) + end / (1 + end))
-        variance = end * (1 - end) * spread / (num_members * num_others)
-        assert abs(area - end) == pytest.approx(quantile * np.sqrt(variance), rel=1e-6)
-
-
 @pytest.fixture
 def regression():
     """A model whose loss on a member is 0, and 1 on a non-member."""
@@ -104,45 +86,9 @@ def test_the_losses_of_a_model_in_inference_mode(regression):
     assert "300 members and 300 non-members (95% intervals)" in str(found)
 
 
-def test_a_private_model_and_inputs_by_name():
-    inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((1,), name="b")}
-    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
-    model = ka.PrivateModel(inputs, keras.layers.Dense(3)(joined))
-    model.compile(
-        ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    generator = np.random.default_rng(0)
-    x = {"a": generator.normal(size=(20, 2)), "b": generator.normal(size=(20, 1))}
-    y = generator.integers(3, size=20)
-    found = ka.audit.membership_inference(model, (x, y), (x, y))
-    logits = model.predict(x, verbose=0).astype(np.float64)
-    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    assert found.member_scores == pytest.approx(logits[np.arange(20), y], abs=1e-5)
-    assert found.auc == pytest.approx(0.5)
-
-
-def test_data_of_float64_and_of_different_lengths(regression):
-    model, x, y = regression
-    whole = (x.astype(np.float64), y.astype(np.float64))
-    assert ka.audit.membership_inference(model, whole, whole).auc == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="same number of rows"):
-        ka.audit.membership_inference(model, (x[:-1], y), whole)
-
-
 def test_nan_counts_as_the_lowest_score():
     assert attack([np.nan, np.nan], [0.0, -np.inf]).auc == 0.25
     assert attack([1.0, np.inf], [np.nan, 0.0]).auc == 1.0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"false_positive_rates": (0.1, 1.1)}, {"confidence": 1.0}],
-    ids=lambda o: next(iter(o)),
-)
-def test_bad_arguments(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        attack([0.0, 1.0], [0.0, 1.0], **options)
 
 
 def test_a_score_that_is_not_one_number_an_example():

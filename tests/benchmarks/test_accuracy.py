@@ -105,20 +105,6 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
 # The results file
 
 
-@pytest.mark.parametrize("kept", [1, -1])
-def test_a_row_that_was_cut_off_is_made_again(tmp_path, kept):
-    file = ResultsFile(tmp_path)
-    file.append("paper", some_run(), MEASURED)
-    complete_rows = file.path.read_bytes()
-    file.append("paper", some_run(seed=2), MEASURED)
-    row = file.path.read_bytes()[len(complete_rows) :]
-    file.path.write_bytes(complete_rows + row[:kept])
-    expected = Result(0.85, 2.69, 50.0, (0.6, 0.85), (0.3, 0.3), 0.86, "jax, GPU")
-    assert file.read() == {some_run().key: expected}
-    file.append("paper", some_run(seed=2), MEASURED)
-    assert file.path.read_bytes() == complete_rows + row
-
-
 # The driver
 
 

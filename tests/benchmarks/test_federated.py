@@ -20,7 +20,6 @@ sys.path += [str(FEDERATED.parent / "speed"), str(FEDERATED)]
 import rounds_report  # noqa: E402
 import ways  # noqa: E402
 from results import ResultsFile, machine  # noqa: E402
-from workers import command  # noqa: E402
 from workloads import MODELS, Workload  # noqa: E402
 
 
@@ -65,18 +64,6 @@ def test_a_small_round_on_this_backend(way):
 
 
 # ---- plans and processes ------------------------------------------------------------------------
-
-
-def test_processes_take_the_commands_that_are_made_for_them():
-    options = bench.parse_options(["--models", "mlp", "--most-in-all", "10000"])
-    settings = bench.settings_of(options)
-    plan = bench.chosen(options)[0]
-    told = bench.settings_for(plan.workload, settings)
-    line = command(Path("python"), "flower", "mlp", ["private"], "memory", told)
-    assert str(FEDERATED / "measure.py") in line
-    given = measure.parse_options(line[line.index("mlp") :])
-    assert Workload(given.model, given.cohort, given.clients) == plan.workload
-    assert (given.memory, given.pin, given.steps) == (True, True, 200)
 
 
 # ---- the report ---------------------------------------------------------------------------------

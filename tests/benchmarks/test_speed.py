@@ -15,7 +15,6 @@ if not SPEED.exists():
 pytest.importorskip("matplotlib")
 sys.path.append(str(SPEED))  # its files are scripts, which import each other by their names
 
-import bench  # noqa: E402
 import keras_ways  # noqa: E402
 import measure  # noqa: E402
 import report  # noqa: E402
@@ -84,27 +83,6 @@ def test_processes_take_the_commands_that_are_made_for_them():
 
 
 # ---- many processes -----------------------------------------------------------------------------
-
-
-def test_measuring_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
-    started = []
-
-    def run(python, framework, model, ways, kind, settings):
-        started.append((framework, kind, *ways))
-        values = {way: "no rule" if way == "shuffle" else 2.0 for way in ways}
-        yield record(model, framework, **values)
-
-    monkeypatch.setattr(bench, "run", run)
-    results = ResultsFile(tmp_path / "results.json")
-    results.add(record("mlp", "jax", 0, plain=1.0, poisson=2.0))
-    arguments = ["--models", "mlp", "--backends", "jax", "--environments", str(tmp_path)]
-    arguments += ["--rounds", "2", "--no-memory"]
-    bench.measure_all(bench.parse_options(arguments), ResultsFile(results.path))
-    # A plain step is always there to compare with, and what failed is not tried again.
-    assert started == [("jax", "times", "shuffle", "plain"), ("jax", "times", "plain", "poisson")]
-    assert "left out: opacus" in capsys.readouterr().out
-    bench.measure_all(bench.parse_options(arguments), ResultsFile(results.path))
-    assert len(started) == 2
 
 
 # ---- the report ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import gzip
 import shutil
-import socket
 import struct
 
 import numpy as np
@@ -133,39 +132,4 @@ def test_adult_is_scaled_by_constants_alone(cache, monkeypatch):
 # ---- downloads --------------------------------------------------------------------------------
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(OSError, match=r"no answer within|timed out"):
-            download.require_answer(f"http://127.0.0.1:{port}/", seconds=0.2)
-    with pytest.raises(OSError, match="refused"):
-        download.require_answer(f"http://127.0.0.1:{port}/", seconds=5.0)
-
-
 # ---- made-up data -----------------------------------------------------------------------------
-
-
-def nearest_mean_accuracy(x_train, y_train, x_test, y_test):
-    """Accuracy of the classifier that takes the class with the nearest mean."""
-    x_train, x_test = (x.reshape(len(x), -1).astype(float) for x in (x_train, x_test))
-    means = np.stack([x_train[y_train == label].mean(axis=0) for label in np.unique(y_train)])
-    distances = ((x_test[:, None] - means) ** 2).sum(axis=-1)
-    return np.mean(distances.argmin(axis=1) == y_test)
-
-
-def counted(texts):
-    return np.stack([np.bincount(row, minlength=200) for row in texts])
-
-
-def test_made_up_classes_can_be_told_apart():
-    made = data.make_up_images("X", (28, 28, 1), num_train=200, num_test=100)
-    parts = (made.x_train, made.y_train, made.x_test, made.y_test)
-    assert nearest_mean_accuracy(*parts) > 0.95
-
-    made = data.make_up_texts("X", num_tokens=200, length=64)
-    parts = (counted(made.x_train), made.y_train, counted(made.x_test), made.y_test)
-    assert nearest_mean_accuracy(*parts) > 0.9
-
-    made = data.make_up_table("X")
-    parts = (made.x_train["numbers"], made.y_train, made.x_test["numbers"], made.y_test)
-    assert nearest_mean_accuracy(*parts) > 0.8

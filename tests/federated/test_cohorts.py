@@ -120,14 +120,3 @@ def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded
     only_empty = cohorts.take(np.array([0, 2, 5]), np.random.default_rng(0))
     assert not np.any(only_empty["mask"])
     assert not np.any(only_empty["num_steps"])
-
-
-@pytest.mark.parametrize("padded", [None, 6])
-def test_shapes_are_few(padded):
-    sizes = np.random.default_rng(0).integers(1, 60, 50).tolist()
-    cohorts = cohorts_of(sizes, cohort_size=4, num_batches=1)
-    cohorts.num_padded_clients = padded
-    shapes = {cohorts[0]["order"].shape for _ in range(300)}
-    assert len({shape[1:] for shape in shapes}) <= 6
-    if padded:
-        assert {shape[0] % padded for shape in shapes} == {0}

@@ -127,14 +127,6 @@ def test_fedprox(recorded):
     assert np.max(np.abs(found[1][0] - found[0][0])) > 1e-3
 
 
-def test_fedsgd_takes_one_step_with_all_examples(recorded):
-    server = keras.optimizers.SGD(1.0)
-    model, before = one_round(server, clipping=0.7, client=1.0, client_batch_size=None)
-    assert set(recorded[0]["num_steps"].tolist()) <= {0, 1}
-    expected = expected_after(before, recorded[0], server, keras.optimizers.SGD(1.0), 0.7)
-    assert_close(oracle.arrays(model.trainable_variables), expected)
-
-
 def test_quantile_clipping_counts_clients(recorded):
     clipping = ka.clipping.QuantileClipping(0.3, initial_clip_norm=0.45, learning_rate=0.2)
     model, before = one_round(keras.optimizers.SGD(1.0), clipping=clipping)

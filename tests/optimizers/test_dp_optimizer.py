@@ -68,6 +68,25 @@ def test_the_config_comes_back(clipping):
     assert again.get_config() == config == DPOptimizer.from_config(config).get_config()
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Tagged(DPOptimizer):
+    def __init__(self, *args, tag="", **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tag = tag
+
+    def get_config(self):
+        return {**super().get_config(), "tag": self.tag}
+
+
+def test_the_config_of_a_subclass_has_the_arguments_that_it_passes_on():
+    optimizer = Tagged("sgd", "quantile", noise_multiplier=1.5, microbatch_size=4, seed=9, tag="a")
+    config = optimizer.get_config()
+    assert set(config) == {*inspect.signature(DPOptimizer).parameters, "tag"}
+    assert (
+        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)).get_config() == config
+    )
+
+
 def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
     config = DPOptimizer(keras.optimizers.Adam(0.5), noise_multiplier=1.0).get_config()
     module = "keras.src.backend.no_such_backend.optimizers.adam"
@@ -212,3 +231,15 @@ def test_a_strategy_that_does_not_keep_its_promise_is_refused(clipping, message)
     for weight, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, other)
     assert model.privacy_ledger.steps == 0
+
+
+def test_a_fit_that_fails_before_its_first_step_leaves_no_row():
+    class Fails(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            raise RuntimeError("no step")
+
+    model = line_model(dp_sgd())
+    x, y = line_data(np.linspace(0.5, 2, 20))
+    with pytest.raises(RuntimeError, match="no step"):
+        model.fit(x, y, batch_size=10, verbose=0, callbacks=[Fails()])
+    assert model.privacy_ledger.rows == ()

@@ -98,20 +98,6 @@ def test_an_empty_run_and_an_earlier_state_add_nothing():
     assert ledger.read().steps == 5
 
 
-def test_a_later_state_raises_the_ledger():
-    ledger = ran(3)
-    identity = ledger.run.identity
-    ledger.include(Run(ledger.read().advance(4), identity))
-    assert ledger.read().steps == 7
-    assert ledger.run.identity == identity
-
-
-def test_equal_counts_of_two_runs_are_not_taken_for_one():
-    mine, theirs = ran(4), ran(4)
-    mine.include(theirs.run)
-    assert mine.read().steps == 8
-
-
 def test_what_descends_from_oneself_is_not_added_to_it():
     first, second = ran(3), new()
     second.include(first.run)
@@ -154,12 +140,6 @@ def test_no_sequence_of_loading_lowers_a_ledger_or_misses_a_step(data):
 
 
 # A full table
-
-
-def filled(num_rows):
-    """A ledger of many mechanisms, as a noise schedule leaves it."""
-    rows = (fresh_row(noise_multiplier=0.5 + n / 32).advance(2) for n in range(num_rows))
-    return Run(Ledger(tuple(rows)), (1, 2))
 
 
 def test_more_mechanisms_than_rows_are_merged_and_no_step_is_lost():

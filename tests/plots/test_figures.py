@@ -151,17 +151,12 @@ def test_a_search_without_anything_to_show():
         ka.plots.search(searched("max", ({}, None)))
     with pytest.raises(ValueError, match="keeps all but its best run secret"):
         ka.plots.search(SimpleNamespace(privacy_spent=None))
-    empty = GreedySearch()
-    empty.searched_epochs = list
-    with pytest.raises(ValueError, match="no epoch"):
-        ka.plots.search(empty)
 
 
 # Quantile tracking
 
 
 LOGS = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
-RAW = {"gradient_norm": [0.8, 0.8, 0.8], "clipped_fraction": [0.9, 0.6, 0.4]}
 
 
 def test_the_noised_share_and_its_target():
@@ -173,16 +168,3 @@ def test_the_noised_share_and_its_target():
     }
     # Noise may take the share beyond one, and the axis follows.
     assert shares.get_ylim() == pytest.approx((0.0, 1.15))
-
-
-def test_raw_figures_are_said_not_to_be_private():
-    norms, shares = ka.plots.quantile_tracking({**LOGS, **RAW}, 0.5).axes
-    assert drawn(norms)["mean norm (not private)"] == RAW["gradient_norm"]
-    assert drawn(shares)["true mean (not private)"] == pytest.approx([0.1, 0.4, 0.6])
-
-
-@pytest.mark.parametrize("missing", list(LOGS))
-def test_a_history_without_a_monitor_or_without_a_quantile(missing):
-    logs = {name: values for name, values in LOGS.items() if name != missing}
-    with pytest.raises(ValueError, match=f"no '{missing}'.*`QuantileClipping`"):
-        ka.plots.quantile_tracking(logs, 0.5)

@@ -39,16 +39,6 @@ def test_both_curves_are_bounds_and_close_ones(accountant):
     assert dots == [[1e-5, spent], [9.5, spent]]
 
 
-def test_rows_follow_each_other():
-    """Ten steps with little noise, then ninety with much: steep, then flat."""
-    figure = ka.plots.privacy_curve([row(10, 0.6), row(90, 4.0)], delta=1e-5)
-    epochs, epsilons = curve(figure.axes[1])
-    first = ledger_epsilon([row(10, 0.6)], 1e-5)
-    assert np.interp(1.0, epochs, epsilons) == pytest.approx(first, rel=0.1)
-    assert epsilons[-1] == pytest.approx(ledger_epsilon([row(10, 0.6), row(90, 4.0)], 1e-5), 0.01)
-    assert np.all(np.diff(epsilons) >= 0.0)
-
-
 def test_passes_count_in_proportion_and_under_the_relation_of_the_whole():
     rows = [row(20, sampling=Sampling.SHUFFLE, noise_multiplier=2.0), row(30)]
     figure = ka.plots.privacy_curve(rows, delta=1e-5)

@@ -154,12 +154,6 @@ def used_model(hp):
     return model
 
 
-def model_without_shape(hp):
-    model = ka.PrivateSequential([keras.layers.Dense(1)])
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), "mse")
-    return model
-
-
 @pytest.mark.parametrize(
     "hypermodel",
     [
@@ -167,7 +161,6 @@ def model_without_shape(hp):
         used_model,
         lambda hp: build(hp, "quantile"),
         lambda hp: build(hp, ka.clipping.FixedClipping([1.0])),
-        model_without_shape,
     ],
 )
 def test_models_without_a_norm_to_set_are_refused_before_training(tmp_path, hypermodel):
@@ -180,11 +173,6 @@ def test_models_without_a_norm_to_set_are_refused_before_training(tmp_path, hype
 def test_the_epoch_is_not_the_users(tmp_path):
     with pytest.raises(ValueError, match="`epochs` belongs to the search"):
         search(tuner_in(tmp_path), epochs=3)
-
-
-def test_a_missing_objective_is_named(tmp_path):
-    with pytest.raises(keras_tuner.errors.FatalError, match="objective, val_accuracy"):
-        search(tuner_in(tmp_path, objective="val_accuracy"))
 
 
 def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):

@@ -110,7 +110,7 @@ def loop_over_chunks(
 ) -> list[Tensor]:
     """Override: one `while_loop` that threads the variables through.
 
-    A step that is not compiled loops in Python: it would compile a `while_loop` anew each time.
+    A step that is not compiled loops in Python: it would compile a `while_loop` again each time.
     """
     if not any(isinstance(value, jax.core.Tracer) for value in [num_chunks, *carry]):
         for index in range(int(num_chunks)):

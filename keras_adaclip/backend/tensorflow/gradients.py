@@ -99,7 +99,7 @@ def map_examples(
 ) -> list[Tensor]:
     """Override: takes the gradients inside of the map.
 
-    Taken outside, XLA would treat the rows as constants and compile anew for every batch.
+    Taken outside, XLA would treat the rows as constants and compile again for every batch.
     """
     numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
 

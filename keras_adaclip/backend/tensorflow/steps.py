@@ -150,7 +150,7 @@ def array_of(variable: keras.Variable) -> np.ndarray:
 
 @contextlib.contextmanager
 def _without_advice_on_tracing() -> Iterator[None]:
-    """Silence a warning that nobody can act on: `vectorized_map` traces anew in each eager call."""
+    """Silence a warning without a remedy: `vectorized_map` traces again in each eager call."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         """Return whether a record is anything but that warning."""

@@ -86,7 +86,7 @@ class QueryAccounting(AccountedOptimizer):
         clipping = f"by the `{type(self._query).__name__}` of TensorFlow Privacy"
         return {
             "clipping": clipping + (f"; {reason}" if reason else ""),
-            "seeds": "noise by TensorFlow Privacy, sampling from the operating system, anew for "
+            "seeds": "noise by TensorFlow Privacy, sampling from the operating system, new for "
             "each run",
         }
 

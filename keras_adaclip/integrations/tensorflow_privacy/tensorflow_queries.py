@@ -10,7 +10,7 @@ Guarantees:
     Every client that is present passes through `preprocess_record` once; one whose contribution is
     not finite does so as zeros. A round whose event has less noise than was stated for it fails
     before anything of it is used. No global seed reaches the noise: with one, TensorFlow would draw
-    the same noise in every process, and again after compiling anew.
+    the same noise in every process, and again after compiling again.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NoiseOf = Callable[[Any, Any], Tensor | None]
 _UNKNOWN = -1.0
 # Quotients of float32: what an event says may be off by that much.
 _TOLERANCE = 1.0 - 2.0**-17
-# The noise of a tree, and sums without noise: whoever reads these can subtract the noise.
+# The noise of a tree, and sums without noise: anyone who reads these can subtract the noise.
 _SECRET_FIELDS = {"tree_state", "previous_tree_noise", "samples_cumulative_sum"}
 
 

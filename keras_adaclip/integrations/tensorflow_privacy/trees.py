@@ -98,8 +98,8 @@ def refuse_seed(query: Any) -> None:
     seed = getattr(query._tree_aggregator.value_generator, "_seed", None)
     if seed is not None:
         raise ValueError(
-            f"The noise of the `{type(query).__name__}` comes from a fixed seed, and whoever knows "
-            f"it can subtract the noise. Give the query no `noise_seed`. Received: {seed}"
+            f"The noise of the `{type(query).__name__}` comes from a fixed seed, and anyone "
+            f"who knows it can subtract the noise. Give the query no `noise_seed`. Received: {seed}"
         )
 
 
