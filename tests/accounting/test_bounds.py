@@ -77,7 +77,7 @@ def test_a_plan_without_noise_has_no_epsilon():
 
 
 def test_wrong_plans():
-    with pytest.raises(ValueError, match="must hold a `Ledger`"):
+    with pytest.raises(ValueError, match="at least one `Ledger`"):
         RunBounds(())
     with pytest.raises(ValueError, match="cannot hold steps about"):
         RunBounds((ledger(1.0, 1), ledger(1.0, 1, unit=Unit.CLIENT)))

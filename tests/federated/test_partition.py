@@ -56,7 +56,7 @@ def test_by_key():
         (lambda: partition.iid(5, 6), "`num_clients` must lie between 1 and 5"),
         (lambda: partition.by_label_shards(LABELS, 400, 2), "between 1 and 300"),
         (lambda: partition.dirichlet(np.zeros((5, 2)), 2, 1.0), "one label an example"),
-        (lambda: partition.pachinko([0, 1], [0, 0], 1), "below one coarse"),
+        (lambda: partition.pachinko([0, 1], [0, 0], 1), "belong to one coarse"),
     ],
 )
 def test_wrong_arguments(call, message):
