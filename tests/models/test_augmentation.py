@@ -26,11 +26,6 @@ class Shift(keras.layers.Layer):
         return x + keras.random.uniform(shape, 0.0, self.size, seed=self.seed_generator)
 
 
-class MixesRows(keras.layers.Layer):
-    def call(self, x, training=None):
-        return (x + ops.flip(x, axis=0)) / 2.0
-
-
 class Widens(keras.layers.Layer):
     def call(self, x, training=None):
         return ops.concatenate([x, x], axis=-1)
@@ -101,7 +96,6 @@ def test_images_in_a_dict_with_layers_of_keras():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"augmentation": MixesRows()}, ValueError, "mixes examples"),
         ({"augmentation": Widens()}, ValueError, r"must keep the shape .* \(8,\) of \(4,\)"),
         ({"augmentation": keras.layers.Dense(4)}, ValueError, "has trainable weights"),
         ({"augmentation": lambda x: x}, TypeError, "must be a Keras layer"),

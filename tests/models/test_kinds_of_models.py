@@ -55,20 +55,11 @@ def unbuilt_sequential():
     return ka.PrivateSequential(helpers.dense_layers())
 
 
-def per_token():
-    inputs = keras.Input((5,), dtype="int32")
-    x = keras.layers.Embedding(7, 3, mask_zero=True)(inputs)
-    return ka.PrivateModel(inputs, keras.layers.Dense(3)(x))
-
-
-IDS = np.random.default_rng(8).integers(1, 7, (helpers.NUM_EXAMPLES, 5)).astype("int32")
-IDS[::2, 3:] = 0
 KINDS = {
     "functional": (helpers.dense_model, X, Y),
     "unbuilt sequential": (unbuilt_sequential, X, Y),
     "subclassed, training": (WithTraining, X, Y),
     "subclassed, own weights and noise": (WithOwnWeightsAndNoise, X, Y),
-    "masked, one loss a token": (per_token, IDS, np.repeat(Y[:, None], 5, axis=1)),
 }
 
 
@@ -86,18 +77,6 @@ def test_trains_and_counts(kind):
     assert spent.epsilon == pytest.approx(
         ka.accounting.compute_epsilon(1.0, len(x), 6, steps=8, delta=1e-3), rel=1e-6
     )
-
-
-def test_class_weights_are_sample_weights():
-    class_weight = {0: 3.0, 2: 0.5}
-    by_hand = np.array([class_weight.get(int(label), 1.0) for label in Y], "float32")
-    one, other = (helpers.compiled(noise_multiplier=0.0, seed=3) for _ in range(2))
-    other.set_weights(one.get_weights())
-    first = helpers.quiet_fit(one, X, Y, batch_size=6, class_weight=class_weight)
-    second = helpers.quiet_fit(other, X, Y, batch_size=6, sample_weight=by_hand)
-    for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
-    assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")

@@ -151,12 +151,6 @@ def test_sizes_are_doubled_while_they_fit(tried_sizes, limit, chunk_size, sizes)
     assert tried_sizes == sizes
 
 
-def test_poisson_draws_fit_up_to_six_standard_deviations(tried_sizes):
-    """64 + 6 standard deviations of Binomial(128, 1/2)."""
-    trained_by(private(dense, microbatch_size="auto", memory_limit=10**6), "poisson")
-    assert tried_sizes[-1] == 98
-
-
 def test_too_small_a_limit_is_refused_before_training(tried_sizes):
     model = private(dense, microbatch_size="auto", memory_limit=999)
     with pytest.raises(ValueError, match="Not even one example"):

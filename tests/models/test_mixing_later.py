@@ -408,16 +408,6 @@ def test_what_was_proved_is_proved_again_before_each_epoch(layer, when):
     assert all(np.isfinite(weight).all() for weight in helpers.weights_of(model))
 
 
-def test_what_was_proved_is_proved_again_between_single_batches():
-    late = MixesOnCommand(name="late")
-    model = model_with(late)
-    model.train_on_batch(*batch())
-    late.gate.assign(2e12)
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        model.train_on_batch(*batch())
-    assert model.privacy_spent(1e-3).steps == 1
-
-
 def test_an_augmentation_that_mixes_large_batches_is_refused():
     with pytest.raises(ValueError, match=r"late:? It mixes examples"):
         fit(helpers.compiled(), augmentation=MixesLargeBatches(name="late"))

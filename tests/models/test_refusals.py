@@ -322,16 +322,6 @@ def test_other_losses_of_single_examples_pass(loss):
     assert probed(loss, Y) == []
 
 
-def spread(y_true, y_pred):
-    return ops.std(y_pred, axis=0)
-
-
-@pytest.mark.parametrize("loss", [contrastive, spread])
-def test_losses_that_compare_rows_are_found(loss):
-    (issue,) = probed(loss, Y)
-    assert issue.layer == loss.__name__
-
-
 def test_a_stateful_recurrent_layer_is_refused_by_name():
     layers = [
         keras.Input(batch_shape=(8, 4, 2)),

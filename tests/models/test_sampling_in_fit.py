@@ -142,16 +142,6 @@ def test_train_on_batch_is_one_release():
     assert model.privacy_spent(DELTA).sampling == "poisson + stream"
 
 
-def test_large_and_empty_draws_are_steps():
-    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=2)
-    sizes = iter([0, 24, 2, 24, 0] * 3)
-    dataset.draw = lambda: np.arange(next(sizes))
-    model = helpers.compiled(metrics=["accuracy"])
-    history = helpers.quiet_fit(model, dataset, steps_per_epoch=4)
-    assert model.privacy_spent(DELTA).steps == 4
-    assert np.isfinite(history["loss"]).all()
-
-
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 7])
 def test_every_step_has_a_draw_of_its_own(steps_per_execution, monkeypatch):
     if BACKEND == "torch" and steps_per_execution > 1:

@@ -20,17 +20,6 @@ class Scale(layers.Layer):
         return inputs * self.scale
 
 
-class Penalty(layers.Layer):
-    """Multiplies by a norm of a kernel that another layer owns."""
-
-    def __init__(self, dense):
-        super().__init__()
-        self.dense = dense
-
-    def call(self, inputs):
-        return inputs * keras.ops.sum(keras.ops.square(self.dense.kernel))
-
-
 def private():
     inputs = keras.Input((20,), dtype="int32")
     x = layers.Embedding(30, 4, name="table")(inputs)
@@ -64,16 +53,6 @@ def test_a_line_for_each_layer():
     ]
     assert "layer by layer" in text
     assert re.search(r"take [\d.]+ KiB per example, [\d.]+ MiB for 256 at a time\.", text)
-
-
-def test_the_last_resort_says_why():
-    inputs = keras.Input((3,))
-    dense = layers.Dense(2)
-    model = ka.PrivateModel(inputs, Penalty(dense)(dense(inputs)))
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss="mse")
-    model.fit(np.ones((4, 3)), np.ones((4, 2)), batch_size=2, sampling="shuffle", verbose=0)
-    _, text = summary(model)
-    assert "One example after another, which is slow: layer-wise gradients" in text
 
 
 def test_a_model_of_unknown_shapes_wants_a_few_inputs():

@@ -11,7 +11,6 @@ from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers import Run
 from tests.soundness.setups import (
     dp_sgd,
-    flat_weights,
     line_data,
     line_model,
     pure_noise_data,
@@ -195,16 +194,6 @@ def test_the_weights_of_the_optimizer_cannot_be_set():
     optimizer = dp_sgd()
     with pytest.raises(NotImplementedError, match="hold its privacy ledger"):
         optimizer.set_weights([])
-
-
-def test_a_refused_run_leaves_weights_and_ledger():
-    model = train(line_model(dp_sgd("quantile", 0.5)), 1, batch_size=10)
-    model.optimizer.noise_multiplier = 5.0
-    before = flat_weights(model)
-    with pytest.raises(ValueError, match="leaves nothing for the statistics"):
-        train(model, 1, batch_size=10)
-    np.testing.assert_array_equal(flat_weights(model), before)
-    assert [row.noise_multiplier for row in model.privacy_ledger] == [0.5]
 
 
 def go_on_as(process, monkeypatch):
