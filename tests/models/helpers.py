@@ -77,21 +77,6 @@ def assert_same_weights(model, before):
         np.testing.assert_array_equal(now, then)
 
 
-class StepCounter(keras.callbacks.Callback):
-    """Counts what Keras reports as steps: the end of every execution."""
-
-    def __init__(self):
-        super().__init__()
-        self.batches = []
-        self.epochs = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches.append(batch)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epochs += 1
-
-
 @contextmanager
 def warns(match):
     """`pytest.warns(UserWarning)`, past which Keras's own `__array__` warnings do not get."""

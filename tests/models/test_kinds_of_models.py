@@ -79,21 +79,6 @@ def test_trains_and_counts(kind):
     )
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has it elsewhere only")
-def test_steps_per_execution_is_the_same():
-    one, several = (
-        helpers.compiled(clipping=0.1, seed=5, steps_per_execution=size) for size in (1, 3)
-    )
-    several.set_weights(one.get_weights())
-    counter = helpers.StepCounter()
-    helpers.quiet_fit(one, X, Y, batch_size=6, epochs=2)
-    helpers.quiet_fit(several, X, Y, batch_size=6, epochs=2, callbacks=[counter])
-    for weight, other in zip(one.get_weights(), several.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
-    assert len(counter.batches) == 4
-    assert one.privacy_ledger == several.privacy_ledger
-
-
 def test_a_deeper_subclass_chain_and_its_order(tmp_path):
     """Subclassed models defined before and after a functional one, saved and loaded."""
     early = WithoutTraining()

@@ -184,18 +184,6 @@ def interrupted(folder, epoch):
     return model
 
 
-def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tmp_path):
-    whole = quantile_model()
-    helpers.quiet_fit(whole, X, Y, batch_size=6, epochs=3)
-    assert interrupted(tmp_path, 1).privacy_spent(DELTA).steps == 4
-    second = quantile_model()
-    callbacks = [resumable(tmp_path), ka.callbacks.PrivacyCallback(DELTA)]
-    history = helpers.quiet_fit(second, X, Y, batch_size=6, epochs=3, callbacks=callbacks)
-    assert second.privacy_ledger == whole.privacy_ledger
-    assert history["epsilon"] == pytest.approx([expected_epsilon(8), expected_epsilon(12)])
-    assert int(second.optimizer.iterations) == 12
-
-
 def test_the_budget_of_a_resumed_run_holds_what_was_spent(tmp_path):
     interrupted(tmp_path, 2)
     target = expected_epsilon(11)
