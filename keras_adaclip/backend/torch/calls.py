@@ -8,7 +8,7 @@ a convolution 13 (18), each of about 20 in a step of 480.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -45,29 +45,40 @@ def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable
 
 
 def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """Return a call without copies for a convolution that pads both sides alike, or not at all."""
-    spans = zip(layer.kernel_size, layer.dilation_rate, strict=True)
-    is_even = set(layer.strides) == {1} and all((size - 1) * rate % 2 == 0 for size, rate in spans)
-    is_padded_alike = layer.padding == "valid" or (layer.padding == "same" and is_even)
-    if layer.data_format != "channels_last" or not is_padded_alike or _is_adapted(layer):
+    """Return a call that keeps channels last in memory."""
+    if layer.data_format != "channels_last" or _is_adapted(layer):
         return None
 
     def call(inputs: Tensor) -> Tensor:
         """Return the convolution of the images."""
         if inputs.ndim != 4 or inputs.dtype != torch.float32:
             return type(layer).call(layer, inputs)
+        images = _in_order(inputs.permute(_CHANNELS_FIRST))
+        if layer.padding == "same":
+            images = torch.nn.functional.pad(images, _padding(layer, images.shape[2:]))
         outputs = torch.nn.functional.conv2d(
-            _in_order(inputs.permute(_CHANNELS_FIRST)),
+            images,
             _in_order(_value(layer.kernel).permute(3, 2, 0, 1)),
             _value(layer.bias) if layer.use_bias else None,
             layer.strides,
-            layer.padding,
+            0,
             layer.dilation_rate,
             layer.groups,
         ).permute(_CHANNELS_LAST)
         return outputs if layer.activation is None else layer.activation(outputs)
 
     return call
+
+
+def _padding(layer: keras.layers.Layer, sizes: Sequence[int]) -> list[int]:
+    """Return the zeros before and after each axis with padding "same", for the last axis first."""
+    padding: list[int] = []
+    for size, elements, stride, rate in zip(
+        sizes, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        missing = max((-(-size // stride) - 1) * stride + (elements - 1) * rate + 1 - size, 0)
+        padding = [missing // 2, missing - missing // 2, *padding]
+    return padding
 
 
 def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None:
