@@ -165,3 +165,12 @@ def test_a_function_that_fails_for_other_numbers_is_called_each_time():
     function = Counted(lambda values: [torch.linalg.cholesky(torch.diag(values[0] - 0.9))])
     for _ in range(2):
         check(recording, function, [torch.ones(3)])
+
+
+def test_a_value_that_python_reads_is_not_fixed_in_the_record():
+    """Such as that of a variable outside of the model, which a callback sets between rounds."""
+    outside, recording, values = torch.tensor(1.0), backend.Recording(), draw((3,))
+    for number in (1.0, 2.0):
+        outside.fill_(number)
+        (found,) = recording.call(lambda given: [float(outside) * given[0]], values)
+        torch.testing.assert_close(found, number * values[0])

@@ -11,11 +11,17 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from keras_adaclip.backend import contract
 
 Tensor = Any
 _MOST_RECORDS = 64
+# Functions with which Python reads the numbers of a tensor. The record would repeat what it read.
+_READS = {
+    *("__array__", "__bool__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__"),
+    *("allclose", "data_ptr", "equal", "is_nonzero", "item", "numpy", "tolist"),
+}
 
 
 class Recording(contract.Recording):
@@ -24,7 +30,8 @@ class Recording(contract.Recording):
     As for a compiled function, the results must follow from the given tensors, and random numbers
     must not come from a state that the function reads itself. A function is recorded on tensors
     that have shapes but no values. So one that asks for a value, or for a shape that follows from
-    values, such as that of the rows that a mask keeps, is called each time.
+    values, such as that of the rows that a mask keeps, is called each time; so is one that reads
+    the value of another tensor, such as a variable that a callback sets.
     """
 
     def __init__(self) -> None:
@@ -61,10 +68,19 @@ def _recorded(
 
     A record must agree with the function on the given values and on others.
     """
+    reads = _Reads()
+
+    def watched(*given: Tensor) -> list[Tensor]:
+        """Call the function, and notice if it reads a value."""
+        with reads:
+            return function(list(given))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            record = make_fx(lambda *given: function(list(given)), tracing_mode="fake")(*values)
+            record = make_fx(watched, tracing_mode="fake")(*values)
+            if reads.are_made:
+                return None
             with torch.no_grad():
                 for given in (values, [_changed(value) for value in values]):
                     results = zip(record(*given), function(given), strict=True)
@@ -73,6 +89,22 @@ def _recorded(
         except Exception:  # `make_fx` raises many kinds of exception.
             return None
     return record
+
+
+class _Reads(TorchFunctionMode):
+    """Notices if Python reads the numbers of a tensor.
+
+    Attributes:
+        are_made: Whether it did.
+    """
+
+    are_made = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` unchanged."""
+        if getattr(func, "__name__", None) in _READS:
+            self.are_made = True
+        return func(*args, **(kwargs or {}))
 
 
 def _changed(value: Tensor) -> Tensor:
