@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend import random as random_functions
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
@@ -133,6 +134,23 @@ def replaced_calls(
         calls: The layers and their calls.
     """
     return replaced_attributes((layer, "call", call) for layer, call in calls.items())
+
+
+def replaced_draws(
+    wrapped: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
+) -> AbstractContextManager[None]:
+    """Return a context in which layers and `keras.random` draw with other functions.
+
+    Args:
+        wrapped: Takes a function of `keras.random` and returns the one to call in its place.
+    """
+    names = set(dir(keras.random)) & set(vars(random_functions))
+    drawing = {name: getattr(random_functions, name) for name in names}
+    return replaced_attributes(
+        (random_functions, name, wrapped(function))
+        for name, function in drawing.items()
+        if inspect.isfunction(function)
+    )
 
 
 @contextmanager

@@ -15,7 +15,10 @@ MIXING = (
     "It mixes examples: its output for one row changes when only other rows change.",
     _ALONE,
 )
-COUNTING = ("Its output for one row depends on how many rows are in the batch.", _ALONE)
+COUNTING = (
+    "Its output for one row depends on how many rows are in the batch.",
+    f"{_ALONE} If it draws random numbers, draw them with `keras.random`.",
+)
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "
     "of a client would count."

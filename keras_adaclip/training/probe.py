@@ -29,8 +29,9 @@ from keras_adaclip.training.outside_state import OutsideState
 from keras_adaclip.training.traced_model import TracedModel, Values
 
 _NUM_ROWS = 8
-# Rows of the batch with which larger ones are compared.
-_FEW = 2
+# Batches are compared with one of five rows, and those of at most five with one of seven. What is
+# drawn for each row is known by the length of its first axis, which is rarely five or seven.
+_FEW, _MORE = 5, 7
 
 
 class Probe:
@@ -58,10 +59,10 @@ class Probe:
         # The model with few rows and with many rows: its outputs for the few are compared.
         self._few_and_many: list[TracedModel] = []
         if counts_rows:
-            # Rows of another number are another draw, which would hide the layers behind it.
+            few, many = sorted((size, _FEW if size > _FEW else _MORE))
             self._few_and_many = [
-                TracedModel(model, rows, number, without_draws=True)
-                for number in (_FEW if size > _FEW else 1, size)
+                TracedModel(model, rows, few, drawn_size=many),
+                TracedModel(model, rows, many),
             ]
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
@@ -259,24 +260,19 @@ class Probe:
             if len(each.variables) != len(self.traced.variables):
                 each.use_variables(self.traced.variables)
         few, many = self._few_and_many
-        moved = (values[0], many.seed_values(state + 1))
         differing = None
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
         for _ in range(2):
             rows = many.rows(state, generator)
-            first_rows = [each[: few.size] for each in rows]
             outputs = many.forward(rows, values)[0]
-            alone, redrawn = (few.forward(first_rows, each)[0] for each in (values, moved))
-            # Behind a layer that still draws, rows of another number are another draw.
-            layers, end = few.layers, _first_difference(alone, redrawn, True)
+            alone = few.forward([each[: few.size] for each in rows], values)[0]
+            layers = few.layers
             if layers != many.layers:  # What has as many entries as there are rows is not known.
-                if end is not None:
-                    return None
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
             differing = next(
                 (
                     layer
-                    for layer, one, other in zip(layers, alone[:end], outputs, strict=False)
+                    for layer, one, other in zip(layers, alone, outputs, strict=False)
                     if len(one) == few.size and not _are_close(one, other[: few.size])
                 ),
                 None,

@@ -6,7 +6,7 @@ with respect to the other rows are found too.
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -36,8 +36,8 @@ class TracedModel:
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
-        without_draws: Whether layers with a seed generator run in inference mode, so that Dropout
-            does not hide what the layers behind it do.
+        drawn_size: Number of rows for which `keras.random` draws. The first `size` of them are
+            used, so that batches of two sizes may have the same random numbers.
 
     Attributes:
         loss: The loss of the user's own, or None.
@@ -56,10 +56,10 @@ class TracedModel:
         rows: Batch,
         size: int,
         with_loss: bool = False,
-        without_draws: bool = False,
+        drawn_size: int | None = None,
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
-        self.model, self.size, self.without_draws = model, size, without_draws
+        self.model, self.size, self.drawn_size = model, size, drawn_size or size
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
         # A tuple: the inputs come first, whatever the names.
         self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
@@ -149,15 +149,6 @@ class TracedModel:
         values = [backend.array_of(state) for state in self.seeds]
         return [value + np.asarray(number, value.dtype) for value in values]
 
-    def is_drawing(self, layer: keras.layers.Layer) -> bool:
-        """Return whether a layer, and not only a layer inside of it, has a seed generator."""
-        states = keras_private.seed_generator_states(layer)
-        inside = [] if isinstance(layer, _LOOPS) else keras_private.flatten_layers(layer)[1:]
-        of_inner = {
-            id(each) for inner in inside for each in keras_private.seed_generator_states(inner)
-        }
-        return any(id(state) not in of_inner for state in states)
-
     @contextmanager
     def _scope(self, values: Values, with_updates: bool) -> Iterator[keras.StatelessScope]:
         """Yield a scope in which all variables have the given values."""
@@ -169,6 +160,9 @@ class TracedModel:
         with (
             keras.StatelessScope(tensors, collect_losses=True) as scope,
             self.outside.noted(scope, with_updates),
+            keras_private.replaced_draws(self._drawn_for_more)
+            if self.drawn_size > self.size
+            else nullcontext(),
         ):
             yield scope
 
@@ -269,19 +263,9 @@ class TracedModel:
         def watching(layer: keras.layers.Layer) -> Any:
             """Return a `call` that records the layer's result."""
             original = fast_calls.get(layer) or layer.call
-            in_inference = (
-                self.without_draws
-                and not isinstance(layer, keras.Model)
-                and "training" in signature(original).parameters
-                and self.is_drawing(layer)
-            )
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 """Call the layer and record its result."""
-                if in_inference:
-                    bound = signature(original).bind(*args, **kwargs)
-                    bound.arguments["training"] = False
-                    args, kwargs = bound.args, bound.kwargs
                 return record(layer, original(*args, **kwargs))
 
             return call
@@ -289,6 +273,40 @@ class TracedModel:
         layers = _layers_outside_loops(self.model)
         with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
             yield
+
+    def _drawn_for_more(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function of `keras.random` that draws for `drawn_size` rows.
+
+        It returns the first `size` of them. What does not have an entry for each row is drawn as
+        it is.
+        """
+        num_more = self.drawn_size - self.size
+
+        def is_rows(number: Any) -> bool:
+            """Return whether the length of a first axis is the number of rows."""
+            # TensorFlow may not know it: None, or a tensor.
+            return number == self.size if isinstance(number, int | np.integer) else True
+
+        def larger(name: str, value: Any) -> Any:
+            """Return a shape, or a tensor, of `drawn_size` rows."""
+            if name in ("shape", "noise_shape") and value is not None:
+                shape = ops.unstack(value) if ops.is_tensor(value) else list(value)
+                return [self.drawn_size, *shape[1:]] if shape and is_rows(shape[0]) else value
+            if name == "seed" or not ops.is_tensor(value) or not len(value.shape):
+                return value
+            if not is_rows(value.shape[0]):
+                return value
+            return ops.concatenate([value, ops.repeat(value[:1], num_more, axis=0)])
+
+        def drawn(*args: Any, **kwargs: Any) -> Tensor:
+            """Draw for more rows where there is a number for each row."""
+            given = signature(function).bind(*args, **kwargs).arguments
+            changed = {name: larger(name, value) for name, value in given.items()}
+            result = function(**changed)
+            is_changed = any(changed[name] is not value for name, value in given.items())
+            return result[: self.size] if is_changed else result
+
+        return drawn
 
     def _has_rows(self, value: Any) -> bool:
         """Return whether a tensor holds numbers of each row."""

@@ -280,3 +280,11 @@ def test_a_users_own_optimizer():
         functional.apply([ops.ones(2)], [variable])
         value = scope.get_current_value(variable)
     np.testing.assert_allclose(ops.convert_to_numpy(value), [-0.5, -0.5])
+
+
+def test_every_function_of_keras_random_is_replaced():
+    replaced = []
+    with keras_private.replaced_draws(lambda function: replaced.append(function.__name__)):
+        pass
+    names = {name for name in dir(keras.random) if name.islower() and name[0] != "_"}
+    assert set(replaced) == names

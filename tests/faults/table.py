@@ -760,6 +760,20 @@ FAULTS = (
         "test_a_layer_that_heeds_how_many_rows_there_are_is_refused",
     ),
     Fault(
+        "layers that draw may heed how many rows were drawn",
+        "training/traced_model.py",
+        "            with self._watching(record):\n"
+        "                y_pred = call_model(self.model, x, training=True)\n"
+        "            if self.loss",
+        "            with self._watching(record):\n"
+        "                y_pred = call_model(\n"
+        "                    self.model, x, training=self.drawn_size == self.size\n"
+        "                )\n"
+        "            if self.loss",
+        "tests/models/test_mixing_later.py::"
+        "test_a_layer_that_heeds_how_many_rows_there_are_is_refused",
+    ),
+    Fault(
         "what is loaded within an epoch not counted towards the target",
         "training/base.py",
         "[c.count_again for c in ours if isinstance(c, PrivacyCallback)]",

@@ -74,6 +74,22 @@ class HeedsCount(MixesThroughGate):
         return x * (1.0 + gate * ops.cast(ops.shape(x)[0], x.dtype))
 
 
+class DrawsAndHeedsCount(HeedsCount):
+    """As that, with a random number for each row, if `kind` is not "one number"."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(trainable_gate=False, **kwargs)
+        self.kind, self.seed_generator = kind, keras.random.SeedGenerator(1)
+
+    def call(self, x, training=None):
+        if training and self.kind == "each row":
+            x = keras.random.dropout(x, 0.5, seed=self.seed_generator)
+        elif training:
+            shape = (1, 1) if self.kind == "one number" else ops.shape(x)
+            x = x + keras.random.normal(shape, seed=self.seed_generator)
+        return super().call(x, training=training)
+
+
 class MixesByOthersVariable(keras.layers.Layer):
     """Mixes by a variable that is no weight of the model, such as one in a closure."""
 
@@ -244,14 +260,45 @@ ANY_SIZE = pytest.mark.skipif(BACKEND == "jax", reason="batches have one size th
 
 
 @ANY_SIZE
-@pytest.mark.parametrize("has_dropout", [False, True])
-def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(has_dropout):
+@pytest.mark.parametrize(
+    ("kind", "batch_size"),
+    [("alone", 40), ("behind dropout", 40), ("one number", 40), ("each row", 40), ("shape", 4)],
+)
+def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(kind, batch_size):
     """The numbers of rows that were drawn differ between neighbouring data sets."""
-    layer = HeedsCount(name="late")
-    if has_dropout:
+    draws = kind in ("one number", "each row", "shape")
+    layer = DrawsAndHeedsCount(kind, name="late") if draws else HeedsCount(name="late")
+    if kind == "behind dropout":
         layer = keras.Sequential([keras.layers.Dropout(0.3), layer])
     with pytest.raises(ValueError, match="late: Its output for one row depends on how many"):
-        fit(model_with(layer), batch_size=40)
+        fit(model_with(layer), batch_size=batch_size)
+
+
+def drawing_layers():
+    """Layers of Keras that draw a number for each row, by the shape of an example."""
+    layers = keras.layers
+    moving = [layers.RandomRotation(0.1), layers.RandomTranslation(0.1, 0.1)]
+    colours = [layers.RandomContrast(0.5), layers.RandomBrightness(0.5), layers.RandomErasing()]
+    noisy = [layers.GaussianNoise(0.1), layers.GaussianDropout(0.3), layers.AlphaDropout(0.3)]
+    lstm = layers.LSTM(2, dropout=0.3, recurrent_dropout=0.3)
+    return {
+        (6, 6, 3): [layers.RandomFlip(), layers.RandomZoom(0.1), *moving, *colours],
+        (5, 3): [layers.SpatialDropout1D(0.3), *noisy, lstm],
+    }
+
+
+@ANY_SIZE
+@pytest.mark.parametrize("shape", [(6, 6, 3), (5, 3)])
+def test_layers_that_draw_for_each_row_heed_no_count(shape):
+    hidden = inputs = keras.Input(shape)
+    for layer in drawing_layers()[shape]:
+        hidden = layer(hidden)
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(hidden))
+    model = helpers.compiled(ka.PrivateModel(inputs, outputs))
+    x = np.random.default_rng(0).uniform(size=(NUM_ROWS, *shape)).astype("float32")
+    history = model.fit(x, data()[1], batch_size=40, steps_per_epoch=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert model.privacy_ledger.steps == 2
 
 
 def others_variable(opens_above, in_scope=False):
