@@ -9,14 +9,7 @@ import keras_adaclip as ka
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients import BatchGradients, clipped_contributions
 from tests import oracles
-from tests.gradients.support import (
-    LOOPED,
-    assert_close,
-    built,
-    plan_for,
-    row_gradients,
-    runner,
-)
+from tests.gradients.support import LOOPED, assert_close, built, plan_for, row_gradients, runner
 
 ROWS = 5
 

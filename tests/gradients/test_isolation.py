@@ -11,14 +11,7 @@ from keras_adaclip.clipping import QuantileClipping
 from keras_adaclip.gradients import GradientPlan
 from keras_adaclip.gradients.examination import assign_rules
 from tests import oracles
-from tests.gradients.support import (
-    LOOPED,
-    assert_close,
-    built,
-    row_gradients,
-    runner,
-    tensors,
-)
+from tests.gradients.support import LOOPED, assert_close, built, row_gradients, runner, tensors
 
 ROWS = 4
 CLASSES = 3

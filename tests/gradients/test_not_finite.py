@@ -8,14 +8,7 @@ from keras import layers
 from keras_adaclip.clipping import QuantileClipping
 from tests import oracles
 from tests.gradients.architectures import Scale
-from tests.gradients.support import (
-    LOOPED,
-    assert_close,
-    built,
-    plan_for,
-    row_gradients,
-    runner,
-)
+from tests.gradients.support import LOOPED, assert_close, built, plan_for, row_gradients, runner
 
 MODELS = {
     "dense": ((3,), lambda: [layers.Dense(4, activation="tanh"), layers.Dense(2)]),

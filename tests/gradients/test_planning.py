@@ -9,14 +9,7 @@ import keras_adaclip as ka
 from keras_adaclip.gradients import LayerRule, Materialized
 from keras_adaclip.gradients.layers import rule
 from tests.gradients.architectures import functional, stack
-from tests.gradients.support import (
-    LOOPED,
-    built,
-    check_against_rows,
-    plan_for,
-    rules,
-    runner,
-)
+from tests.gradients.support import LOOPED, built, check_against_rows, plan_for, rules, runner
 
 
 def data(model, rows=3, shape=(3,)):

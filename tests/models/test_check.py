@@ -25,8 +25,7 @@ def issue(model):
 
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize(
-    "layer",
-    [keras.layers.BatchNormalization, MeanOverBatchInTraining, KeepsRunningMean, AddsLoss],
+    "layer", [keras.layers.BatchNormalization, MeanOverBatchInTraining, KeepsRunningMean, AddsLoss]
 )
 def test_names_the_layer(layer, is_nested):
     layers = [keras.Input((helpers.NUM_FEATURES,)), layer(name="culprit")]

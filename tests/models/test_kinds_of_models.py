@@ -175,11 +175,7 @@ def as_data(kind):
 
 @pytest.mark.parametrize(
     ("kind", "data"),
-    [
-        ("functional", "generator"),
-        ("sequential", "arrays"),
-        ("subclassed", "arrays"),
-    ],
+    [("functional", "generator"), ("sequential", "arrays"), ("subclassed", "arrays")],
 )
 def test_layers_that_are_never_called_change_nothing(kind, data):
     """Keras takes a model with such a layer for one that is not built, however often it ran."""

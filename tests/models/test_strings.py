@@ -74,8 +74,7 @@ def fit(model, x, **options):
 
 @on_tensorflow
 @pytest.mark.parametrize(
-    ("kind", "given_as"),
-    [("word", "bytes"), ("word", "tensor"), ("text", "object")],
+    ("kind", "given_as"), [("word", "bytes"), ("word", "tensor"), ("text", "object")]
 )
 def test_strings_train_as_their_numbers_do(kind, given_as):
     """The same draws, contributions, noise, metrics and ledger."""

@@ -75,11 +75,7 @@ def tampered(path, place, value, folder):
 )
 def test_a_tampered_file_is_refused_and_runs_nothing(saved, place, kind, tmp_path):
     mark = tmp_path / "was_here"
-    value = {
-        "command": command(mark),
-        "function": function("os", "system"),
-        "lambda": LAMBDA,
-    }[kind]
+    value = {"command": command(mark), "function": function("os", "system"), "lambda": LAMBDA}[kind]
     path = tampered(saved, place, value, tmp_path)
     with pytest.raises((ValueError, TypeError)):
         keras.models.load_model(path)
