@@ -70,6 +70,15 @@ def masked(cls):
     return cls(inputs, keras.layers.Dense(3, name="logits")(embedded))
 
 
+TEACHER = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def distance(y, y_pred):
+    """As in distillation; the teacher is no part of the model and stays what it is."""
+    taught = keras.ops.one_hot(keras.ops.reshape(y, (-1,)), 3)
+    return keras.ops.mean(keras.ops.square(TEACHER(taught) - TEACHER(y_pred)), axis=-1)
+
+
 X, Y = helpers.features(), helpers.labels()
 # As many masked positions in each row: a mean over a row is not one over the positions of a batch.
 IDS = np.random.default_rng(8).permuted(np.tile(np.int32([0, 0, 2, 3, 5]), (len(X), 1)), axis=1)
@@ -94,6 +103,7 @@ CASES = {
     "nested": Case(nested, X, Y),
     "masked": Case(masked, IDS, Y[:, None].repeat(5, 1), {"metrics": ["accuracy"]}),
     "dict to dict": Case(dict_to_dict, *DICTS),
+    "loss of a teacher": Case(helpers.dense_model, X, Y, {"loss": distance}),
     # Keras's gradient is a sum there: the mean of ours times the batch size.
     "sum reduction": Case(helpers.dense_model, X, Y, {"loss": SUM}),
     "sample weights": Case(helpers.dense_model, X, Y, METRICS, {"sample_weight": WEIGHTS}),
@@ -118,11 +128,13 @@ def test_private_training_without_noise_is_keras_training(name):
     private.set_weights(plain.get_weights())
     rate = 0.1 / BATCH_SIZE if name == "sum reduction" else 0.1
     inner = keras.optimizers.SGD(0.1, momentum=0.9)
+    taught = TEACHER.get_weights()
     expected = train(case, plain, keras.optimizers.SGD(rate, momentum=0.9))
     found = train(case, private, helpers.dp_optimizer(0.0, 1e6, inner))
-
+    assert private.gradient_plan.is_layerwise
     for weight, other in zip(private.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+    helpers.assert_same_weights(TEACHER, taught)
     assert set(found) == set(expected)
     for key, values in expected.items():
         scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0

@@ -16,9 +16,8 @@ class Block(keras.layers.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.inner = keras.Sequential(
-            [keras.layers.Dense(4), keras.layers.BatchNormalization(name="norm")], name="inner"
-        )
+        stack = [keras.layers.Dense(4), keras.layers.BatchNormalization(name="norm")]
+        self.inner = keras.Sequential(stack, name="inner")
 
     def build(self, shape):
         self.inner.build(shape)
@@ -52,12 +51,9 @@ class WithExtractor(ka.PrivateModel):
         return self.head(self.base(x, training=False))
 
 
-def model_with(*layers, cls=ka.PrivateModel, **options):
+def model_with(layer, cls=ka.PrivateModel):
     inputs = keras.Input((helpers.NUM_FEATURES,))
-    hidden = inputs
-    for layer in layers:
-        hidden = layer(hidden, **options)
-    return cls(inputs, keras.layers.Dense(3)(hidden))
+    return cls(inputs, keras.layers.Dense(3)(layer(inputs)))
 
 
 def clients():
@@ -75,18 +71,17 @@ def test_a_batch_normalization_out_of_reach_is_refused_with_what_to_do(convert):
 
 @pytest.mark.parametrize(("how", "run_eagerly"), [("attribute", True), ("base", False)])
 def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run_eagerly):
-    norm = keras.layers.BatchNormalization(name="norm")
     if how == "attribute":
         layer = Normalized()
         model, norm = model_with(layer), layer.norm
-        assert ka.check(model) == []
     else:
+        norm = keras.layers.BatchNormalization(name="norm")
         base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), norm])
         model = WithExtractor(base)
     helpers.compiled(model, run_eagerly=run_eagerly)
-    before = [np.array(ops.convert_to_numpy(each.value)) for each in norm.weights]
+    before = helpers.weights_of(norm)
     helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2)
-    after = [ops.convert_to_numpy(each.value) for each in norm.weights]
+    after = norm.get_weights()
     np.testing.assert_array_equal(after[2], before[2])  # the moving mean
     assert np.abs(after[0] - before[0]).max() > 0  # gamma is trained
 
