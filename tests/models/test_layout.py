@@ -11,37 +11,23 @@ import keras_adaclip as ka
 from keras_adaclip.models import layout as layout_module
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.training.training_data import from_arrays
+from tests.models import helpers
 
 XLA = keras.backend.backend() != "torch"
 
 
 def convolutional():
-    return [
-        keras.Input((6, 1)),
-        layers.Conv1D(2, 3, activation="tanh"),
-        layers.Flatten(),
-        layers.Dense(1),
-    ]
+    return [keras.Input((6, 1)), layers.Conv1D(2, 3), layers.Flatten(), layers.Dense(1)]
 
 
 def dense():
     return [keras.Input((6, 1)), layers.Flatten(), layers.Dense(1)]
 
 
-def private(stack, **arguments):
+def private(stack, cls=ka.PrivateSequential, **options):
     keras.utils.set_random_seed(1)
-    model = ka.PrivateSequential(stack())
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.1),
-        clipping=0.5,
-        noise_multiplier=0.0,
-        seed=3,
-        microbatch_size=arguments.pop("microbatch_size", None),
-        memory_limit=arguments.pop("memory_limit", None),
-    )
-    arguments = {"jit_compile": XLA, **arguments}
-    model.compile(optimizer=optimizer, loss="mse", **arguments)
-    return model
+    options = {"loss": "mse", "jit_compile": XLA, "seed": 3, **options}
+    return helpers.compiled(cls(stack()), 0.0, 0.5, keras.optimizers.SGD(0.1), **options)
 
 
 def arrays(rows=1000):
@@ -74,8 +60,7 @@ def test_large_examples_are_processed_in_chunks(sampling):
     model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
     sizes = []
     for numbers in (1 << 18, 1 << 20, 1 << 27):
-        plan = replace(model.gradient_plan, numbers_per_example=numbers)
-        model._private_state.plan = plan
+        model._private_state.plan = replace(model.gradient_plan, numbers_per_example=numbers)
         sizes.append(layout(model, sampling).chunk_size)
     assert 100 > sizes[0] > sizes[1] >= sizes[2] >= 1
 
@@ -89,8 +74,7 @@ class WithOwnMetric(ka.PrivateSequential):
 
 def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     x, y = arrays()
-    model = WithOwnMetric(dense())
-    model.compile(optimizer=private(dense).optimizer, loss="mse")
+    model = private(dense, WithOwnMetric)
     history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
     assert history.history["extra"] == [1.0]
     model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
