@@ -1,4 +1,4 @@
-"""Rows of a batch: those that a gather takes, and those that are masked."""
+"""Rows of a batch that are masked."""
 
 import keras
 import numpy as np
@@ -8,15 +8,6 @@ from keras_adaclip import backend
 from tests.gradients.support import compiled
 
 is_tensorflow = keras.backend.backend() == "tensorflow"
-
-
-@pytest.mark.parametrize("shape", [(5,), (4, 3)])
-def test_taken_rows(shape):
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(6, 7, 3)).astype("float32")
-    places = rng.integers(0, 7, size=shape).astype("int32")
-    taken = backend.take_rows(keras.ops.convert_to_tensor(rows), places)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(taken), rows[:, places])
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled", "XLA"])

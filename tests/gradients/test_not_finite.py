@@ -1,4 +1,4 @@
-"""Padding, and examples whose gradient is not a finite number."""
+"""Examples whose gradient is not a finite number; `test_isolation.py` has padding."""
 
 import keras
 import numpy as np
@@ -51,25 +51,6 @@ def test_examples_without_a_finite_gradient_add_zero_and_count_as_clipped(case):
         assert found.norms[1] == 0.0
         np.testing.assert_array_equal(found.factors[[0, 2, 3]], clean.factors[[0, 2, 3]])
         np.testing.assert_array_equal(found.statistics, [unclipped - 2.0])
-
-
-def test_padding_adds_zero_whatever_it_holds(case):
-    run, x, y, gradients, clip_norm = case
-    present = np.array([True, False, True, False])
-    expected = oracles.clipped_sums([g[[0, 2]] for g in gradients], clip_norm)
-    unclipped = np.sum(oracles.gradient_norms([g[[0, 2]] for g in gradients]) <= clip_norm)
-    before = run(x, y, None, present)
-    assert_close(before.gradients, expected)
-    np.testing.assert_array_equal(before.statistics, [unclipped - 1.0])
-    for value in (0.0, np.nan, np.inf, 1e30):
-        padded = x.copy(), y.copy()
-        for part in padded:
-            part[~present] = value
-        found = run(*padded, None, present)
-        for one, other in zip(found.gradients, before.gradients, strict=True):
-            np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(found.statistics, before.statistics)
-        np.testing.assert_array_equal(found.factors[~present], [0.0, 0.0])
 
 
 # One dense unit with two inputs

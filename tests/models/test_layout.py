@@ -1,4 +1,7 @@
-"""The shapes of a run's batches, and that every layout trains the same model."""
+"""The shapes of a run's batches, and how many rows are processed at a time.
+
+That every layout trains the same model is tested in `tests/soundness`, mode by mode.
+"""
 
 from dataclasses import replace
 
@@ -79,21 +82,6 @@ def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     assert history.history["extra"] == [1.0]
     model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
-
-
-def test_every_layout_trains_the_same_model():
-    """Without noise: two shapes, one shape in chunks, and the draws as they are."""
-    x, y = arrays(60)
-
-    def trained(**arguments):
-        model = private(convolutional, **arguments)
-        model.fit(x, y, batch_size=12, epochs=4, verbose=0)
-        return np.concatenate([np.ravel(value) for value in model.get_weights()])
-
-    one = trained()
-    np.testing.assert_allclose(one, trained(microbatch_size=5), rtol=1e-4, atol=1e-6)
-    eager = trained(run_eagerly=True, jit_compile=False)
-    np.testing.assert_allclose(one, eager, rtol=1e-4, atol=1e-6)
 
 
 # `microbatch_size="auto"`

@@ -143,9 +143,7 @@ MODELS = [
     *([(partial(helpers.compiled, jit_compile=True), "jit_comp")] if BACKEND == "torch" else []),
 ]
 DATA = {
-    "lengths differ": ({"y": Y[:-1]}, ValueError, "x: \\[24\\], y: \\[23\\]"),
     "batch larger than the data": ({"batch_size": 25}, ValueError, "batch_size=25"),
-    "batch of a fraction": ({"batch_size": 1.5}, TypeError, "batch_size=1.5"),
     "unknown sampling": ({"sampling": "uniform"}, ValueError, "sampling='uniform'"),
     "objects": ({"x": np.array([[None]] * 24)}, TypeError, "`x` must be a dense array"),
     "plain lists": ({"x": X.tolist()}, TypeError, "np.asarray"),
