@@ -7,16 +7,12 @@ from keras import layers
 
 from keras_adaclip import backend
 from tests.gradients.architectures import stack
+from tests.gradients.configurations import StandardizedConv2D
 from tests.gradients.support import built, plan_for, runner
 
 is_torch = keras.backend.backend() == "torch"
 # Where they are fast: on PyTorch everywhere, on JAX in loops.
 is_jax = keras.backend.backend() == "jax"
-
-
-class OwnConvolution(layers.Conv2D):
-    def convolution_op(self, inputs, kernel):
-        return super().convolution_op(inputs, kernel - 1.0)
 
 
 class OwnPooling(layers.MaxPooling2D):
@@ -111,7 +107,7 @@ changed.convolution_op = lambda inputs, kernel: inputs
         layers.Conv2D(3, 2, data_format="channels_first"),
         layers.Conv2D(3, 2, dtype="mixed_float16"),
         layers.Conv1D(4, 2, padding="causal"),
-        OwnConvolution(3, 2),
+        StandardizedConv2D(3, 2),
         changed,
         *([adapted] if is_torch else []),
         *([layers.Conv2D(4, 2, groups=2), layers.MaxPooling2D()] if is_jax else []),

@@ -1,4 +1,8 @@
-"""Every private name of Keras that the package relies on is there and does what is relied on."""
+"""Every private name of Keras that the package relies on is there and does what is relied on.
+
+Those of metrics are tested in `tests/soundness/test_rules_masks.py`, those of the compilers of JAX
+in `test_jax_compiling.py` and `tests/models/test_augmentation.py`.
+"""
 
 import keras
 import numpy as np
@@ -145,47 +149,15 @@ def test_a_model_is_built_by_keras_except_when_it_is_built_already():
     class Built(keras_private.BuiltBeforeFit, keras.Model):
         pass
 
-    model = Built()
+    model, names = Built(), ["_symbolic_build", "_maybe_symbolic_build"]
+    # Keras's own names, which would fail without data.
+    found = [hasattr(keras.Model, name) for name in names]
+    assert found == [True, BACKEND == "tensorflow"]
     with keras_private.built_already(model):
-        for name in ("_symbolic_build", "_maybe_symbolic_build"):
-            # Keras's own names, which would fail without data.
-            everywhere = name == "_symbolic_build"
-            assert hasattr(keras.Model, name) == (everywhere or BACKEND == "tensorflow")
+        for name in names:
             getattr(model, name)()
     with pytest.raises((TypeError, ValueError, AttributeError)):
         model._symbolic_build()
-
-
-def test_masked_metrics_count_the_rows_of_the_mask_only():
-    model, _, y = compiled()
-    y_pred = {name: ops.convert_to_tensor(value * 0.0) for name, value in y.items()}
-    weight = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-    mask = np.array([True, False, True, False])
-    keras_private.update_masked_metrics(model, y, y_pred, {"a": weight, "b": weight}, mask)
-    results = model.get_metrics_result()
-    assert float(results["a_mae"]) == pytest.approx(np.mean(np.abs(y["a"][mask])), rel=1e-5)
-    squares = np.mean(y["b"] ** 2, axis=1)
-    expected = np.average(squares[mask], weights=weight[mask])
-    assert float(results["b_mse"]) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="the others compile elsewhere")
-def test_the_trainer_compiles_with_what_was_put_in_the_place_of_jit():
-    import jax
-
-    calls = []
-
-    def recorded(*args, **kwargs):
-        calls.append(kwargs)
-        return jax.jit(*args, **kwargs)
-
-    model, x, y = compiled()
-    with keras_private.replaced_jit(recorded):
-        model.make_train_function()
-    model.fit(x, y, verbose=0)
-    model.make_test_function()
-    assert len(calls) == 1
-    assert calls[0]["donate_argnums"] == 0
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -14,6 +14,8 @@ from keras import ops
 from keras_adaclip import backend
 from tests.gradients.support import compiled
 
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
 
 def to_numpy(values):
     return [ops.convert_to_numpy(value) for value in values]
@@ -85,7 +87,7 @@ def test_evaluate_drops_updates_and_returns_numpy():
     assert ops.convert_to_numpy(variable.value) == 1.0
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="TensorFlow's advice")
 def test_evaluate_gives_no_advice_on_tracing(caplog):
     import tensorflow as tf
 
@@ -101,3 +103,19 @@ def test_evaluate_gives_no_advice_on_tracing(caplog):
         finally:
             tf.get_logger().removeHandler(caplog.handler)
     assert {record.getMessage() for record in caplog.records} == {"something else"}
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", *(["XLA"] if IS_TENSORFLOW else [])])
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 4)])
+def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, shape):
+    kept = np.array([True, False, True])
+    values = np.arange(1.0, 1.0 + np.prod(shape), dtype="float32").reshape(shape)
+    expected = np.where(np.reshape(kept, (3, *[1] * (len(shape) - 1))), values, 0.0)
+    values[~kept] = np.nan
+    function = backend.masked if mode == "eager" else compiled(backend.masked)
+    if mode == "XLA":
+        import tensorflow as tf
+
+        function = tf.function(backend.masked, jit_compile=True)
+    found = function(ops.convert_to_tensor(kept), ops.convert_to_tensor(values))
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)

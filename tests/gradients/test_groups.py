@@ -71,15 +71,6 @@ def test_each_part_is_clipped_to_its_own_norm(case, name, is_looped):
     np.testing.assert_allclose(found.norms.reshape(ROWS, -1), np.stack(norms, axis=1), rtol=1e-4)
 
 
-def test_other_groups_and_allocations_are_refused(case):
-    with pytest.raises(ValueError, match="must be one of"):
-        ka.clipping.FixedClipping(1.0, groups="per-layer")
-    with pytest.raises(TypeError, match="unhashable"):
-        ka.clipping.ParameterGroups.of(lambda variable: [1], case[0].trainable_variables)
-    with pytest.raises(ValueError, match=r"`noise_allocation` must be one of .*'even'"):
-        ka.clipping.FixedClipping(1.0, noise_allocation="even")
-
-
 def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
     variables = [keras.Variable(np.zeros(1, "float32"), name=name) for name in ("a", "b")]
     values = np.array([[1, np.nan], [2, 3], [np.inf, 1]], np.float32)

@@ -34,6 +34,12 @@ def dense_model(cls=ka.PrivateModel):
     return cls(inputs, logits(hidden(inputs)))
 
 
+def model_with(layer, cls=ka.PrivateModel):
+    """A functional classifier that begins with a layer."""
+    inputs = keras.Input((NUM_FEATURES,))
+    return cls(inputs, keras.layers.Dense(NUM_CLASSES)(layer(inputs)))
+
+
 def sparse_crossentropy():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="crossentropy")
 
@@ -66,10 +72,7 @@ def weights_of(model):
 
 
 def assert_same_weights(model, before):
-    after = weights_of(model)
-    assert len(after) == len(before)
-    for now, then in zip(after, before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    np.testing.assert_equal(weights_of(model), list(before))
 
 
 @contextmanager

@@ -77,11 +77,7 @@ def test_images_in_a_dict_with_layers_of_keras():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (
-            {"augmentation": keras.layers.Reshape((2, 2))},
-            ValueError,
-            r"must keep the shape .* \(2, 2\) of \(4,\)",
-        ),
+        ({"augmentation": keras.layers.Reshape((2, 2))}, ValueError, r"shape .*2, 2.* of .*4,"),
         ({"augmentation": keras.layers.Dense(4)}, ValueError, "has trainable weights"),
         ({"augmentation": lambda x: x}, TypeError, "must be a Keras layer"),
         ({"augmentation_multiplicity": 2}, ValueError, "needs an `augmentation`"),
@@ -97,32 +93,18 @@ def test_what_is_refused_before_anything_changes(arguments, error, message):
     assert model.privacy_ledger.steps == 0
 
 
-CALLS = []
-
-
-class NotesCalls(keras.layers.Layer):
-    """Notes when Python calls it; Keras is told not to compile it."""
-
-    def __init__(self):
-        super().__init__()
-        self.supports_jit = False
-
-    def call(self, x):
-        CALLS.append(None)
-        return x
-
-
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="nothing is compiled there")
 def test_layers_that_keras_does_not_compile_are_compiled_on_jax():
     """Operation by operation a step is many times slower, and its loops are compiled in each."""
-    stack = [NotesCalls(), keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
-    layers = [keras.Input((6, 6, 1)), *stack, keras.layers.Dense(3)]
-    model = helpers.compiled(ka.PrivateSequential(layers))
-    calls = []
+    calls, counts = [], []
+    noting = keras.layers.Lambda(lambda x: calls.append(None) or x)
+    noting.supports_jit = False
+    stack = [noting, keras.layers.RandomZoom(0.2), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = helpers.compiled(ka.PrivateSequential([keras.Input((6, 6, 1)), *stack]))
     callback = keras.callbacks.LambdaCallback
-    note = callback(on_train_batch_end=lambda *_, **__: calls.append(len(CALLS)))
+    note = callback(on_train_batch_end=lambda *_, **__: counts.append(len(calls)))
     x = helpers.features(shape=(6, 6, 1))
     helpers.quiet_fit(model, x, helpers.labels(), batch_size=6, epochs=2, callbacks=[note])
-    assert len(calls) > 4
-    assert calls[-1] == calls[2]
+    assert len(counts) > 4
+    assert counts[-1] == counts[2]
     assert model.jit_compile is False

@@ -12,9 +12,11 @@ from keras import layers
 
 import keras_adaclip as ka
 from keras_adaclip.models import layout as layout_module
+from keras_adaclip.models import private_training
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.training.training_data import from_arrays
 from tests.models import helpers
+from tests.models.test_kinds_of_models import OwnMetrics
 
 XLA = keras.backend.backend() != "torch"
 
@@ -68,20 +70,33 @@ def test_large_examples_are_processed_in_chunks(sampling):
     assert 100 > sizes[0] > sizes[1] >= sizes[2] >= 1
 
 
-class WithOwnMetric(ka.PrivateSequential):
-    """Returns a number besides its metrics, which would not leave a loop over chunks."""
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return {**super().compute_metrics(x, y, y_pred, sample_weight), "extra": 1.0}
-
-
 def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     x, y = arrays()
-    model = private(dense, WithOwnMetric)
-    history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
-    assert history.history["extra"] == [1.0]
+    model = private(dense, OwnMetrics)
+    model.fit(x, y, batch_size=100, steps_per_epoch=1, verbose=0)
     model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
+
+
+@pytest.mark.skipif(not XLA, reason="PyTorch traces nothing")
+def test_no_batch_size_makes_the_step_trace_again(monkeypatch):
+    calls, traced = [], []
+    private_step = private_training.private_step
+
+    def counted(model, batch):
+        calls.append(None)
+        return private_step(model, batch)
+
+    dataset = ka.sampling.PoissonDataset(*arrays(200), expected_batch_size=20, seed=1)
+    sizes = {len(dataset.draw()) for _ in range(20)}
+    monkeypatch.setattr(private_training, "private_step", counted)
+    model = private(dense)
+    callback = keras.callbacks.LambdaCallback
+    record = callback(on_epoch_end=lambda epoch, logs: traced.append(len(calls)))
+    model.fit(dataset, epochs=4, verbose=0, callbacks=[record])
+    assert len(sizes) > 5
+    assert traced[0] >= 1
+    assert len(set(traced)) == 1, traced
 
 
 # `microbatch_size="auto"`

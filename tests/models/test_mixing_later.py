@@ -1,6 +1,7 @@
 """Layers that mix examples only later: at other shapes, with other variables, through state."""
 
 import contextlib
+from functools import partial
 
 import keras
 import numpy as np
@@ -66,6 +67,27 @@ class MixesBy(keras.layers.Layer):
 
     def call(self, x):
         return add_mean(x, ops.cast(self.read(), x.dtype))
+
+
+class MixesAfterWarmUp(keras.layers.Layer):
+    """Counts its own steps, and mixes after some of them."""
+
+    def __init__(self, dtype_of_steps="float32", shape=(), after=20, until=1e30, **kwargs):
+        super().__init__(**kwargs)
+        self.dtype_of_steps, self.shape_of_steps = dtype_of_steps, shape
+        self.after, self.until = after, until
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            self.shape_of_steps, "zeros", self.dtype_of_steps, trainable=False
+        )
+
+    def call(self, x, training=None):
+        if training:
+            self.steps.assign(self.steps + 1)
+        steps = ops.max(ops.cast(self.steps, "float32"))
+        is_open = ops.logical_and(steps > self.after, steps < self.until)
+        return add_mean(x, ops.cast(is_open, x.dtype))
 
 
 class MixesBackward(keras.layers.Layer):
@@ -179,21 +201,46 @@ def fit(model, **options):
     return model.fit(*data(), **options)
 
 
+def others_variable(opens_above, in_scope=False):
+    """A variable that is not the model's, and a gate that it opens."""
+    variable = keras.Variable(0.0, dtype="float32")
+
+    def read():
+        with keras.StatelessScope() if in_scope else contextlib.nullcontext():
+            return ops.relu(variable.value - opens_above)
+
+    return variable, read
+
+
+def steps_of(optimizer):
+    """Whether there were many steps, which is no variable of the model either."""
+    optimizer.build([])
+    return lambda: optimizer.iterations.value > 2000
+
+
+SGD = keras.optimizers.SGD(0.1)
+
+
 @pytest.mark.parametrize(
-    ("layer", "run_eagerly"),
+    ("make", "options"),
     [
-        (MixesLargeBatches(name="late"), False),
-        (MixesLargeBatches(name="late"), True),
-        (MixesThroughGate(name="late"), False),
-        (MixesThroughGate(trainable_gate=False, name="late"), True),
-        (MixesBy(lambda: 1e-7, name="late"), True),
-        (MixesBy(lambda: 1e-14, name="late"), False),
-        (MixesBackward(name="late"), False),
+        (MixesLargeBatches, {}),
+        (MixesLargeBatches, {"run_eagerly": True}),
+        (MixesThroughGate, {}),
+        (partial(MixesThroughGate, trainable_gate=False), {"run_eagerly": True}),
+        (partial(MixesBy, lambda: 1e-7), {"run_eagerly": True}),
+        (partial(MixesBy, lambda: 1e-14), {}),
+        (MixesBackward, {}),
+        (partial(MixesBy, others_variable(0.0)[1]), {}),
+        (partial(MixesBy, others_variable(0.0, in_scope=True)[1]), {}),
+        (partial(MixesBy, steps_of(SGD)), {"optimizer": SGD}),
+        (MixesAfterWarmUp, {}),
+        (partial(MixesAfterWarmUp, "int32", (1,), 10**5), {}),
+        (partial(MixesAfterWarmUp, "float32", (3,)), {}),
     ],
-    ids=["large", "large_eagerly", "gate", "frozen_gate", "little", "invisible", "backward"],
 )
-def test_what_mixes_later_is_refused_by_name(layer, run_eagerly):
-    model = model_with(layer, run_eagerly=run_eagerly)
+def test_what_mixes_later_is_refused_by_name(make, options):
+    model = model_with(make(name="late"), **options)
     before = helpers.weights_of(model)
     with pytest.raises(ValueError, match="late: It mixes examples"):
         fit(model)
@@ -215,32 +262,6 @@ def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(has_dropout):
         layer = keras.Sequential([keras.layers.Dropout(0.3), layer])
     with pytest.raises(ValueError, match="late: Its output for one row depends on how many"):
         fit(model_with(layer), batch_size=40)
-
-
-def others_variable(opens_above, in_scope=False):
-    """A variable that is not the model's, and a gate that it opens."""
-    variable = keras.Variable(0.0, dtype="float32")
-
-    def read():
-        with keras.StatelessScope() if in_scope else contextlib.nullcontext():
-            return ops.relu(variable.value - opens_above)
-
-    return variable, read
-
-
-@pytest.mark.parametrize("kind", ["closure", "scope", "steps of the optimizer"])
-def test_a_variable_that_is_not_the_models_is_moved_too(kind):
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build([])
-    _, read = others_variable(0.0, kind == "scope")
-    if kind == "steps of the optimizer":
-
-        def read():
-            return optimizer.iterations.value > 2000
-
-    model = model_with(MixesBy(read, name="late"), optimizer=optimizer)
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        fit(model)
 
 
 @pytest.mark.parametrize("is_the_models", [False, True])
@@ -265,37 +286,6 @@ def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch(is_the
     variable.assign(2e15)
     with pytest.raises(ValueError, match="late: It mixes examples"):
         model.train_on_batch(*batch())
-
-
-class MixesAfterWarmUp(keras.layers.Layer):
-    """Counts its own steps, and mixes after some of them."""
-
-    def __init__(self, dtype_of_steps="float32", shape=(), after=20, until=1e30, **kwargs):
-        super().__init__(**kwargs)
-        self.dtype_of_steps, self.shape_of_steps = dtype_of_steps, shape
-        self.after, self.until = after, until
-
-    def build(self, shape):
-        self.steps = self.add_weight(
-            self.shape_of_steps, "zeros", self.dtype_of_steps, trainable=False
-        )
-
-    def call(self, x, training=None):
-        if training:
-            self.steps.assign(self.steps + 1)
-        steps = ops.max(ops.cast(self.steps, "float32"))
-        is_open = ops.logical_and(steps > self.after, steps < self.until)
-        return add_mean(x, ops.cast(is_open, x.dtype))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "after"),
-    [("float32", (), 20), ("int32", (1,), 10**5), ("float32", (3,), 20)],
-)
-def test_a_layer_that_counts_its_steps_and_then_mixes_is_refused(dtype, shape, after):
-    model = model_with(MixesAfterWarmUp(dtype, shape, after, name="late"))
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        fit(model)
 
 
 def test_a_layer_that_counts_its_steps_is_looked_at_within_an_epoch():

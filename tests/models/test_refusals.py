@@ -15,7 +15,7 @@ from keras_adaclip.training.preflight import loss_issues
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
-BACKEND = keras.backend.backend()
+BACKEND, ONE_HOT = keras.backend.backend(), np.eye(3, dtype="float32")[Y]
 
 
 class MeanOverBatchInTraining(keras.layers.Layer):
@@ -79,11 +79,6 @@ class WithoutWeights(keras.metrics.Metric):
         return self.total
 
 
-def with_layer(layer):
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    return ka.PrivateModel(inputs, keras.layers.Dense(3)(layer(inputs)))
-
-
 def contrastive(y_true, y_pred):
     """Pushes every row away from the others of its batch: zero for a row alone."""
     similarity = ops.matmul(y_pred, ops.transpose(y_pred))
@@ -116,7 +111,7 @@ def quantized():
 
 
 def with_culprit(make):
-    return helpers.compiled(with_layer(make(name="culprit")))
+    return helpers.compiled(helpers.model_with(make(name="culprit")))
 
 
 # What makes a layer, and the message with which `fit` refuses it.
@@ -191,12 +186,9 @@ def test_bad_data_is_refused(name, model):
     refused(model, error, message, **options)
 
 
-def test_not_compiled():
+def test_what_is_not_compiled_and_a_train_step_on_its_own_are_refused():
     with pytest.raises(ValueError, match="Call `compile"):
         helpers.dense_model().fit(X, Y)
-
-
-def test_train_step_on_its_own_is_refused():
     model = helpers.compiled()
     with pytest.raises(ValueError, match="fit"):
         model.train_step((X, Y)) if BACKEND != "jax" else model.train_step(None, X)
@@ -250,43 +242,33 @@ def noisy(y_true, y_pred):
     return ops.mean(ops.square(y_pred)) + np.random.default_rng().uniform()
 
 
-# One of each kind of reduction, shape and sign.
-LOSSES_OF_KERAS = [
-    keras.losses.CategoricalCrossentropy(from_logits=True),
-    keras.losses.Circle(),
-    keras.losses.CosineSimilarity(),
-    keras.losses.Dice(),
-    keras.losses.MeanAbsoluteError(reduction="sum"),
-    keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-]
-
-
 def probed(loss, y, own=False):
     """What the probe of losses finds, on a model built for `y`."""
-    if own:  # as if it were the user's
-        loss = type(
-            f"Users{type(loss).__name__}", (type(loss),), {"__module__": "users"}
-        ).from_config(loss.get_config())
-        if hasattr(loss, "fn"):
-            function = loss.fn
+    if own and isinstance(loss, keras.losses.Loss):  # as if it were the user's
+        cls = type("Users", (type(loss),), {"__module__": "users"})
+        loss = cls.from_config(loss.get_config())
+        if function := getattr(loss, "fn", None):
             loss.fn = lambda *args, **options: function(*args, **options)
     model = helpers.compiled(loss=loss)
     keras_private.build_for_training(model, X[:3], y[:3], None)
     return loss_issues(model, Batch(X[:3], y[:3]))
 
 
-@pytest.mark.parametrize("loss", LOSSES_OF_KERAS, ids=lambda loss: type(loss).__name__)
-def test_no_loss_of_keras_is_taken_for_a_mixing_one(loss):
-    one_hot = np.eye(3, dtype="float32")[Y]
-    of_numbers = (keras.losses.SparseCategoricalCrossentropy, keras.losses.Circle)
-    y = Y if isinstance(loss, of_numbers) else one_hot
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        # One of each kind of reduction, shape and sign.
+        (keras.losses.CategoricalCrossentropy(from_logits=True), ONE_HOT),
+        (keras.losses.Circle(), Y),
+        (keras.losses.CosineSimilarity(), ONE_HOT),
+        (keras.losses.MeanAbsoluteError(reduction="sum"), ONE_HOT),
+        (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), ONE_HOT),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), Y),
+        (masked_mean, Y),
+        (noisy, Y),
+    ],
+)
+def test_no_loss_of_single_examples_is_taken_for_a_mixing_one(loss, y):
+    """Nor is a user's copy of it, but for the one that compares rows."""
     assert probed(loss, y) == []
-    # Nor is a user's copy of it, but for the one that compares rows.
-    found = probed(loss, y, own=True)
-    assert bool(found) == isinstance(loss, keras.losses.Circle)
-
-
-@pytest.mark.parametrize("loss", [masked_mean, noisy])
-def test_other_losses_of_single_examples_pass(loss):
-    assert probed(loss, Y) == []
+    assert bool(probed(loss, y, own=True)) == isinstance(loss, keras.losses.Circle)

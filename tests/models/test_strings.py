@@ -8,6 +8,7 @@ from keras import ops
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
 from tests.models import helpers
+from tests.models.test_refusals import MeanOverBatchInTraining
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras feeds no strings elsewhere")
@@ -91,11 +92,6 @@ def test_strings_in_data_sets_and_single_batches():
         assert_same(*models)
 
 
-class LessMean(keras.layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, axis=0, keepdims=True)
-
-
 class JoinedToTheNext(keras.layers.Layer):
     """Its strings hold the word of another row, of which nothing is looked up."""
 
@@ -113,7 +109,7 @@ def mixing(where):
     x = JoinedToTheNext(name="mixing")(inputs) if where == "strings" else inputs
     x = keras.layers.StringLookup(vocabulary=WORDS, name="lookup")(x)
     x = keras.layers.Embedding(len(WORDS) + 1, 3)(x)
-    x = LessMean(name="mixing")(x) if where == "numbers" else x
+    x = MeanOverBatchInTraining(name="mixing")(x) if where == "numbers" else x
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
