@@ -85,9 +85,6 @@ def test_a_model_that_could_not_be_run_is_said_to_be():
     assert ka.check(helpers.model_with(keras.layers.Dropout(0.5))).failure is None
 
 
-# The report of `private_summary` on the gradients of each layer
-
-
 def summary(model, **arguments):
     texts = []
     model.private_summary(print_fn=texts.append, **arguments)

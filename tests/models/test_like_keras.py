@@ -126,10 +126,10 @@ def test_private_training_without_noise_is_keras_training(name):
     plain = case.build(keras.Model)
     private = ka.privatize(keras.models.clone_model(plain))
     private.set_weights(plain.get_weights())
-    rate = 0.1 / BATCH_SIZE if name == "sum reduction" else 0.1
+    scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0
     inner = keras.optimizers.SGD(0.1, momentum=0.9)
     taught = TEACHER.get_weights()
-    expected = train(case, plain, keras.optimizers.SGD(rate, momentum=0.9))
+    expected = train(case, plain, keras.optimizers.SGD(0.1 * scale, momentum=0.9))
     found = train(case, private, helpers.dp_optimizer(0.0, 1e6, inner))
     assert private.gradient_plan.is_layerwise
     for weight, other in zip(private.get_weights(), plain.get_weights(), strict=True):
@@ -137,5 +137,4 @@ def test_private_training_without_noise_is_keras_training(name):
     helpers.assert_same_weights(TEACHER, taught)
     assert set(found) == set(expected)
     for key, values in expected.items():
-        scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0
         np.testing.assert_allclose(found[key], np.array(values) * scale, rtol=1e-4, err_msg=key)
