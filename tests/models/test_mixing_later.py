@@ -40,9 +40,7 @@ class MixesThroughGate(keras.layers.Layer):
 
     def build(self, shape):
         start = keras.initializers.Constant(-0.5)
-        self.gate = self.add_weight(
-            shape=(), initializer=start, trainable=self.trainable_gate, name="gate"
-        )
+        self.gate = self.add_weight((), start, trainable=self.trainable_gate, name="gate")
 
     def call(self, x):
         return add_mean(x, ops.relu(self.gate - self.opens_above))

@@ -117,7 +117,7 @@ def with_culprit(make):
 # What makes a layer, and the message with which `fit` refuses it.
 LAYERS = [
     (keras.layers.BatchNormalization, "BatchNormalization .* replace_batch_normalization=True"),
-    (partial(keras.layers.Dense, 3, activity_regularizer="l2"), "Activity .* Remove `activity_"),
+    (partial(keras.layers.Dense, 3, activity_regularizer="l2"), "Remove `activity_regularizer`"),
     (MeanOverBatchInTraining, "It mixes examples.*LayerNormalization"),
     (RunningSum, "It mixes examples"),
     (KeepsRunningMean, "It is assigned in the forward pass"),
@@ -135,7 +135,7 @@ MODELS = [
     (partial(helpers.compiled, loss=contrastive), "contrastive: .* neither a mean nor a sum"),
     (other_weights, "built for other trainable weights"),
     (without_trainable_weights, "has no trainable weights"),
-    *([(partial(helpers.compiled, jit_compile=True), "jit_comp")] if BACKEND == "torch" else []),
+    *([(partial(helpers.compiled, jit_compile=True), "jit_compile")] if BACKEND == "torch" else []),
 ]
 DATA = {
     "batch larger than the data": ({"batch_size": 25}, ValueError, "batch_size=25"),
