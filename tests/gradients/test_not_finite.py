@@ -1,4 +1,4 @@
-"""Examples whose gradient is not a finite number; `test_isolation.py` has padding."""
+"""Examples whose gradient is not a finite number, and padding."""
 
 import keras
 import numpy as np
@@ -31,21 +31,21 @@ def test_examples_without_a_finite_gradient_add_zero_and_count_as_clipped(name):
     gradients = row_gradients(model, x, y)
     clip_norm = float(np.median(oracles.gradient_norms(gradients)))
     run = runner(model, plan, clipping=QuantileClipping(initial_clip_norm=clip_norm))
-    present = np.array([True, True, True, True])
     others = [g[[0, 2, 3]] for g in gradients]
     expected = oracles.clipped_sums(others, clip_norm)
     unclipped = np.sum(oracles.gradient_norms(others) <= clip_norm)
-    clean = run(x, y, None, present)
+    clean = run(x, y)
     for value in (np.nan, np.inf, -np.inf):
         bad = x.copy()
         bad[1].reshape(-1)[0] = value
-        found = run(bad, y, None, present)
+        found = run(bad, y)
         assert_close(found.gradients, expected)
-        assert not found.finite[1], value
-        assert found.factors[1] == 0.0
-        assert found.norms[1] == 0.0
+        assert (found.finite[1], found.factors[1], found.norms[1]) == (False, 0.0, 0.0), value
         np.testing.assert_array_equal(found.factors[[0, 2, 3]], clean.factors[[0, 2, 3]])
         np.testing.assert_array_equal(found.statistics, [unclipped - 2.0])
+        padding = run(bad, y, None, np.array([True, False, True, True]))
+        assert_close(padding.gradients, expected)
+        np.testing.assert_array_equal(padding.statistics, [unclipped - 1.5])
 
 
 # One dense unit with two inputs
