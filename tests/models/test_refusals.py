@@ -117,7 +117,7 @@ def with_culprit(make):
 # What makes a layer, and the message with which `fit` refuses it.
 LAYERS = [
     (keras.layers.BatchNormalization, "BatchNormalization .* replace_batch_normalization=True"),
-    (partial(keras.layers.Dense, 3, activity_regularizer="l2"), "Remove `activity_regularizer`"),
+    (partial(keras.layers.Dense, 3, activity_regularizer="l2"), ".*Remove `activity_regularizer`"),
     (MeanOverBatchInTraining, "It mixes examples.*LayerNormalization"),
     (RunningSum, "It mixes examples"),
     (KeepsRunningMean, "It is assigned in the forward pass"),
