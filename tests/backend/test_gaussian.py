@@ -1,6 +1,7 @@
 """The noise: nothing but the same key, step and stream draws it again; numbers do not correlate.
 
-Its law is tested in `tests/test_noise.py`.
+Its law is tested in `tests/test_noise.py`, and that noise of other keys, steps and streams is
+independent in `tests/soundness/test_rules_noise_keys.py`.
 """
 
 import keras
@@ -34,27 +35,6 @@ def test_numbers_of_one_draw_are_uncorrelated(lag):
     one, other = noise[:-lag], noise[lag:]
     assert abs(np.mean(one * other)) < BOUND * np.sqrt(SIZE / len(one))
     assert abs(np.mean((one**2 - 1) * (other**2 - 1))) < 2 * BOUND * np.sqrt(SIZE / len(one))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"step": 1},
-        {"step": 2**31 - 1},
-        {"stream": 1},
-        {"step": 1, "stream": 2**20 - 1},
-        {"key": KEY[::-1].copy()},
-    ],
-    ids=str,
-)
-def test_another_step_stream_or_key_draws_independent_noise(other):
-    one, another = draw((SIZE,)), draw((SIZE,), **other)
-    assert not np.any(np.isin(one[:64], another[:1000]) & (np.abs(one[:64]) > 1e-3))
-    assert abs(np.mean(one.astype(np.float64) * another)) < BOUND
-
-
-def test_the_same_key_step_and_stream_draw_the_same():
-    np.testing.assert_array_equal(draw(step=3, stream=5), draw(step=3, stream=5))
 
 
 def test_all_64_bits_of_the_key_every_step_and_every_stream_matter():

@@ -1,4 +1,8 @@
-"""Every private name of Keras that the package relies on is there and does what is relied on."""
+"""Every private name of Keras that the package relies on is there and does what is relied on.
+
+Those of metrics are tested in `tests/soundness/test_rules_masks.py`, those of the compilers of JAX
+in `test_jax_compiling.py` and `tests/models/test_augmentation.py`.
+"""
 
 import keras
 import numpy as np
@@ -7,6 +11,10 @@ from keras import layers, ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from tests.gradients.architectures import Scale
+from tests.models import helpers
+
+BACKEND = keras.backend.backend()
 
 
 def two_outputs():
@@ -17,20 +25,15 @@ def two_outputs():
 
 
 def compiled():
-    model = two_outputs()
-    model.compile(
-        optimizer="sgd",
-        loss={"a": "mse", "b": "mae"},
-        metrics={"a": ["mae"]},
-        weighted_metrics={"b": ["mse"]},
-    )
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4, 3)).astype("float32")
-    y = {
-        "a": rng.normal(size=(4, 1)).astype("float32"),
-        "b": rng.normal(size=(4, 2)).astype("float32"),
-    }
+    model, rng = two_outputs(), np.random.default_rng(0)
+    metrics = {"metrics": {"a": ["mae"]}, "weighted_metrics": {"b": ["mse"]}}
+    model.compile(optimizer="adam", loss={"a": "mse", "b": "mae"}, **metrics)
+    x, *y = (rng.normal(size=(4, size)).astype("float32") for size in (3, 1, 2))
+    before = helpers.weights_of(model)
+    y = dict(zip("ab", y, strict=True))
     keras_private.build_for_training(model, x, y, None)
+    # It builds everything and trains nothing.
+    helpers.assert_same_weights(model, before)
     return model, x, y
 
 
@@ -45,23 +48,15 @@ def test_flatten_layers_finds_inner_layers_once_and_outermost_first():
 
 
 def test_own_variables_are_those_of_the_layer_and_not_of_its_inner_layers():
-    class Outer(layers.Layer):
-        def build(self, input_shape):
-            self.scale = self.add_weight(shape=(1,), name="scale")
-            self.fixed = self.add_weight(shape=(1,), trainable=False)
-            self.inner = layers.Dense(1)
-            self.inner.build(input_shape)
-
-        def call(self, inputs):
-            return self.inner(inputs) * self.scale * self.fixed
-
-    layer = Outer()
-    layer.build((None, 2))
-    assert keras_private.own_variables(layer) == [layer.scale, layer.fixed]
-    assert keras_private.own_trainable_variables(layer) == [layer.scale]
+    layer, norm = Scale(), layers.BatchNormalization()
+    for each in (layer, norm):
+        each.build((None, 2))
+    assert keras_private.own_variables(layer) == [layer.scale]
     assert keras_private.own_trainable_variables(layer.inner) == layer.inner.trainable_variables
-    layer.trainable = False
-    assert keras_private.own_trainable_variables(layer) == []
+    assert keras_private.own_variables(norm) == norm.variables
+    assert keras_private.own_trainable_variables(norm) == [norm.gamma, norm.beta]
+    norm.trainable = False
+    assert keras_private.own_trainable_variables(norm) == []
 
 
 def test_what_draws_outside_of_seed_generators_is_seen():
@@ -81,16 +76,17 @@ def test_a_call_is_replaced_for_a_time(has_own_call):
         layer.call = lambda inputs: inputs - 1.0
     own = vars(layer).get("call")
 
-    def called():
-        return ops.convert_to_numpy(layer(np.zeros((1, 2))))
+    def assert_adds(number):
+        outputs = ops.convert_to_numpy(layer(np.zeros((1, 2))))
+        np.testing.assert_array_equal(outputs, np.full((1, 2), number))
 
-    before = called()
+    before = -1.0 if has_own_call else 0.0
+    assert_adds(before)
     with keras_private.replaced_calls({layer: lambda inputs: inputs + 1.0}):
-        np.testing.assert_array_equal(called(), np.ones((1, 2)))
         with keras_private.replaced_calls({layer: lambda inputs: inputs + 2.0}):
-            np.testing.assert_array_equal(called(), 2.0 * np.ones((1, 2)))
-        np.testing.assert_array_equal(called(), np.ones((1, 2)))
-    np.testing.assert_array_equal(called(), before)
+            assert_adds(2.0)
+        assert_adds(1.0)
+    assert_adds(before)
     assert vars(layer).get("call") is own
 
 
@@ -102,9 +98,6 @@ def test_masks_are_read_and_attached_where_keras_looks_for_them():
     assert keras_private.mask_of(plain) is None
     assert keras_private.attach_mask(plain, None) is plain
     keras_private.attach_mask(plain, mask)
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(layers.GlobalAveragePooling1D()(plain * 1.0)), [[1.0, 1.0]]
-    )
     loss = keras.losses.MeanAbsoluteError(reduction="sum")
     targets = ops.convert_to_tensor([[[0.0, 0.0], [5.0, 5.0]]])
     assert float(loss(targets, plain)) == 1.0
@@ -115,27 +108,25 @@ def test_logits_are_found_on_tensorflow_alone(activation):
     logits = ops.convert_to_tensor([[1.0, 2.0]])
     outputs = getattr(keras.activations, activation)(logits)
     found = keras_private.logits_of(outputs)
-    if keras.backend.backend() != "tensorflow":
+    if BACKEND != "tensorflow":
         assert found is None
         return
     np.testing.assert_array_equal(ops.convert_to_numpy(found), [[1.0, 2.0]])
     # The cross-entropies really start from them.
-    other = keras_private.attach_logits(
-        ops.ones((1, 2)) / 2.0, ops.convert_to_tensor([[0.0, 99.0]])
-    )
-    wrong = float(keras.losses.CategoricalCrossentropy()(np.array([[1.0, 0.0]], "float32"), other))
-    assert wrong == pytest.approx(99.0)
+    logits = ops.convert_to_tensor([[0.0, 99.0]])
+    other = keras_private.attach_logits(ops.ones((1, 2)) / 2.0, logits)
+    wrong = keras.losses.CategoricalCrossentropy()(np.array([[1.0, 0.0]], "float32"), other)
+    assert float(wrong) == pytest.approx(99.0)
 
 
 def test_trackers_losses_and_metrics_of_a_compiled_model():
     model, _, _ = compiled()
+    assert model.optimizer.built
     trackers = keras_private.output_loss_trackers(model)
-    assert len(trackers) == 2
-    assert all(isinstance(tracker, keras.metrics.Mean) for tracker in trackers)
+    assert [type(tracker) for tracker in trackers] == [keras.metrics.Mean] * 2
     assert keras_private.loss_tracker(model).name == "loss"
-    losses = keras_private.compiled_losses(model)
-    assert all(callable(loss) for loss in losses)
-    assert len(losses) == 2
+    assert float(keras_private.loss_tracker(model).result()) == 0.0
+    assert [callable(loss) for loss in keras_private.compiled_losses(model)] == [True] * 2
     assert len(keras_private.compiled_metrics(model)) == 2
     plain = keras.Sequential([layers.Dense(1)])
     assert keras_private.output_loss_trackers(plain) == []
@@ -145,20 +136,6 @@ def test_trackers_losses_and_metrics_of_a_compiled_model():
     plain.compile(metrics=["mse", metric])
     # Before Keras builds them, those that were given as objects.
     assert keras_private.compiled_metrics(plain) == [metric]
-
-
-def test_build_for_training_builds_everything_and_trains_nothing():
-    model = two_outputs()
-    before = [ops.convert_to_numpy(variable) for variable in model.variables]
-    model.compile(optimizer="adam", loss={"a": "mse", "b": "mae"}, metrics={"a": ["mae"]})
-    x = np.ones((2, 3), "float32")
-    y = {"a": np.ones((2, 1), "float32"), "b": np.ones((2, 2), "float32")}
-    keras_private.build_for_training(model, x, y, None)
-    assert model.optimizer.built
-    assert len(keras_private.compiled_losses(model)) == 2
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
-    assert float(keras_private.loss_tracker(model).result()) == 0.0
 
 
 def test_regularizers_are_hidden_and_come_back():
@@ -172,78 +149,32 @@ def test_a_model_is_built_by_keras_except_when_it_is_built_already():
     class Built(keras_private.BuiltBeforeFit, keras.Model):
         pass
 
-    model = Built()
+    model, names = Built(), ["_symbolic_build", "_maybe_symbolic_build"]
+    # Keras's own names, which would fail without data.
+    found = [hasattr(keras.Model, name) for name in names]
+    assert found == [True, BACKEND == "tensorflow"]
     with keras_private.built_already(model):
-        for name in ("_symbolic_build", "_maybe_symbolic_build"):
-            # Keras's own names, which would fail without data.
-            assert hasattr(keras.Model, name) == (
-                name == "_symbolic_build" or keras.backend.backend() == "tensorflow"
-            )
+        for name in names:
             getattr(model, name)()
     with pytest.raises((TypeError, ValueError, AttributeError)):
         model._symbolic_build()
 
 
-def test_masked_metrics_count_the_rows_of_the_mask_only():
-    model, _, y = compiled()
-    y_pred = {name: ops.convert_to_tensor(value * 0.0) for name, value in y.items()}
-    weight = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-    mask = np.array([True, False, True, False])
-    keras_private.update_masked_metrics(model, y, y_pred, {"a": weight, "b": weight}, mask)
-    results = model.get_metrics_result()
-    assert float(results["a_mae"]) == pytest.approx(np.mean(np.abs(y["a"][mask])), rel=1e-5)
-    squares = np.mean(y["b"] ** 2, axis=1)
-    expected = np.average(squares[mask], weights=weight[mask])
-    assert float(results["b_mse"]) == pytest.approx(expected, rel=1e-5)
+@keras.saving.register_keras_serializable(package="tests")
+class Halving(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(0.5 * gradient, variable, learning_rate)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the others compile elsewhere")
-def test_the_trainer_compiles_with_what_was_put_in_the_place_of_jit():
-    import jax
-
-    calls = []
-
-    def recorded(*args, **kwargs):
-        calls.append(kwargs)
-        return jax.jit(*args, **kwargs)
-
-    model, x, y = compiled()
-    with keras_private.replaced_jit(recorded):
-        model.make_train_function()
-    model.fit(x, y, verbose=0)
-    model.make_test_function()
-    assert len(calls) == 1
-    assert calls[0]["donate_argnums"] == 0
+def optimizer_of_a_user():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+    return Halving(rate, momentum=0.9, nesterov=True, weight_decay=0.1, clipnorm=0.5)
 
 
-def test_a_step_with_layers_that_keras_does_not_compile_is_compiled_on_jax():
-    layers = [keras.Input((4, 4, 1)), keras.layers.RandomZoom(0.2), keras.layers.Flatten()]
-    model = keras.Sequential([*layers, keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    assert not model.jit_compile
-    with keras_private.compiled_on_jax(model):
-        assert model.jit_compile == (keras.backend.backend() == "jax")
-    assert not model.jit_compile
-    assert not model.layers[0].supports_jit
-
-
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adamw": lambda: keras.optimizers.AdamW(
-        keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5),
-        weight_decay=0.1,
-        clipnorm=0.5,
-    ),
-    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
-}
-
-
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_updates_are_those_of_the_optimizer(name):
-    optimizer, functional = (
-        OPTIMIZERS[name](),
-        keras_private.functional_optimizer(OPTIMIZERS[name]()),
-    )
+def test_updates_are_those_of_the_optimizer():
+    """Keras's own are compared in `tests/federated/test_round.py`."""
+    optimizer = optimizer_of_a_user()
+    functional = keras_private.functional_optimizer(optimizer_of_a_user())
     start = np.arange(4.0, dtype="float32")
     variable, other = keras.Variable(start), keras.Variable(start)
     optimizer.build([variable])
@@ -251,35 +182,18 @@ def test_updates_are_those_of_the_optimizer(name):
     value, state = other.value, [each.value for each in functional.variables]
     before = [np.array(ops.convert_to_numpy(each)) for each in state]
     for step in range(4):
-        gradient = np.array([1.0, -2.0, 0.5, 3.0 * step], "float32")
-        optimizer.apply([ops.convert_to_tensor(gradient)], [variable])
-        with keras.StatelessScope(
-            [(other, value), *zip(functional.variables, state, strict=True)]
-        ) as scope:
-            functional.apply([ops.convert_to_tensor(gradient)], [other])
+        gradient = ops.convert_to_tensor(np.array([1.0, -2.0, 0.5, 3.0 * step], "float32"))
+        optimizer.apply([gradient], [variable])
+        mapping = [(other, value), *zip(functional.variables, state, strict=True)]
+        with keras.StatelessScope(mapping) as scope:
+            functional.apply([gradient], [other])
             value = scope.get_current_value(other)
             state = [scope.get_current_value(each) for each in functional.variables]
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(value), ops.convert_to_numpy(variable.value), rtol=1e-5, atol=1e-5
-    )
+    found, expected = map(ops.convert_to_numpy, (value, variable.value))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(ops.convert_to_numpy(other.value), start)
     for each, old in zip(functional.variables, before, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(each.value), old)
-
-
-def test_a_users_own_optimizer():
-    class Halving(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            super().update_step(0.5 * gradient, variable, learning_rate)
-
-    functional = keras_private.functional_optimizer(Halving(1.0))
-    variable = keras.Variable(np.zeros(2, "float32"))
-    functional.build([variable])
-    mapping = [(each, each.value) for each in [variable, *functional.variables]]
-    with keras.StatelessScope(mapping) as scope:
-        functional.apply([ops.ones(2)], [variable])
-        value = scope.get_current_value(variable)
-    np.testing.assert_allclose(ops.convert_to_numpy(value), [-0.5, -0.5])
 
 
 def test_every_function_of_keras_random_is_replaced():

@@ -1,4 +1,8 @@
-"""Loops, maps over rows, gradients and evaluation on each backend."""
+"""Loops, maps over rows, gradients and evaluation on each backend.
+
+Gradients at taps are tested in `tests/gradients/test_architectures.py`, and those of mapped losses
+in `tests/gradients/test_isolation.py`.
+"""
 
 from contextlib import nullcontext
 
@@ -9,6 +13,8 @@ from keras import ops
 
 from keras_adaclip import backend
 from tests.gradients.support import compiled
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def to_numpy(values):
@@ -44,33 +50,6 @@ def test_a_loop_threads_carry_and_variables(mode, num_chunks):
     np.testing.assert_array_equal(rows, expected)
 
 
-def test_losses_of_rows_and_their_gradients_are_those_of_each_row_alone():
-    rng = np.random.default_rng(0)
-    x, labels = rng.normal(size=(5, 3)).astype("float32"), rng.integers(0, 3, 5)
-    weights = np.arange(1.0, 6.0, dtype="float32")
-    variable = keras.Variable(x)
-
-    def loss_of_row(values):
-        """A loss that picks one number of a row, and a result that nobody differentiates."""
-        row, label = values
-        return [ops.square(ops.take(row, label)) * ops.sum(row), ops.max(row)]
-
-    def total():
-        values = [variable.value, ops.convert_to_tensor(labels)]
-        losses, largest = backend.map_examples(loss_of_row, values)
-        return ops.sum(ops.multiply(losses, weights)), (losses, largest)
-
-    (losses, largest), (gradient,) = backend.gradients_of(total, [variable], [variable])
-    picked, sums = x[np.arange(5), labels], x.sum(axis=1)
-    np.testing.assert_allclose(ops.convert_to_numpy(losses), picked**2 * sums, rtol=1e-5)
-    np.testing.assert_allclose(ops.convert_to_numpy(largest), x.max(axis=1), rtol=1e-6)
-    expected = np.repeat((picked**2)[:, None], 3, axis=1)
-    expected[np.arange(5), labels] += 2 * picked * sums
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(gradient), weights[:, None] * expected, rtol=1e-4, atol=1e-6
-    )
-
-
 def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
     def by_value(row):
         (value,) = row
@@ -79,21 +58,6 @@ def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
     values = ops.convert_to_tensor([[1.0, 2.0], [-1.0, 5.0], [3.0, 4.0]])
     (found,) = to_numpy(backend.map_examples(by_value, [values]))
     np.testing.assert_array_equal(found, [3.0, 0.0, 7.0])
-
-
-def test_gradients_at_taps_are_those_of_the_summed_loss():
-    def function(tap):
-        first = tap(ops.convert_to_tensor([[1.0, 2.0], [3.0, 4.0]]))
-        second = tap(first * 3.0)
-        unused = tap(ops.ones((2,)))
-        return ops.sum(second * second) + ops.sum(first), [second, unused]
-
-    (second, _), gradients = backend.differentiate_at_taps(function, [])
-    np.testing.assert_array_equal(ops.convert_to_numpy(second), [[3.0, 6.0], [9.0, 12.0]])
-    values = np.array([[1.0, 2.0], [3.0, 4.0]])
-    expected = [1.0 + 18.0 * values, 6.0 * values, np.zeros(2)]
-    for found, each in zip(to_numpy(gradients), expected, strict=True):
-        np.testing.assert_allclose(found, each)
 
 
 def test_gradients_by_variables_are_zero_where_unused():
@@ -123,7 +87,7 @@ def test_evaluate_drops_updates_and_returns_numpy():
     assert ops.convert_to_numpy(variable.value) == 1.0
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's advice")
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="TensorFlow's advice")
 def test_evaluate_gives_no_advice_on_tracing(caplog):
     import tensorflow as tf
 
@@ -139,3 +103,19 @@ def test_evaluate_gives_no_advice_on_tracing(caplog):
         finally:
             tf.get_logger().removeHandler(caplog.handler)
     assert {record.getMessage() for record in caplog.records} == {"something else"}
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", *(["XLA"] if IS_TENSORFLOW else [])])
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 4)])
+def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, shape):
+    kept = np.array([True, False, True])
+    values = np.arange(1.0, 1.0 + np.prod(shape), dtype="float32").reshape(shape)
+    expected = np.where(np.reshape(kept, (3, *[1] * (len(shape) - 1))), values, 0.0)
+    values[~kept] = np.nan
+    function = backend.masked if mode == "eager" else compiled(backend.masked)
+    if mode == "XLA":
+        import tensorflow as tf
+
+        function = tf.function(backend.masked, jit_compile=True)
+    found = function(ops.convert_to_tensor(kept), ops.convert_to_tensor(values))
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)

@@ -628,7 +628,7 @@ FAULTS = (
         "training/probe.py",
         "            if not further:\n",
         "            if True:\n",
-        "tests/models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_moved_too",
+        "tests/models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name",
     ),
     Fault(
         "variables that are not the model's not looked at between single batches",
@@ -643,8 +643,7 @@ FAULTS = (
         "training/probe.py",
         "if found or (state >= made_up.NUM_STATES and not self._counting):",
         "if found or state >= made_up.NUM_STATES:",
-        "tests/models/test_mixing_later.py::"
-        "test_a_layer_that_counts_its_steps_and_then_mixes_is_refused",
+        "tests/models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name",
     ),
     Fault(
         "counters not looked at within an epoch",

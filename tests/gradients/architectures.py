@@ -63,17 +63,6 @@ class OwnWeight(keras.Model):
         return self.dense(inputs) * self.shift
 
 
-class TiedDecoder(keras.Model):
-    """Uses the table of the embedding once more, outside the layer that owns it."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = layers.Embedding(6, 3)
-
-    def call(self, inputs):
-        return ops.matmul(self.embedding(inputs), ops.transpose(self.embedding.embeddings))
-
-
 class Reversed(keras.Model):
     """Two lookups of the same ids, and a matrix product with the table or with a second kernel."""
 
@@ -93,6 +82,16 @@ def functional(shape, function, dtype="float32"):
 
 def twice(layer, between=ops.tanh):
     return lambda inputs: layer(between(layer(inputs)))
+
+
+def masked_mean():
+    made = [layers.Embedding(6, 3, mask_zero=True), layers.GlobalAveragePooling1D()]
+    return stack(*made, layers.Dense(2), shape=(7,), dtype="int32")
+
+
+def shared_embedding():
+    layer = layers.Embedding(6, 2)
+    return functional((3,), lambda ids: layer(ids) * layer(ids[:, :1]), "int32")
 
 
 def reshaped_rows():
@@ -115,12 +114,6 @@ def nested():
     inner = stack(layers.Dense(4, activation="tanh"), layers.LayerNormalization(), shape=(3,))
     middle = functional((3,), lambda inputs: layers.Dense(3)(inner(inputs)))
     return functional((3,), lambda inputs: layers.Dense(2)(middle(middle(inputs))))
-
-
-def frozen():
-    model = stack(layers.Dense(4), layers.BatchNormalization(), layers.Dense(2), shape=(3,))
-    model.layers[0].trainable = model.layers[1].trainable = False
-    return model
 
 
 def masked_attention():
@@ -151,37 +144,17 @@ ARCHITECTURES = {
         ),
         ["Convolution", "Dense"],
     ),
-    "embedding_masked_mean": Architecture(
-        7,
-        lambda: stack(
-            layers.Embedding(6, 3, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(2),
-            shape=(7,),
-            dtype="int32",
-        ),
-        ["Embedding", "Dense"],
-    ),
+    "embedding_masked_mean": Architecture(7, masked_mean, ["Embedding", "Dense"]),
     "shared_dense": Architecture((3,), lambda: functional((3,), twice(layers.Dense(3))), ["Dense"]),
-    "shared_embedding": Architecture(
-        3,
-        lambda: functional(
-            (3,),
-            lambda ids: (lambda layer: layer(ids) * layer(ids[:, :1]))(layers.Embedding(6, 2)),
-            "int32",
-        ),
-        ["Embedding"],
-    ),
+    "shared_embedding": Architecture(3, shared_embedding, ["Embedding"]),
     "shared_general": Architecture(
         (2, 3), lambda: functional((2, 3), twice(Scale())), ["general", "Dense"]
     ),
     "reversible_embedding": Architecture(
         4, lambda: Reversed(tie_weights=True, logit_soft_cap=2.0), ["general"]
     ),
-    "tied_decoder": Architecture(4, TiedDecoder, "whole"),
     "weight_of_the_model": Architecture((4,), OwnWeight, ["general", "Dense"]),
     "reshaped_rows": Architecture((5, 3), reshaped_rows, "whole"),
-    "frozen": Architecture((3,), frozen, ["Dense"]),
     "nested": Architecture((3,), nested, ["Dense", "Normalization", "Dense", "Dense"]),
     "inputs_and_outputs": Architecture([(3,), (2, 4)], branches, ["Dense"] * 4),
     "attention_masked": Architecture(4, masked_attention, ["Embedding"] + ["EinsumDense"] * 4),

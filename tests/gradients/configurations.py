@@ -117,10 +117,10 @@ TABLES = {
         (4, 3, 4, 2),
         {
             "Convolution": [
-                partial(layers.Conv3D, 2, (3, 2, 2), strides=(2, 1, 2), padding="same"),
+                partial(layers.Conv3D, 2, (3, 2, 2), strides=(2, 1, 2), padding="same")
             ],
             "TransposedConvolution": [
-                partial(layers.Conv3DTranspose, 2, 3, strides=2, padding="same"),
+                partial(layers.Conv3DTranspose, 2, 3, strides=2, padding="same")
             ],
         },
     ),
@@ -157,10 +157,10 @@ TABLES = {
         (4, 5, 4),
         {
             "Convolution": [
-                partial(layers.Conv2D, 4, 3, padding="same", strides=2, groups=2, **FIRST),
+                partial(layers.Conv2D, 4, 3, padding="same", strides=2, groups=2, **FIRST)
             ],
             "DepthwiseConvolution": [
-                partial(layers.DepthwiseConv2D, 2, depth_multiplier=2, **FIRST),
+                partial(layers.DepthwiseConv2D, 2, depth_multiplier=2, **FIRST)
             ],
             "TransposedConvolution": [
                 partial(layers.Conv2DTranspose, 3, 3, strides=2, padding="same", **FIRST),
@@ -182,10 +182,7 @@ TABLES = {
                 partial(layers.GroupNormalization, 2),
                 partial(layers.GroupNormalization, 1, scale=False),
             ],
-            "general": [
-                partial(layers.RMSNormalization),
-                partial(layers.PReLU, shared_axes=[1]),
-            ],
+            "general": [partial(layers.RMSNormalization), partial(layers.PReLU, shared_axes=[1])],
         },
     ),
     "einsum_dense": Table(
@@ -207,9 +204,7 @@ TABLES = {
                 partial(layers.EinsumDense, "abc,bcd->ad", 5, lora_rank=2, lora_alpha=1),
                 partial(layers.EinsumDense, "abc,bcd->abd", (3, 5), lora_rank=2),
             ],
-            "general": [
-                partial(layers.EinsumDense, "abc,bdc->adc", (5, 4), lora_rank=2),
-            ],
+            "general": [partial(layers.EinsumDense, "abc,bdc->adc", (5, 4), lora_rank=2)],
         },
     ),
     "embeddings": Table(

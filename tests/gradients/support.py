@@ -48,11 +48,12 @@ def built(model, x, y=None, sample_weight=None, loss="mse", **arguments):
     return model
 
 
+def rows_of(structure, rows):
+    return keras.tree.map_structure(lambda value: None if value is None else value[rows], structure)
+
+
 def plan_for(model, x, y=None, sample_weight=None):
-    rows = keras.tree.map_structure(
-        lambda value: None if value is None else value[:3], [x, y, sample_weight]
-    )
-    return make_plan(model, Batch(*rows))
+    return make_plan(model, Batch(*rows_of([x, y, sample_weight], slice(3))))
 
 
 def rules(plan):
@@ -92,30 +93,20 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_cop
 
     def step(x, y, sample_weight, mask):
         groups = ParameterGroups.of(clipping.groups, model.trainable_variables)
-        state = {
-            name: ops.convert_to_tensor(value)
-            for name, value in clipping.initial_state(groups).items()
-        }
+        state = tensors(clipping.initial_state(groups))
         with training_scope(model):
             batch = Batch(x, y, sample_weight, mask, num_copies)
             current = Clipper(clipping, groups, state)
             total, observed = clipped_sum(model, batch, current, plan)
-        return {
-            "gradients": total.gradients,
-            "statistics": total.statistics,
-            "norms": observed.norms,
-            "finite": observed.finite,
-            "factors": observed.factors,
-            "losses": observed.losses,
-            "y_pred": observed.y_pred,
-        }
+        names = ("norms", "finite", "factors", "losses", "y_pred")
+        found = {name: getattr(observed, name) for name in names}
+        return {"gradients": total.gradients, "statistics": total.statistics, **found}
 
     step = compiled(step) if compile_step else step
 
     def call(x, y=None, sample_weight=None, mask=None):
         with restored(model):
-            found = step(*(tensors(part) for part in (x, y, sample_weight, mask)))
-            found = numpy(found)
+            found = numpy(step(*map(tensors, (x, y, sample_weight, mask))))
         if clipping.groups == "flat":
             found.update({name: found[name][:, 0] for name in ("norms", "factors")})
         return SimpleNamespace(**found)
@@ -139,10 +130,7 @@ def row_gradients(model, x, y=None, sample_weight=None):
     step = compiled(one)
     rows = []
     for index in range(len(keras.tree.flatten(x)[0])):
-        row = keras.tree.map_structure(
-            lambda value, index=index: None if value is None else value[index : index + 1],
-            [x, y, sample_weight],
-        )
+        row = rows_of([x, y, sample_weight], slice(index, index + 1))
         rows.append(numpy(step(*(tensors(part) for part in row))))
     return [np.stack(parts) for parts in zip(*rows, strict=True)]
 

@@ -40,11 +40,7 @@ def forms(second=1.0):
         "lookups": Lookup(ids, rows(4, 2), (5, 2)),
         "groups": GroupedOuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
         "groups of few positions": GroupedOuterProduct(
-            rows(2, 2, 8),
-            rows(2, 2, 9, seed=1),
-            (4, 3, 6, 2),
-            sizes=(2, 4, 2, 3, 3),
-            order=(1, 3, 4, 2, 0),
+            rows(2, 2, 8), rows(2, 2, 9, seed=1), (4, 3, 6, 2), (2, 4, 2, 3, 3), (1, 3, 4, 2, 0)
         ),
     }
 

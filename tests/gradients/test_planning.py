@@ -9,14 +9,8 @@ import keras_adaclip as ka
 from keras_adaclip.gradients import LayerRule, Materialized
 from keras_adaclip.gradients.layers import rule
 from tests.gradients.architectures import functional, stack
-from tests.gradients.support import (
-    LOOPED,
-    built,
-    check_against_rows,
-    plan_for,
-    rules,
-    runner,
-)
+from tests.gradients.support import LOOPED, built, check_against_rows, plan_for, rules, runner
+from tests.models import helpers
 
 
 def data(model, rows=3, shape=(3,)):
@@ -58,9 +52,7 @@ class NoisyWeights(layers.Layer):
 
 def reversed_rows():
     """Puts the rows of the batch in another order and back again."""
-    return functional(
-        (3,), lambda inputs: ops.flip(layers.Dense(2)(ops.flip(inputs, axis=0)), axis=0)
-    )
+    return functional((3,), lambda x: ops.flip(layers.Dense(2)(ops.flip(x, axis=0)), axis=0))
 
 
 class OnParameters(keras.Model):
@@ -82,7 +74,6 @@ class OnParameters(keras.Model):
         (OnParameters, "without the batch axis"),
         (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
     ],
-    ids=["training only", "reversed rows", "called on parameters", "random layer with weights"],
 )
 def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make, reason):
     model = make()
@@ -93,9 +84,7 @@ def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make
 
 
 def test_an_argument_that_all_examples_share_is_not_split():
-    model = functional(
-        (3,), lambda inputs: layers.Dense(2)(Scaled()(inputs, shared=ops.eye(3) * 2.0))
-    )
+    model = functional((3,), lambda x: layers.Dense(2)(Scaled()(x, shared=ops.eye(3) * 2.0)))
     x, y = data(model)
     plan = plan_for(built(model, x, y), x, y)
     assert rules(plan) == ["general", "Dense"]
@@ -136,17 +125,9 @@ def test_weights_that_saturate_the_output_do_not_spoil_the_plan():
     assert plan_for(model, x, y).is_layerwise
 
 
-class Failing(layers.Layer):
-    armed = False
-
-    def call(self, inputs):
-        if self.armed:
-            raise ZeroDivisionError
-        return inputs
-
-
 def test_planning_and_stepping_leave_the_model_as_it_was():
-    activation, failing = layers.PReLU(), Failing()
+    armed, activation = [], layers.PReLU()
+    failing = layers.Lambda(lambda x: x * (1 / (0 if armed else 1)))
     made = [layers.Dropout(0.3), layers.Dense(4, activation=activation), layers.LSTM(2), failing]
     model = stack(*made, shape=(2, 3))
     x, y = data(model, shape=(2, 3))
@@ -163,44 +144,38 @@ def test_planning_and_stepping_leave_the_model_as_it_was():
     plan = plan_for(model, x, y)
     runner(model, plan)(x, y)
     check()
-    failing.armed = True
+    armed.append(True)
     with pytest.raises(ZeroDivisionError):
         runner(model, plan, compile_step=False)(x, y)
     check()
 
 
-@pytest.mark.parametrize("is_looped", [False, True])
-def test_each_example_has_a_dropout_mask_of_its_own(is_looped):
+def test_each_example_has_a_dropout_mask_of_its_own_where_one_follows_another():
+    """`tests/soundness/test_rules_masks.py` has the other way."""
     model = stack(layers.Dropout(0.5), layers.Dense(1, use_bias=False), shape=(1,))
     x = np.ones((100, 1), np.float32)
     model = built(model, x, x * 3.0, loss="mae")
-    plan = LOOPED if is_looped else plan_for(model, x, x)
-    was_dropped = runner(model, plan)(x, x * 3.0).norms < 1e-9
+    was_dropped = runner(model, LOOPED)(x, x * 3.0).norms < 1e-9
     # Half of them, and neighbours alike half of the time; 5 standard deviations each: a false
     # alarm in fewer than one of a million seeds.
     assert abs(was_dropped.mean() - 0.5) < 0.25
     assert abs(np.mean(was_dropped[1:] == was_dropped[:-1]) - 0.5) < 0.25
 
 
-class Doubled(layers.Layer):
+class Doubled(layers.Dense):
     """A layer that gets a wrong rule."""
-
-    def build(self, input_shape):
-        self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones")
-
-    def call(self, inputs):
-        return inputs * self.scale
 
 
 class MixingRule(LayerRule):
     def gradients(self, call, variables):
-        gradients = call.cotangents[0] * call.inputs
+        gradients = ops.einsum("bi,bj->bij", call.inputs, call.cotangents[0])
         return [Materialized(gradients - ops.mean(gradients, axis=0, keepdims=True))]
 
 
 def test_a_wrong_rule_is_found_behind_weights_that_begin_with_zeros(monkeypatch):
     monkeypatch.setitem(rule._RULES, Doubled, MixingRule())
-    model = stack(Doubled(), layers.Dense(2, kernel_initializer="zeros"), shape=(3,))
+    zeros = layers.Dense(2, kernel_initializer="zeros")
+    model = stack(Doubled(3, use_bias=False), zeros, shape=(3,))
     x, y = data(model)
     plan = plan_for(built(model, x, y), x, y)
     assert "differ from plain ones" in plan.looped_reason
@@ -209,33 +184,19 @@ def test_a_wrong_rule_is_found_behind_weights_that_begin_with_zeros(monkeypatch)
 # The choice of a method.
 
 
-def private(method, *made, **arguments):
+def private(method, *made, **options):
     model = ka.PrivateSequential([keras.Input((3,)), *made])
-    optimizer = ka.optimizers.DPOptimizer(
-        "sgd", clipping=0.5, noise_multiplier=0.0, gradient_method=method
-    )
-    model.compile(optimizer=optimizer, loss="mse", **arguments)
-    return model
+    return helpers.compiled(model, 0.0, 0.5, gradient_method=method, loss="mse", **options)
 
 
 ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 X, Y = ROWS[:, :3], ROWS[:, 3:]
 
 
-class Penalty(layers.Layer):
-    """Multiplies by a norm of a kernel that another layer owns."""
-
-    def __init__(self, dense):
-        super().__init__()
-        self.dense = dense
-
-    def call(self, inputs):
-        return inputs * ops.sum(ops.square(self.dense.kernel))
-
-
 def test_layerwise_refuses_a_model_that_does_not_go_layer_by_layer():
     dense = layers.Dense(1)
-    model = private("layerwise", dense, Penalty(dense))
+    penalty = layers.Lambda(lambda x: x * ops.sum(ops.square(dense.kernel)))
+    model = private("layerwise", dense, penalty)
     with pytest.raises(ValueError, match=r"gradient_method='layerwise'.*differ from plain"):
         model.fit(X, Y, batch_size=2, verbose=0)
     assert model.privacy_ledger.steps == 0
@@ -245,25 +206,14 @@ def test_layerwise_refuses_a_model_that_does_not_go_layer_by_layer():
     assert not model.gradient_plan.is_layerwise
 
 
-class TurnsRandom(layers.Layer):
-    """Draws from a generator that Keras does not know, once it is told to."""
-
-    is_random = False
-
-    def call(self, inputs):
-        return inputs + float(np.random.default_rng().normal()) if self.is_random else inputs
-
-
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="is drawn once, when JAX compiles")
 def test_a_plan_that_does_not_hold_any_more_is_not_kept():
-    layer = TurnsRandom()
+    rng, turned = np.random.default_rng(), []
+    layer = layers.Lambda(lambda x: x + float(rng.normal()) if turned else x)
     model = private("layerwise", layer, layers.Dense(1), run_eagerly=True)
     model.fit(X, Y, batch_size=2, verbose=0)
-    layer.is_random = True
-    for train in (
-        lambda: model.fit(X, Y, batch_size=2, verbose=0),
-        lambda: model.train_on_batch(X, Y),
-    ):
+    turned.append(True)
+    for train, options in ((model.fit, {"batch_size": 2}), (model.train_on_batch, {})):
         with pytest.raises(ValueError, match="outside of the framework"):
-            train()
+            train(X, Y, **options)
         assert model.gradient_plan is None

@@ -9,12 +9,7 @@ from keras import layers
 
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients import BatchGradients, OuterProduct
-from tests.gradients.support import (
-    LOOPED,
-    built,
-    plan_for,
-    runner,
-)
+from tests.gradients.support import LOOPED, built, plan_for, runner
 from tests.models import helpers
 
 

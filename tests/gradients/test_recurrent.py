@@ -15,12 +15,7 @@ from keras_adaclip.gradients.examination import assign_rules
 from keras_adaclip.gradients.layers import rule_for
 from keras_adaclip.gradients.layerwise import TapRecorder
 from tests.gradients.architectures import functional
-from tests.gradients.support import (
-    built,
-    check_against_rows,
-    rules,
-    with_other_weights,
-)
+from tests.gradients.support import built, check_against_rows, rules, with_other_weights
 
 RECURRENT = {"lstm": layers.LSTM, "gru": layers.GRU, "simple": layers.SimpleRNN}
 

@@ -88,12 +88,9 @@ def test_only_rules_of_layer_classes_can_be_registered():
             ka.gradients.register(layer_class)(rule_class)
 
 
-@pytest.mark.parametrize(
-    "equation",
-    ["aab,bc->aac", "abb,bc->abc", "abc,cd->bad", "abc,acd->abd"],
-    ids=["batch twice", "diagonal", "batch not first", "batch in the kernel"],
-)
+@pytest.mark.parametrize("equation", ["aab,bc->aac", "abb,bc->abc", "abc,cd->bad", "abc,acd->abd"])
 def test_an_einsum_without_a_batch_of_matrix_products_has_no_rule(equation):
+    """The batch comes twice, a diagonal, the batch is not first, it is in the kernel."""
     layer = layers.EinsumDense(equation, (3, 3))
     layer.bias, layer.input_spec = None, layers.InputSpec(ndim=3)
     assert rule_for(layer) is None

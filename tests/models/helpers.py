@@ -23,10 +23,8 @@ def labels(num_examples=NUM_EXAMPLES, num_classes=NUM_CLASSES, seed=1):
 
 
 def dense_layers():
-    return [
-        keras.layers.Dense(5, activation="tanh", name="hidden"),
-        keras.layers.Dense(NUM_CLASSES, name="logits"),
-    ]
+    hidden = keras.layers.Dense(5, activation="tanh", name="hidden")
+    return [hidden, keras.layers.Dense(NUM_CLASSES, name="logits")]
 
 
 def dense_model(cls=ka.PrivateModel):
@@ -34,6 +32,12 @@ def dense_model(cls=ka.PrivateModel):
     inputs = keras.Input((NUM_FEATURES,))
     hidden, logits = dense_layers()
     return cls(inputs, logits(hidden(inputs)))
+
+
+def model_with(layer, cls=ka.PrivateModel):
+    """A functional classifier that begins with a layer."""
+    inputs = keras.Input((NUM_FEATURES,))
+    return cls(inputs, keras.layers.Dense(NUM_CLASSES)(layer(inputs)))
 
 
 def sparse_crossentropy():
@@ -51,13 +55,10 @@ def dp_optimizer(noise_multiplier=1.0, clipping=1.0, optimizer=None, **options):
 def compiled(model=None, noise_multiplier=1.0, clipping=1.0, optimizer=None, **options):
     """`model` (a dense classifier where None), compiled; `options` go to `compile`."""
     model = dense_model() if model is None else model
-    dp_options = {
-        name: options.pop(name) for name in ("seed", "microbatch_size") if name in options
-    }
-    options.setdefault("loss", sparse_crossentropy())
-    model.compile(
-        optimizer=dp_optimizer(noise_multiplier, clipping, optimizer, **dp_options), **options
-    )
+    names = {"seed", "microbatch_size", "memory_limit", "gradient_method"} & set(options)
+    private = {name: options.pop(name) for name in names}
+    optimizer = dp_optimizer(noise_multiplier, clipping, optimizer, **private)
+    model.compile(optimizer=optimizer, **{"loss": sparse_crossentropy(), **options})
     return model
 
 
@@ -71,10 +72,7 @@ def weights_of(model):
 
 
 def assert_same_weights(model, before):
-    after = weights_of(model)
-    assert len(after) == len(before)
-    for now, then in zip(after, before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    np.testing.assert_equal(weights_of(model), list(before))
 
 
 @contextmanager

@@ -1,17 +1,16 @@
 """`ka.check` names what it finds, on built and unbuilt, compiled and uncompiled models."""
 
+import re
+
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from tests.gradients.architectures import Scale
+from tests.gradients.test_planning import NoisyWeights
 from tests.models import helpers
-from tests.models.test_refusals import (
-    AddsLoss,
-    KeepsRunningMean,
-    MeanOverBatchInTraining,
-    WithoutWeights,
-    with_layer,
-)
+from tests.models.test_refusals import LAYERS, MeanOverBatchInTraining, WithoutWeights
 
 
 def issue(model):
@@ -23,16 +22,10 @@ def issue(model):
     return found
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize(
-    "layer",
-    [keras.layers.BatchNormalization, MeanOverBatchInTraining, KeepsRunningMean, AddsLoss],
-)
-def test_names_the_layer(layer, is_nested):
-    layers = [keras.Input((helpers.NUM_FEATURES,)), layer(name="culprit")]
-    if is_nested:
-        layers[1] = keras.Sequential(layers)
-    assert "culprit" in issue(keras.Sequential([*layers, keras.layers.Dense(2)])).layer
+@pytest.mark.parametrize(("make", "_"), LAYERS)
+def test_names_the_layer_inside_of_another_model(make, _):
+    inner = keras.Sequential([keras.Input((helpers.NUM_FEATURES,)), make(name="culprit")])
+    assert "culprit" in ka.check(keras.Sequential([inner, keras.layers.Dense(2)]))[0].layer
 
 
 def test_all_of_them_are_listed():
@@ -57,50 +50,17 @@ def test_metrics_and_optimizer_of_compiled_models():
     assert issue(model).layer == "clipnorm"
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: helpers.compiled(),
-        lambda: keras.Sequential([keras.Input((None, 4)), keras.layers.LSTM(3)]),
-        lambda: keras.Sequential(
-            [keras.Input((5,), dtype="int32"), keras.layers.Embedding(9, 4, mask_zero=True)]
-        ),
-        lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)]),
-        lambda: keras.Sequential(
-            [keras.Input((4, 4, 3)), keras.layers.GroupNormalization(1), keras.layers.Flatten()]
-        ),
-    ],
-)
-def test_sound_models_have_no_issue(build):
-    assert ka.check(build()) == []
-
-
 def test_checking_changes_nothing():
-    model = helpers.compiled(with_layer(keras.layers.Dropout(0.5)))
+    model = helpers.compiled(helpers.model_with(keras.layers.Dropout(0.5)))
     before = helpers.weights_of(model)
-    ka.check(model)
+    assert ka.check(model) == []
     helpers.assert_same_weights(model, before)
     assert model.privacy_spent(1e-3).steps == 0
 
 
-class NoisyScale(keras.layers.Layer):
-    """Has weights and draws random numbers."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(1)
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-    def call(self, inputs):
-        shape = keras.ops.shape(inputs)
-        return inputs * self.scale * keras.random.uniform(shape, seed=self.seed_generator)
-
-
 def test_a_slow_way_is_named_with_its_layer_before_training():
     reason = "layer 'culprit' has weights and draws random numbers"
-    model = with_layer(NoisyScale(name="culprit"))
+    model = helpers.model_with(NoisyWeights(name="culprit"))
     checked = ka.check(model)
     assert checked == []
     assert checked.slow_reason == reason
@@ -108,21 +68,52 @@ def test_a_slow_way_is_named_with_its_layer_before_training():
     lines = []
     model.private_summary(print_fn=lines.append)
     assert f"slow: {reason}" in " ".join(lines[0].split())
-    assert ka.check(with_layer(keras.layers.Dropout(0.5))).slow_reason is None
+    assert ka.check(helpers.model_with(keras.layers.Dropout(0.5))).slow_reason is None
 
 
-class RefusesEight(keras.layers.Layer):
-    """Takes batches of any number of rows but eight."""
-
-    def call(self, inputs):
-        if inputs.shape[0] == 8:  # TensorFlow does not know while it traces.
-            raise RuntimeError("eight rows")
-        return inputs
+def refuse_eight(x):
+    if x.shape[0] == 8:  # TensorFlow does not know while it traces.
+        raise RuntimeError("eight rows")
+    return x
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="any number is traced at once")
 def test_a_model_that_could_not_be_run_is_said_to_be():
-    checked = ka.check(with_layer(RefusesEight()))
+    checked = ka.check(helpers.model_with(keras.layers.Lambda(refuse_eight)))
     assert "eight rows" in checked.failure
     assert "could not be run on made-up rows" in str(checked)
-    assert ka.check(with_layer(keras.layers.Dropout(0.5))).failure is None
+    assert ka.check(helpers.model_with(keras.layers.Dropout(0.5))).failure is None
+
+
+def summary(model, **arguments):
+    texts = []
+    model.private_summary(print_fn=texts.append, **arguments)
+    (text,) = texts
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_a_line_for_each_layer():
+    inputs = keras.Input((20,), dtype="int32")
+    x = keras.layers.Dense(40, name="wide")(keras.layers.Embedding(30, 4, name="table")(inputs))
+    x = Scale(name="scale")(keras.layers.Flatten()(x))
+    x = keras.layers.Dense(1, name="head")(x)
+    model = helpers.compiled(ka.PrivateModel(inputs, x), loss="mse")
+    text = summary(model, batch_size=256)
+    for line in (
+        "Layer +Rule +Norms",
+        r"table \(Embedding\) +Embedding +Gram of rows",
+        r"wide \(Dense\) +Dense +written out",
+        r"scale \(Scale\) +general +written out",
+        r"head \(Dense\) +Dense +two norms",
+        r"(?s)layer by layer.*take [\d.]+ KiB per example, [\d.]+ MiB for 256 at a time\.",
+    ):
+        assert re.search(line, text), line
+
+
+def test_a_model_of_unknown_shapes_wants_a_few_inputs():
+    model = ka.PrivateSequential([keras.layers.Dense(2, name="only")])
+    with pytest.raises(ValueError, match=r"private_summary\(x=\.\.\.\)"):
+        model.private_summary()
+    text = summary(model, x=np.ones((2, 3), "float32"))
+    assert re.search(r"only \(Dense\) +Dense +two norms +28 B", text)

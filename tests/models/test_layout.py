@@ -1,4 +1,7 @@
-"""The shapes of a run's batches, and that every layout trains the same model."""
+"""The shapes of a run's batches, and how many rows are processed at a time.
+
+That every layout trains the same model is tested in `tests/soundness`, mode by mode.
+"""
 
 from dataclasses import replace
 
@@ -9,39 +12,27 @@ from keras import layers
 
 import keras_adaclip as ka
 from keras_adaclip.models import layout as layout_module
+from keras_adaclip.models import private_training
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.training.training_data import from_arrays
+from tests.models import helpers
+from tests.models.test_kinds_of_models import OwnMetrics
 
 XLA = keras.backend.backend() != "torch"
 
 
 def convolutional():
-    return [
-        keras.Input((6, 1)),
-        layers.Conv1D(2, 3, activation="tanh"),
-        layers.Flatten(),
-        layers.Dense(1),
-    ]
+    return [keras.Input((6, 1)), layers.Conv1D(2, 3), layers.Flatten(), layers.Dense(1)]
 
 
 def dense():
     return [keras.Input((6, 1)), layers.Flatten(), layers.Dense(1)]
 
 
-def private(stack, **arguments):
+def private(stack, cls=ka.PrivateSequential, **options):
     keras.utils.set_random_seed(1)
-    model = ka.PrivateSequential(stack())
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.1),
-        clipping=0.5,
-        noise_multiplier=0.0,
-        seed=3,
-        microbatch_size=arguments.pop("microbatch_size", None),
-        memory_limit=arguments.pop("memory_limit", None),
-    )
-    arguments = {"jit_compile": XLA, **arguments}
-    model.compile(optimizer=optimizer, loss="mse", **arguments)
-    return model
+    options = {"loss": "mse", "jit_compile": XLA, "seed": 3, **options}
+    return helpers.compiled(cls(stack()), 0.0, 0.5, keras.optimizers.SGD(0.1), **options)
 
 
 def arrays(rows=1000):
@@ -73,43 +64,39 @@ def test_large_examples_are_processed_in_chunks(sampling):
     model = private(dense)
     model.fit(x, y, batch_size=100, sampling=sampling, steps_per_epoch=1, verbose=0)
     sizes = []
-    for numbers in (1 << 18, 1 << 20, 1 << 27):
-        plan = replace(model.gradient_plan, numbers_per_example=numbers)
-        model._private_state.plan = plan
+    for numbers in (1 << (16 if XLA else 18), 1 << 20, 1 << 27):
+        model._private_state.plan = replace(model.gradient_plan, numbers_per_example=numbers)
         sizes.append(layout(model, sampling).chunk_size)
     assert 100 > sizes[0] > sizes[1] >= sizes[2] >= 1
 
 
-class WithOwnMetric(ka.PrivateSequential):
-    """Returns a number besides its metrics, which would not leave a loop over chunks."""
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return {**super().compute_metrics(x, y, y_pred, sample_weight), "extra": 1.0}
-
-
 def test_a_model_that_computes_metrics_itself_is_not_chunked_unasked():
     x, y = arrays()
-    model = WithOwnMetric(dense())
-    model.compile(optimizer=private(dense).optimizer, loss="mse")
-    history = model.fit(x, y, batch_size=100, sampling="shuffle", verbose=0)
-    assert history.history["extra"] == [1.0]
+    model = private(dense, OwnMetrics)
+    model.fit(x, y, batch_size=100, steps_per_epoch=1, verbose=0)
     model._private_state.plan = replace(model.gradient_plan, numbers_per_example=1 << 27)
     assert layout(model, "shuffle").chunk_size is None
 
 
-def test_every_layout_trains_the_same_model():
-    """Without noise: two shapes, one shape in chunks, and the draws as they are."""
-    x, y = arrays(60)
+@pytest.mark.skipif(not XLA, reason="PyTorch traces nothing")
+def test_no_batch_size_makes_the_step_trace_again(monkeypatch):
+    calls, traced = [], []
+    private_step = private_training.private_step
 
-    def trained(**arguments):
-        model = private(convolutional, **arguments)
-        model.fit(x, y, batch_size=12, epochs=4, verbose=0)
-        return np.concatenate([np.ravel(value) for value in model.get_weights()])
+    def counted(model, batch):
+        calls.append(None)
+        return private_step(model, batch)
 
-    one = trained()
-    np.testing.assert_allclose(one, trained(microbatch_size=5), rtol=1e-4, atol=1e-6)
-    eager = trained(run_eagerly=True, jit_compile=False)
-    np.testing.assert_allclose(one, eager, rtol=1e-4, atol=1e-6)
+    dataset = ka.sampling.PoissonDataset(*arrays(200), expected_batch_size=20, seed=1)
+    sizes = {len(dataset.draw()) for _ in range(20)}
+    monkeypatch.setattr(private_training, "private_step", counted)
+    model = private(dense)
+    callback = keras.callbacks.LambdaCallback
+    record = callback(on_epoch_end=lambda epoch, logs: traced.append(len(calls)))
+    model.fit(dataset, epochs=4, verbose=0, callbacks=[record])
+    assert len(sizes) > 5
+    assert traced[0] >= 1
+    assert len(set(traced)) == 1, traced
 
 
 # `microbatch_size="auto"`

@@ -47,6 +47,9 @@ def nested(cls):
     return cls(inputs, keras.layers.Dense(3, name="logits")(twice))
 
 
+SIZES = {"kind": 3, "size": 1}
+
+
 def dict_to_dict(cls):
     inputs = {
         "ids": keras.Input((2,), dtype="int32", name="ids"),
@@ -57,67 +60,64 @@ def dict_to_dict(cls):
         [keras.layers.Flatten(name="flat")(embedded), inputs["values"]]
     )
     hidden = keras.layers.Dense(5, "tanh", name="hidden")(joined)
-    return cls(
-        inputs,
-        {
-            "kind": keras.layers.Dense(3, name="kind")(hidden),
-            "size": keras.layers.Dense(1, name="size")(hidden),
-        },
-    )
+    outputs = {name: keras.layers.Dense(size, name=name)(hidden) for name, size in SIZES.items()}
+    return cls(inputs, outputs)
+
+
+def masked(cls):
+    inputs = keras.Input((5,), dtype="int32")
+    embedded = keras.layers.Embedding(7, 3, mask_zero=True, name="table")(inputs)
+    return cls(inputs, keras.layers.Dense(3, name="logits")(embedded))
+
+
+TEACHER = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def distance(y, y_pred):
+    """As in distillation; the teacher is no part of the model and stays what it is."""
+    taught = keras.ops.one_hot(keras.ops.reshape(y, (-1,)), 3)
+    return keras.ops.mean(keras.ops.square(TEACHER(taught) - TEACHER(y_pred)), axis=-1)
 
 
 X, Y = helpers.features(), helpers.labels()
+# As many masked positions in each row: a mean over a row is not one over the positions of a batch.
+IDS = np.random.default_rng(8).permuted(np.tile(np.int32([0, 0, 2, 3, 5]), (len(X), 1)), axis=1)
 WEIGHTS = np.linspace(0.0, 2.0, helpers.NUM_EXAMPLES).astype("float32")
-DICTS = {
-    "x": {"ids": helpers.labels(seed=3)[:, None].repeat(2, 1), "values": X},
-    "y": {"kind": Y, "size": helpers.features(shape=(1,), seed=4)},
-}
-TWO_LOSSES = {"kind": helpers.sparse_crossentropy(), "size": "mse"}
+DICTS = (
+    {"ids": helpers.labels(seed=3)[:, None].repeat(2, 1), "values": X},
+    {"kind": Y, "size": helpers.features(shape=(1,), seed=4)},
+    {
+        "loss": {"kind": helpers.sparse_crossentropy(), "size": "mse"},
+        "loss_weights": {"kind": 0.5, "size": 2.0},
+        "metrics": {"kind": ["accuracy"], "size": ["mae"]},
+        "weighted_metrics": {"size": ["mse"]},
+    },
+    {"sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()}},
+)
+METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+SUM = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
 CASES = {
     "regularized": Case(regularized, X, Y),
     "convolutional": Case(convolutional, helpers.features(shape=(6, 6, 2)), Y),
     "nested": Case(nested, X, Y),
-    "dict to dict": Case(
-        dict_to_dict,
-        DICTS["x"],
-        DICTS["y"],
-        {
-            "loss": TWO_LOSSES,
-            "loss_weights": {"kind": 0.5, "size": 2.0},
-            "metrics": {"kind": ["accuracy"], "size": ["mae"]},
-            "weighted_metrics": {"size": ["mse"]},
-        },
-        {"sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()}},
-    ),
-    "sum reduction": Case(
-        helpers.dense_model,
-        X,
-        Y,
-        # Keras's gradient is a sum there: the mean of ours times the batch size.
-        {"loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
-    ),
-    "sample weights": Case(
-        helpers.dense_model,
-        X,
-        Y,
-        {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]},
-        {"sample_weight": WEIGHTS},
-    ),
+    "masked": Case(masked, IDS, Y[:, None].repeat(5, 1), {"metrics": ["accuracy"]}),
+    "dict to dict": Case(dict_to_dict, *DICTS),
+    "loss of a teacher": Case(helpers.dense_model, X, Y, {"loss": distance}),
+    # Keras's gradient is a sum there: the mean of ours times the batch size.
+    "sum reduction": Case(helpers.dense_model, X, Y, {"loss": SUM}),
+    "sample weights": Case(helpers.dense_model, X, Y, METRICS, {"sample_weight": WEIGHTS}),
     "class weights": Case(helpers.dense_model, X, Y, {}, {"class_weight": {0: 2.0, 2: 0.25}}),
 }
 BATCH_SIZE, EPOCHS = 6, 2
 
 
 def train(case, model, optimizer):
-    options = {"loss": helpers.sparse_crossentropy(), **case.compile}
-    model.compile(optimizer=optimizer, **options)
-    fit = dict(case.fit)
-    if isinstance(model, (ka.PrivateModel, ka.PrivateSequential)):
-        fit["sampling"] = "shuffle"
-    return helpers.quiet_fit(
-        model, case.x, case.y, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, **fit
-    )
+    model.compile(optimizer=optimizer, **{"loss": helpers.sparse_crossentropy(), **case.compile})
+    options = {**case.fit, "batch_size": BATCH_SIZE, "epochs": EPOCHS, "shuffle": False}
+    if isinstance(model, ka.PrivateModel):
+        options["sampling"] = "shuffle"
+    return helpers.quiet_fit(model, case.x, case.y, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,14 +126,15 @@ def test_private_training_without_noise_is_keras_training(name):
     plain = case.build(keras.Model)
     private = ka.privatize(keras.models.clone_model(plain))
     private.set_weights(plain.get_weights())
-    rate = 0.1 / BATCH_SIZE if name == "sum reduction" else 0.1
+    scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0
     inner = keras.optimizers.SGD(0.1, momentum=0.9)
-    expected = train(case, plain, keras.optimizers.SGD(rate, momentum=0.9))
+    taught = TEACHER.get_weights()
+    expected = train(case, plain, keras.optimizers.SGD(0.1 * scale, momentum=0.9))
     found = train(case, private, helpers.dp_optimizer(0.0, 1e6, inner))
-
+    assert private.gradient_plan.is_layerwise
     for weight, other in zip(private.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
+    helpers.assert_same_weights(TEACHER, taught)
     assert set(found) == set(expected)
     for key, values in expected.items():
-        scale = 1.0 / BATCH_SIZE if name == "sum reduction" else 1.0
         np.testing.assert_allclose(found[key], np.array(values) * scale, rtol=1e-4, err_msg=key)

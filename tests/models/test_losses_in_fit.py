@@ -1,45 +1,11 @@
 """Losses that are more than a function of targets and predictions."""
 
 import keras
-import numpy as np
 import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
 from tests.models import helpers
-
-
-def test_a_loss_may_read_the_weights_of_a_teacher():
-    """As in distillation; the teacher is no part of the model and stays what it is."""
-    teacher = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    before = teacher.get_weights()
-
-    def distance(y, y_pred):
-        return ops.mean(ops.square(teacher(y) - teacher(y_pred)), axis=-1)
-
-    def trained(model):
-        keras.utils.set_random_seed(0)
-        rng = np.random.default_rng(0)
-        x, y = (rng.normal(size=(8, size)).astype("float32") for size in (4, 3))
-        model.build((None, 4))
-        for variable in model.trainable_variables:
-            variable.assign(np.full(variable.shape, 0.1, "float32"))
-        model.fit(x, y, batch_size=8, epochs=2, verbose=0, **arguments)
-        return model.get_weights()
-
-    plain = keras.Sequential([layers.Dense(3)])
-    plain.compile(optimizer=keras.optimizers.SGD(0.1), loss=distance)
-    arguments = {}
-    expected = trained(plain)
-    private = ka.PrivateSequential([layers.Dense(3)])
-    helpers.compiled(private, 0.0, 1e6, keras.optimizers.SGD(0.1), loss=distance)
-    arguments = {"sampling": "shuffle"}
-    found = trained(private)
-    assert list(private.gradient_plan.describe().values()) == ["DenseRule"]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    for one, other in zip(teacher.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 class LossOfStashed(ka.PrivateModel):
@@ -48,9 +14,7 @@ class LossOfStashed(ka.PrivateModel):
     def __init__(self, place, through):
         super().__init__()
         self.hidden, self.logits = layers.Dense(5, activation="tanh"), layers.Dense(3)
-        self.through = through
-        self.place = place
-        self.kept = {}
+        self.place, self.through = place, through
 
     def call(self, x):
         features = self.hidden(x)
@@ -99,12 +63,10 @@ def test_a_loss_that_reads_what_other_rows_left_is_refused(own, place, through):
             return super().call(y, y_pred) * (1.0 + model.further())
 
     losses = {"function": distance, "subclass": Distance(from_logits=True)}
-    loss = losses.get(own, crossentropy)
-    helpers.compiled(model, loss=loss)
-    x, y = helpers.features(64), helpers.labels(64)
+    helpers.compiled(model, loss=losses.get(own, crossentropy))
     mixes = "It mixes" if place == "elsewhere" else "cannot be trained privately"
     with pytest.raises(ValueError, match=mixes):
-        model.fit(x, y, batch_size=16, verbose=0)
+        model.fit(helpers.features(64), helpers.labels(64), batch_size=16, verbose=0)
     assert model.privacy_spent(1e-3).steps == 0
 
 

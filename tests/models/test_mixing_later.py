@@ -1,6 +1,7 @@
 """Layers that mix examples only later: at other shapes, with other variables, through state."""
 
 import contextlib
+from functools import partial
 
 import keras
 import numpy as np
@@ -38,30 +39,11 @@ class MixesThroughGate(keras.layers.Layer):
         self.trainable_gate, self.opens_above = trainable_gate, opens_above
 
     def build(self, shape):
-        self.gate = self.add_weight(
-            shape=(),
-            initializer=keras.initializers.Constant(-0.5),
-            trainable=self.trainable_gate,
-            name="gate",
-        )
+        start = keras.initializers.Constant(-0.5)
+        self.gate = self.add_weight((), start, trainable=self.trainable_gate, name="gate")
 
     def call(self, x):
         return add_mean(x, ops.relu(self.gate - self.opens_above))
-
-
-class MixesOnCommand(MixesThroughGate):
-    """Opens beyond whatever is tried before training."""
-
-    def __init__(self, **kwargs):
-        super().__init__(trainable_gate=False, opens_above=1e12, **kwargs)
-
-
-class MixesIdsOnCommand(MixesOnCommand):
-    """As that, through numbers that are not differentiable."""
-
-    def call(self, x):
-        rank = ops.cast(ops.argmax(x[:, 0]), x.dtype)
-        return x + ops.relu(ops.sign(self.gate - self.opens_above)) * rank
 
 
 class HeedsCount(MixesThroughGate):
@@ -90,8 +72,8 @@ class DrawsAndHeedsCount(HeedsCount):
         return super().call(x, training=training)
 
 
-class MixesByOthersVariable(keras.layers.Layer):
-    """Mixes by a variable that is no weight of the model, such as one in a closure."""
+class MixesBy(keras.layers.Layer):
+    """Mixes as much as a function says, which may read a variable that the model does not have."""
 
     def __init__(self, read, **kwargs):
         super().__init__(**kwargs)
@@ -101,15 +83,25 @@ class MixesByOthersVariable(keras.layers.Layer):
         return add_mean(x, ops.cast(self.read(), x.dtype))
 
 
-class MixesALittle(keras.layers.Layer):
-    """Less than any tolerance of a comparison, or than rounding."""
+class MixesAfterWarmUp(keras.layers.Layer):
+    """Counts its own steps, and mixes after some of them."""
 
-    def __init__(self, factor, **kwargs):
+    def __init__(self, dtype_of_steps="float32", shape=(), after=20, until=1e30, **kwargs):
         super().__init__(**kwargs)
-        self.factor = factor
+        self.dtype_of_steps, self.shape_of_steps = dtype_of_steps, shape
+        self.after, self.until = after, until
 
-    def call(self, x):
-        return add_mean(x, self.factor)
+    def build(self, shape):
+        self.steps = self.add_weight(
+            self.shape_of_steps, "zeros", self.dtype_of_steps, trainable=False
+        )
+
+    def call(self, x, training=None):
+        if training:
+            self.steps.assign(self.steps + 1)
+        steps = ops.max(ops.cast(self.steps, "float32"))
+        is_open = ops.logical_and(steps > self.after, steps < self.until)
+        return add_mean(x, ops.cast(is_open, x.dtype))
 
 
 class MixesBackward(keras.layers.Layer):
@@ -130,33 +122,50 @@ class MixesBackward(keras.layers.Layer):
         return through(x)
 
 
-class RemembersInBuffer(keras.layers.Layer):
-    """The mean of the rows in a PyTorch buffer, added to the next rows."""
+# Something that no attribute leads to.
+HELD = [0.0]
+
+
+def in_buffer():
+    import torch
+
+    return torch.nn.Buffer(torch.zeros(()))
+
+
+def in_variable():
+    import tensorflow as tf
+
+    return tf.Variable(0.0, trainable=False)
+
+
+# What makes something that remembers a number, reads it and writes it.
+STATES = {"metric": (keras.metrics.Mean, lambda mean: mean.result(), lambda mean, x: mean(x))}
+if BACKEND == "torch":
+    STATES["buffer"] = in_buffer, lambda buffer: buffer, lambda buffer, x: buffer.copy_(x.detach())
+    STATES["list"] = int, lambda _: HELD[0], lambda _, x: HELD.__setitem__(0, x.detach())
+if BACKEND == "tensorflow":
+    STATES["variable"] = (
+        in_variable,
+        lambda variable: variable,
+        lambda variable, x: variable.assign(x),
+    )
+
+
+class Remembers(keras.layers.Layer):
+    """Adds the mean of the rows before these, which no step discards."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.make, self.read, self.write = STATES[kind]
 
     def build(self, shape):
-        import torch
-
-        self.register_buffer("seen", torch.zeros(shape[-1]))
+        self.seen = self.make()
 
     def call(self, x, training=None):
-        outputs = x + self.seen.to(x.device)
-        if training:
-            self.seen.copy_(x.detach().mean(0))
-        return outputs
-
-
-class RemembersInVariable(keras.layers.Layer):
-    """The mean of the rows in a `tf.Variable`."""
-
-    def build(self, shape):
-        import tensorflow as tf
-
-        self.seen = tf.Variable(np.zeros(shape[-1], "float32"), trainable=False)
-
-    def call(self, x, training=None):
-        outputs = x + self.seen
-        if training:
-            self.seen.assign(ops.mean(x, axis=0))
+        outputs = x + ops.cast(self.read(self.seen), x.dtype)
+        # Where Keras finds shapes, PyTorch has no numbers.
+        if training and not getattr(x, "is_meta", False):
+            self.write(self.seen, ops.mean(ops.stop_gradient(x)))
         return outputs
 
 
@@ -169,32 +178,6 @@ class RemembersInAttribute(keras.layers.Layer):
         outputs = x if self.num_calls < 1000 else x + self.seen
         self.num_calls += 1
         self.seen = ops.mean(ops.stop_gradient(x), axis=0)
-        return outputs
-
-
-class RemembersInMetric(keras.layers.Layer):
-    """The mean of the rows in a metric, which no step discards."""
-
-    def build(self, shape):
-        self.seen = keras.metrics.Mean(name="seen")
-
-    def call(self, x, training=None):
-        outputs = x + ops.cast(self.seen.result(), x.dtype)
-        if training:
-            self.seen.update_state(ops.mean(ops.stop_gradient(x)))
-        return outputs
-
-
-class RemembersInList(keras.layers.Layer):
-    """Through something that no attribute leads to."""
-
-    held = []  # noqa: RUF012
-
-    def call(self, x, training=None):
-        if x.device.type == "meta":  # Keras finds shapes there.
-            return x
-        outputs = x + sum(self.held)
-        type(self).held[:] = [x.detach().mean()]
         return outputs
 
 
@@ -232,21 +215,46 @@ def fit(model, **options):
     return model.fit(*data(), **options)
 
 
+def others_variable(opens_above, in_scope=False):
+    """A variable that is not the model's, and a gate that it opens."""
+    variable = keras.Variable(0.0, dtype="float32")
+
+    def read():
+        with keras.StatelessScope() if in_scope else contextlib.nullcontext():
+            return ops.relu(variable.value - opens_above)
+
+    return variable, read
+
+
+def steps_of(optimizer):
+    """Whether there were many steps, which is no variable of the model either."""
+    optimizer.build([])
+    return lambda: optimizer.iterations.value > 2000
+
+
+SGD = keras.optimizers.SGD(0.1)
+
+
 @pytest.mark.parametrize(
-    ("layer", "run_eagerly"),
+    ("make", "options"),
     [
-        (MixesLargeBatches(name="late"), False),
-        (MixesLargeBatches(name="late"), True),
-        (MixesThroughGate(name="late"), False),
-        (MixesThroughGate(trainable_gate=False, name="late"), True),
-        (MixesALittle(1e-7, name="late"), True),
-        (MixesALittle(1e-14, name="late"), False),
-        (MixesBackward(name="late"), False),
+        (MixesLargeBatches, {}),
+        (MixesLargeBatches, {"run_eagerly": True}),
+        (MixesThroughGate, {}),
+        (partial(MixesThroughGate, trainable_gate=False), {"run_eagerly": True}),
+        (partial(MixesBy, lambda: 1e-7), {"run_eagerly": True}),
+        (partial(MixesBy, lambda: 1e-14), {}),
+        (MixesBackward, {}),
+        (partial(MixesBy, others_variable(0.0)[1]), {}),
+        (partial(MixesBy, others_variable(0.0, in_scope=True)[1]), {}),
+        (partial(MixesBy, steps_of(SGD)), {"optimizer": SGD}),
+        (MixesAfterWarmUp, {}),
+        (partial(MixesAfterWarmUp, "int32", (1,), 10**5), {}),
+        (partial(MixesAfterWarmUp, "float32", (3,)), {}),
     ],
-    ids=["large", "large_eagerly", "gate", "frozen_gate", "little", "invisible", "backward"],
 )
-def test_what_mixes_later_is_refused_by_name(layer, run_eagerly):
-    model = model_with(layer, run_eagerly=run_eagerly)
+def test_what_mixes_later_is_refused_by_name(make, options):
+    model = model_with(make(name="late"), **options)
     before = helpers.weights_of(model)
     with pytest.raises(ValueError, match="late: It mixes examples"):
         fit(model)
@@ -301,35 +309,13 @@ def test_layers_that_draw_for_each_row_heed_no_count(shape):
     assert model.privacy_ledger.steps == 2
 
 
-def others_variable(opens_above, in_scope=False):
-    """A variable that is not the model's, and a gate that it opens."""
-    variable = keras.Variable(0.0, dtype="float32")
-
-    def read():
-        with keras.StatelessScope() if in_scope else contextlib.nullcontext():
-            return ops.relu(variable.value - opens_above)
-
-    return variable, read
-
-
-@pytest.mark.parametrize("kind", ["closure", "scope", "steps of the optimizer"])
-def test_a_variable_that_is_not_the_models_is_moved_too(kind):
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build([])
-    _, read = others_variable(0.0, kind == "scope")
-    if kind == "steps of the optimizer":
-
-        def read():
-            return optimizer.iterations.value > 2000
-
-    model = model_with(MixesByOthersVariable(read, name="late"), optimizer=optimizer)
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        fit(model)
-
-
-def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch():
+@pytest.mark.parametrize("is_the_models", [False, True])
+def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch(is_the_models):
+    """And so is one that is, beyond whatever is tried before training."""
     variable, read = others_variable(1e15)
-    model = model_with(MixesByOthersVariable(read, name="late"))
+    gate = MixesThroughGate(trainable_gate=False, opens_above=1e15, name="late")
+    model = model_with(gate if is_the_models else MixesBy(read, name="late"))
+    variable = gate.gate if is_the_models else variable
 
     def open_gate(epoch, logs=None):
         if epoch == 1:
@@ -339,45 +325,12 @@ def test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch():
     with pytest.raises(ValueError, match=r"late: It mixes examples.*It did not"):
         fit(model, epochs=9, callbacks=[callback])
     assert model.privacy_spent(1e-3).steps == 2
+    assert all(np.isfinite(weight).all() for weight in helpers.weights_of(model))
     variable.assign(0.0)
     model.train_on_batch(*batch())
     variable.assign(2e15)
     with pytest.raises(ValueError, match="late: It mixes examples"):
         model.train_on_batch(*batch())
-
-
-class MixesAfterWarmUp(keras.layers.Layer):
-    """Counts its own steps, and mixes after some of them."""
-
-    def __init__(self, dtype_of_steps="float32", shape=(), after=20, until=1e30, **kwargs):
-        super().__init__(**kwargs)
-        self.dtype_of_steps, self.shape_of_steps = dtype_of_steps, shape
-        self.after, self.until = after, until
-
-    def build(self, shape):
-        self.steps = self.add_weight(
-            shape=self.shape_of_steps,
-            dtype=self.dtype_of_steps,
-            initializer="zeros",
-            trainable=False,
-        )
-
-    def call(self, x, training=None):
-        if training:
-            self.steps.assign(self.steps + 1)
-        steps = ops.max(ops.cast(self.steps, "float32"))
-        is_open = ops.logical_and(steps > self.after, steps < self.until)
-        return add_mean(x, ops.cast(is_open, x.dtype))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "after"),
-    [("float32", (), 20), ("int32", (1,), 10**5), ("float32", (3,), 20)],
-)
-def test_a_layer_that_counts_its_steps_and_then_mixes_is_refused(dtype, shape, after):
-    model = model_with(MixesAfterWarmUp(dtype, shape, after, name="late"))
-    with pytest.raises(ValueError, match="late: It mixes examples"):
-        fit(model)
 
 
 def test_a_layer_that_counts_its_steps_is_looked_at_within_an_epoch():
@@ -415,44 +368,16 @@ def test_a_layer_that_mixes_through_masks_is_refused(kind):
         model.fit(x, data()[1], batch_size=BATCH_SIZE, verbose=0)
 
 
-STATES = {
-    "torch": [RemembersInBuffer, RemembersInAttribute, RemembersInList],
-    "tensorflow": [RemembersInVariable],
-}.get(BACKEND, [])
-
-
 @pytest.mark.parametrize("kind", ["layerwise", "one by one", "clients"])
-@pytest.mark.parametrize("layer", [RemembersInMetric, *STATES])
-def test_state_outside_of_keras_variables_is_refused(layer, kind):
-    layer = layer(name="remembers")
+@pytest.mark.parametrize("state", [*STATES, *(["attribute"] if BACKEND == "torch" else [])])
+def test_state_outside_of_keras_variables_is_refused(state, kind):
+    layer = RemembersInAttribute() if state == "attribute" else Remembers(state)
     model = helpers.compiled(WithOwnWeight(layer)) if kind == "one by one" else model_with(layer)
     if kind == "clients":
         model = helpers.compiled(ka.federate(keras.Model(model.input, model.output)))
         x = ka.federated.ClientData.from_arrays(*data(), np.arange(NUM_ROWS) % 6)
     with pytest.raises(ValueError, match="outside of Keras's variables"):
         model.fit(x, cohort_size=2) if kind == "clients" else fit(model)
-
-
-@pytest.mark.parametrize(
-    ("layer", "when"), [(MixesOnCommand, "on_epoch_begin"), (MixesIdsOnCommand, "on_epoch_end")]
-)
-def test_what_was_proved_is_proved_again_before_each_epoch(layer, when):
-    late = layer(name="late")
-    model = model_with(late)
-
-    def open_gate(epoch, logs=None):
-        if epoch == (1 if when == "on_epoch_begin" else 0):
-            late.gate.assign(2e12)
-
-    callback = keras.callbacks.LambdaCallback(**{when: open_gate})
-    # A maximum over more rows is another number too.
-    message = r"late: (It mixes examples|Its output).*It did not when training began"
-    with pytest.raises(ValueError, match=message):
-        fit(model, epochs=9, callbacks=[callback])
-    # A maximum is seen where the exchanged half holds it: in one of two comparisons of each shape.
-    steps = model.privacy_spent(1e-3).steps
-    assert steps in ((2,) if layer is MixesOnCommand else (2, 4, 6, 8))
-    assert all(np.isfinite(weight).all() for weight in helpers.weights_of(model))
 
 
 def test_an_augmentation_that_mixes_large_batches_is_refused():

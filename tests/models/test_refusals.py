@@ -1,8 +1,11 @@
 """What would not be private, or cannot be trained, is refused by name before anything changes."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 from keras import ops
 
 import keras_adaclip as ka
@@ -12,6 +15,7 @@ from keras_adaclip.training.preflight import loss_issues
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
+BACKEND, ONE_HOT = keras.backend.backend(), np.eye(3, dtype="float32")[Y]
 
 
 class MeanOverBatchInTraining(keras.layers.Layer):
@@ -50,7 +54,7 @@ class UnseededNoise(keras.layers.Layer):
     """Random numbers that no Keras seed generator knows of, nor PyTorch's."""
 
     def call(self, x):
-        if keras.backend.backend() == "torch":
+        if BACKEND == "torch":
             return x + np.random.default_rng().normal()
         import tensorflow as tf
 
@@ -75,11 +79,6 @@ class WithoutWeights(keras.metrics.Metric):
         return self.total
 
 
-def with_layer(layer):
-    inputs = keras.Input((helpers.NUM_FEATURES,))
-    return ka.PrivateModel(inputs, keras.layers.Dense(3)(layer(inputs)))
-
-
 def contrastive(y_true, y_pred):
     """Pushes every row away from the others of its batch: zero for a row alone."""
     similarity = ops.matmul(y_pred, ops.transpose(y_pred))
@@ -99,64 +98,54 @@ def without_trainable_weights():
     return helpers.compiled(model)
 
 
-def greedy_quantile():
-    return helpers.compiled(
-        noise_multiplier=1.0, clipping=ka.clipping.QuantileClipping(count_noise_stddev=0.5)
-    )
+def stateful():
+    remembers = keras.layers.LSTM(3, stateful=True, name="remembers")
+    layers = [keras.Input(batch_shape=(8, 4, 2)), remembers, keras.layers.Dense(3)]
+    return helpers.compiled(ka.PrivateSequential(layers))
 
 
-def layer_case(layer, message):
-    return lambda: helpers.compiled(with_layer(layer())), message
+def quantized():
+    model = helpers.compiled()
+    model.get_layer("hidden").quantize("float8")
+    return helpers.compiled(model)
 
 
-# What builds a model, and the message with which `fit` refuses it.
-PARTS = {
-    "batch normalization": layer_case(
-        lambda: keras.layers.BatchNormalization(name="norm"),
-        "norm: BatchNormalization .* replace_batch_normalization=True",
-    ),
-    "activity regularizer": layer_case(
-        lambda: keras.layers.Dense(3, activity_regularizer="l2", name="active"),
-        "active: Activity regularization .* Remove `activity_regularizer`",
-    ),
-    "mean over the batch in training": layer_case(
-        lambda: MeanOverBatchInTraining(name="centre"),
-        "centre: It mixes examples.*LayerNormalization",
-    ),
-    "state from data": layer_case(
-        lambda: KeepsRunningMean(name="running"), "running.*: It is assigned in the forward pass"
-    ),
-    "state in a trained weight": layer_case(
-        lambda: MovesTrainableWeight(name="moves"), "moves/centre: It is assigned in the forward"
-    ),
-    "running sum": layer_case(lambda: RunningSum(name="sums"), "sums: It mixes examples"),
-    "add_loss": layer_case(lambda: AddsLoss(name="adds"), "adds: It adds a loss of its own"),
-    "metric without weights": (
-        lambda: helpers.compiled(metrics=[WithoutWeights()]),
-        "without_weights: The metric takes no `sample_weight`",
-    ),
-    "contrastive loss": (
-        lambda: helpers.compiled(loss=contrastive),
-        "contrastive: The loss of a batch is neither a mean nor a sum",
-    ),
-    "optimizer of other weights": (other_weights, "built for other trainable weights"),
-    "nothing trainable": (without_trainable_weights, "has no trainable weights"),
-    "quantile noise too small": (greedy_quantile, "Raise `count_noise_stddev` above 0.5"),
-}
+def with_culprit(make):
+    return helpers.compiled(helpers.model_with(make(name="culprit")))
+
+
+# What makes a layer, and the message with which `fit` refuses it.
+LAYERS = [
+    (keras.layers.BatchNormalization, "BatchNormalization .* replace_batch_normalization=True"),
+    (partial(keras.layers.Dense, 3, activity_regularizer="l2"), ".*Remove `activity_regularizer`"),
+    (MeanOverBatchInTraining, "It mixes examples.*LayerNormalization"),
+    (RunningSum, "It mixes examples"),
+    (KeepsRunningMean, "It is assigned in the forward pass"),
+    (MovesTrainableWeight, "It is assigned in the forward"),
+    (AddsLoss, "It adds a loss of its own"),
+    # JAX draws once, while compiling.
+    *([] if BACKEND == "jax" else [(UnseededNoise, "A forward.*draws random numbers outside")]),
+]
+# What makes a model, and the message.
+MODELS = [
+    *((partial(with_culprit, make), f"culprit.*: {message}") for make, message in LAYERS),
+    (stateful, "remembers: A stateful recurrent layer"),
+    (quantized, "hidden: Quantization to float8"),
+    (partial(helpers.compiled, metrics=[WithoutWeights()]), "without_weights: The metric takes no"),
+    (partial(helpers.compiled, loss=contrastive), "contrastive: .* neither a mean nor a sum"),
+    (other_weights, "built for other trainable weights"),
+    (without_trainable_weights, "has no trainable weights"),
+    *([(partial(helpers.compiled, jit_compile=True), "jit_compile")] if BACKEND == "torch" else []),
+]
 DATA = {
-    "lengths differ": ({"y": Y[:-1]}, ValueError, "x: \\[24\\], y: \\[23\\]"),
     "batch larger than the data": ({"batch_size": 25}, ValueError, "batch_size=25"),
-    "batch of a fraction": ({"batch_size": 1.5}, TypeError, "batch_size=1.5"),
     "unknown sampling": ({"sampling": "uniform"}, ValueError, "sampling='uniform'"),
     "objects": ({"x": np.array([[None]] * 24)}, TypeError, "`x` must be a dense array"),
     "plain lists": ({"x": X.tolist()}, TypeError, "np.asarray"),
     "nothing": ({"x": None, "y": None, "batch_size": None}, TypeError, "must be arrays"),
     "negative split": ({"validation_split": -0.5}, ValueError, "validation_split=-0.5"),
-    "both weights": (
-        {"class_weight": {0: 2.0}, "sample_weight": np.ones(24)},
-        ValueError,
-        "exclude each other",
-    ),
+    "both weights": ({"class_weight": {0: 2}, "sample_weight": Y}, ValueError, "exclude each"),
+    "sparse": ({"x": scipy.sparse.csr_matrix(X)}, TypeError, "`x` must be a dense array.*csr"),
 }
 
 
@@ -173,29 +162,17 @@ def refused(model, error, message, **options):
     assert [row for row in model.privacy_ledger if row.steps] == [r for r in ledger if r.steps]
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_model_is_refused(name):
-    build, message = PARTS[name]
-    refused(build(), ValueError, message)
-
-
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX draws once, while compiling")
-def test_random_numbers_without_a_seed_generator_are_refused():
-    model = helpers.compiled(with_layer(UnseededNoise(name="noise")))
-    refused(model, ValueError, "noise: .*draws random numbers outside of the framework")
+@pytest.mark.parametrize(("build", "message"), MODELS)
+def test_a_model_is_refused(build, message):
+    model = build()
+    x = helpers.features(len(Y), model.input_shape[1:])
+    refused(model, ValueError, message, x=x)
 
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix"])
 def test_blending_augmentations_are_found(name):
-    class Blending(ka.PrivateModel):
-        def __init__(self):
-            super().__init__()
-            self.blend = getattr(keras.layers, name)(name="blends")
-
-        def call(self, inputs):
-            return self.blend(inputs)
-
-    assert [issue.layer for issue in ka.check(Blending())] == ["blends"]
+    model = keras.Sequential([getattr(keras.layers, name)(name="blends")])
+    assert [issue.layer for issue in ka.check(model)] == ["blends"]
 
 
 @pytest.fixture(scope="module")
@@ -209,25 +186,12 @@ def test_bad_data_is_refused(name, model):
     refused(model, error, message, **options)
 
 
-def test_sparse_arrays_are_refused(model):
-    x = pytest.importorskip("scipy.sparse").csr_matrix(X)
-    refused(model, TypeError, "`x` must be a dense array.*csr", x=x)
-
-
-def test_not_compiled():
+def test_what_is_not_compiled_and_a_train_step_on_its_own_are_refused():
     with pytest.raises(ValueError, match="Call `compile"):
         helpers.dense_model().fit(X, Y)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
-def test_jit_compile_on_torch_is_refused():
-    refused(helpers.compiled(jit_compile=True), ValueError, "jit_compile=False")
-
-
-def test_train_step_on_its_own_is_refused():
     model = helpers.compiled()
     with pytest.raises(ValueError, match="fit"):
-        model.train_step((X, Y)) if keras.backend.backend() != "jax" else model.train_step(None, X)
+        model.train_step((X, Y)) if BACKEND != "jax" else model.train_step(None, X)
 
 
 @pytest.mark.parametrize("cls", [ka.PrivateModel, ka.federated.FederatedModel])
@@ -244,7 +208,7 @@ def test_an_own_function_that_trains_is_refused(cls):
     model = helpers.compiled(helpers.dense_model(Own))
     # Keras calls it in the place of the class's.
     model.train_step = lambda *args: {}
-    of_jax = ["compute_loss_and_updates"] if keras.backend.backend() == "jax" else []
+    of_jax = ["compute_loss_and_updates"] if BACKEND == "jax" else []
     expected = ["train_step", "make_train_function", *of_jax]
     assert [issue.layer for issue in ka.check(model)] == expected
     if cls is ka.PrivateModel:
@@ -278,62 +242,33 @@ def noisy(y_true, y_pred):
     return ops.mean(ops.square(y_pred)) + np.random.default_rng().uniform()
 
 
-# One of each kind of reduction, shape and sign.
-LOSSES_OF_KERAS = [
-    keras.losses.CategoricalCrossentropy(from_logits=True),
-    keras.losses.Circle(),
-    keras.losses.CosineSimilarity(),
-    keras.losses.Dice(),
-    keras.losses.MeanAbsoluteError(reduction="sum"),
-    keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-]
-
-
 def probed(loss, y, own=False):
     """What the probe of losses finds, on a model built for `y`."""
-    if own:  # as if it were the user's
-        loss = type(
-            f"Users{type(loss).__name__}", (type(loss),), {"__module__": "users"}
-        ).from_config(loss.get_config())
-        if hasattr(loss, "fn"):
-            function = loss.fn
+    if own and isinstance(loss, keras.losses.Loss):  # as if it were the user's
+        cls = type("Users", (type(loss),), {"__module__": "users"})
+        loss = cls.from_config(loss.get_config())
+        if function := getattr(loss, "fn", None):
             loss.fn = lambda *args, **options: function(*args, **options)
     model = helpers.compiled(loss=loss)
     keras_private.build_for_training(model, X[:3], y[:3], None)
     return loss_issues(model, Batch(X[:3], y[:3]))
 
 
-@pytest.mark.parametrize("loss", LOSSES_OF_KERAS, ids=lambda loss: type(loss).__name__)
-def test_no_loss_of_keras_is_taken_for_a_mixing_one(loss):
-    one_hot = np.eye(3, dtype="float32")[Y]
-    of_numbers = (keras.losses.SparseCategoricalCrossentropy, keras.losses.Circle)
-    y = Y if isinstance(loss, of_numbers) else one_hot
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        # One of each kind of reduction, shape and sign.
+        (keras.losses.CategoricalCrossentropy(from_logits=True), ONE_HOT),
+        (keras.losses.Circle(), Y),
+        (keras.losses.CosineSimilarity(), ONE_HOT),
+        (keras.losses.MeanAbsoluteError(reduction="sum"), ONE_HOT),
+        (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), ONE_HOT),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), Y),
+        (masked_mean, Y),
+        (noisy, Y),
+    ],
+)
+def test_no_loss_of_single_examples_is_taken_for_a_mixing_one(loss, y):
+    """Nor is a user's copy of it, but for the one that compares rows."""
     assert probed(loss, y) == []
-    # Nor is a user's copy of it, but for the one that compares rows.
-    found = probed(loss, y, own=True)
-    assert bool(found) == isinstance(loss, keras.losses.Circle)
-
-
-@pytest.mark.parametrize("loss", [masked_mean, noisy])
-def test_other_losses_of_single_examples_pass(loss):
-    assert probed(loss, Y) == []
-
-
-def test_a_stateful_recurrent_layer_is_refused_by_name():
-    layers = [
-        keras.Input(batch_shape=(8, 4, 2)),
-        keras.layers.LSTM(3, stateful=True, name="remembers"),
-        keras.layers.Dense(3),
-    ]
-    model = helpers.compiled(ka.PrivateSequential(layers))
-    assert [issue.layer for issue in ka.check(model)] == ["remembers"]
-    x = helpers.features(24, (4, 2))
-    refused(model, ValueError, "remembers: A stateful recurrent layer", x=x)
-
-
-def test_quantization_to_float8_is_refused_by_name():
-    model = helpers.compiled()
-    model.get_layer("hidden").quantize("float8")
-    helpers.compiled(model)
-    refused(model, ValueError, "hidden: Quantization to float8")
+    assert bool(probed(loss, y, own=True)) == isinstance(loss, keras.losses.Circle)

@@ -8,6 +8,7 @@ from keras import ops
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
 from tests.models import helpers
+from tests.models.test_refusals import MeanOverBatchInTraining
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras feeds no strings elsewhere")
@@ -15,14 +16,7 @@ WORDS = ["ant", "bee", "cow", "hippopotamus"]
 NUM = helpers.NUM_EXAMPLES
 Y = helpers.labels()
 SINGLE = np.random.default_rng(3).choice([*WORDS, "unknown"], NUM)
-TEXTS = np.array(
-    [" ".join(words) for words in np.random.default_rng(4).choice(WORDS, (NUM, 3))]
-).reshape(-1, 1)
-AS = {
-    "bytes": lambda x: x.astype("S"),
-    "object": lambda x: x.astype(object),
-    "tensor": ops.convert_to_tensor,
-}
+TEXTS = np.array([[" ".join(words)] for words in np.random.default_rng(4).choice(WORDS, (NUM, 3))])
 
 
 def lookup_of(kind):
@@ -32,12 +26,10 @@ def lookup_of(kind):
 
 
 def stack(inputs, x):
-    def start(seed):
-        return keras.initializers.RandomNormal(stddev=1.0, seed=seed)
-
-    x = keras.layers.Embedding(len(WORDS) + 2, 3, embeddings_initializer=start(1))(x)
+    start = [keras.initializers.RandomNormal(stddev=1.0, seed=seed) for seed in (1, 2)]
+    x = keras.layers.Embedding(len(WORDS) + 2, 3, embeddings_initializer=start[0])(x)
     x = keras.layers.Flatten()(x)
-    return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer=start(2))(x))
+    return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer=start[1])(x))
 
 
 def model_of_strings(kind="word"):
@@ -67,54 +59,37 @@ def assert_same(one, other):
     assert one.privacy_spent(1e-3).steps > 0
 
 
-def fit(model, x, **options):
-    options = {"batch_size": 6, "validation_data": (x, Y), **options}
-    return helpers.quiet_fit(model, x, Y, **options)
-
-
 @on_tensorflow
 @pytest.mark.parametrize(
-    ("kind", "given_as"),
-    [("word", "bytes"), ("word", "tensor"), ("text", "object")],
+    ("kind", "given"),
+    [("word", SINGLE.astype("S")), ("word", "tensor"), ("text", TEXTS.astype(object))],
+    ids=["bytes", "tensor", "objects"],
 )
-def test_strings_train_as_their_numbers_do(kind, given_as):
+def test_strings_train_as_their_numbers_do(kind, given):
     """The same draws, contributions, noise, metrics and ledger."""
-    x = SINGLE if kind == "word" else TEXTS
-    strings, ids = AS[given_as](x), ids_of(kind, x)
-    one, other = (compiled(make(kind)) for make in (model_of_strings, model_of_ids))
-    histories = fit(one, strings), fit(other, ids)
-    assert_same(one, other)
-    for name, values in histories[0].items():
-        np.testing.assert_allclose(values, histories[1][name], rtol=1e-4)
-    np.testing.assert_allclose(
-        one.predict(strings, verbose=0), other.predict(ids, verbose=0), rtol=1e-4, atol=1e-6
-    )
-    np.testing.assert_allclose(
-        one.evaluate(strings, Y, verbose=0), other.evaluate(ids, Y, verbose=0), rtol=1e-4
-    )
+    strings = ops.convert_to_tensor(SINGLE) if isinstance(given, str) else given
+    found, models = [], [compiled(make(kind)) for make in (model_of_strings, model_of_ids)]
+    for model, x in zip(models, (strings, ids_of(kind, strings)), strict=True):
+        history = helpers.quiet_fit(model, x, Y, batch_size=6, validation_data=(x, Y))
+        found.append((history, model.predict(x, verbose=0), model.evaluate(x, Y, verbose=0)))
+    assert_same(*models)
+    for one, other in zip(*map(keras.tree.flatten, found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 @on_tensorflow
 def test_strings_in_data_sets_and_single_batches():
     import tensorflow as tf
 
-    def batches(x, kind):
-        if kind == "poisson":
-            return {"x": ka.sampling.PoissonDataset(x, Y, expected_batch_size=6, seed=1)}
-        return {"x": tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)}
-
-    for kind in ("poisson", "tf.data"):
-        one, other = (compiled(make()) for make in (model_of_strings, model_of_ids))
-        helpers.quiet_fit(one, **batches(SINGLE, kind))
-        helpers.quiet_fit(other, **batches(ids_of("word", SINGLE), kind))
-        one.train_on_batch(SINGLE, Y)
-        other.train_on_batch(ids_of("word", SINGLE), Y)
-        assert_same(one, other)
-
-
-class LessMean(keras.layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, axis=0, keepdims=True)
+    for batches in (
+        lambda x: ka.sampling.PoissonDataset(x, Y, expected_batch_size=6, seed=1),
+        lambda x: tf.data.Dataset.from_tensor_slices((x, Y)).batch(6),
+    ):
+        models = [compiled(make()) for make in (model_of_strings, model_of_ids)]
+        for model, x in zip(models, (SINGLE, ids_of("word", SINGLE)), strict=True):
+            helpers.quiet_fit(model, batches(x))
+            model.train_on_batch(x, Y)
+        assert_same(*models)
 
 
 class JoinedToTheNext(keras.layers.Layer):
@@ -134,7 +109,7 @@ def mixing(where):
     x = JoinedToTheNext(name="mixing")(inputs) if where == "strings" else inputs
     x = keras.layers.StringLookup(vocabulary=WORDS, name="lookup")(x)
     x = keras.layers.Embedding(len(WORDS) + 1, 3)(x)
-    x = LessMean(name="mixing")(x) if where == "numbers" else x
+    x = MeanOverBatchInTraining(name="mixing")(x) if where == "numbers" else x
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 

@@ -15,24 +15,20 @@ def one_group(variable):
     return "all"
 
 
-def function(module, name):
-    return {"module": module, "class_name": "function", "config": name, "registered_name": name}
-
-
-def command(path):
-    """Keras's form of `subprocess.Popen(["touch", path])`."""
-    return {
+def values(path):
+    """Keras's forms of a function, of code, and of `subprocess.Popen(["touch", path])`."""
+    function = {"module": "os", "class_name": "function", "config": "system"}
+    popen = {
         "module": "subprocess",
         "class_name": "Popen",
         "config": {"args": ["touch", str(path)]},
-        "registered_name": None,
     }
-
-
-LAMBDA = {
-    "class_name": "__lambda__",
-    "config": {"code": "4wAAAAAAAAAA", "defaults": None, "closure": None},
-}
+    code = {"code": "4wAAAAAAAAAA", "defaults": None, "closure": None}
+    return {
+        "function": {**function, "registered_name": "system"},
+        "command": {**popen, "registered_name": None},
+        "lambda": {"class_name": "__lambda__", "config": code},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +67,15 @@ def tampered(path, place, value, folder):
         (("optimizer",), "command"),
         (("noise_multiplier",), "lambda"),
         (("noise_multiplier",), "command"),
+        *((("noise_multiplier",), value) for value in (-1.0, float("nan"), "1", None, (1.0,))),
     ],
 )
 def test_a_tampered_file_is_refused_and_runs_nothing(saved, place, kind, tmp_path):
     mark = tmp_path / "was_here"
-    value = {
-        "command": command(mark),
-        "function": function("os", "system"),
-        "lambda": LAMBDA,
-    }[kind]
-    path = tampered(saved, place, value, tmp_path)
+    path = tampered(saved, place, values(mark).get(kind, kind), tmp_path)
     with pytest.raises((ValueError, TypeError)):
         keras.models.load_model(path)
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("noise_multiplier", [-1.0, float("nan"), "1", None, [1.0]])
-def test_a_noise_that_is_none_is_refused(saved, noise_multiplier, tmp_path):
-    path = tampered(saved, ("noise_multiplier",), noise_multiplier, tmp_path)
-    with pytest.raises((ValueError, TypeError)):
-        keras.models.load_model(path)
 
 
 def test_less_noise_in_the_file_does_not_lower_what_was_spent(saved, tmp_path):
