@@ -28,11 +28,7 @@ def stream(noise, steps=1):
 
 @pytest.mark.parametrize(
     ("distribution", "mean_trials", "expected"),
-    [
-        ("geometric", 10, "3.17"),
-        ("logarithmic", 50, "3.11"),
-        ("poisson", 10, "3.32"),
-    ],
+    [("geometric", 10, "3.17"), ("logarithmic", 50, "3.11"), ("poisson", 10, "3.32")],
 )
 def test_reference_costs(distribution, mean_trials, expected):
     plan = {"noise_multiplier": 1.0, "num_examples": 60_000, "batch_size": 256, "steps": 3515}

@@ -18,12 +18,7 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("once is enough", allow_module_level=True)
 pytest.importorskip("matplotlib")
 
-from benchmarks.accuracy import (
-    driver,
-    figures,
-    tables,
-    tuning,
-)
+from benchmarks.accuracy import driver, figures, tables, tuning
 from benchmarks.accuracy.context import GRID, Context, paper_run, paper_settings
 from benchmarks.accuracy.methods import METHODS, Transferred
 from benchmarks.accuracy.networks import NETWORKS

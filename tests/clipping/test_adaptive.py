@@ -61,8 +61,7 @@ def test_the_default_noise_is_a_twentieth_of_the_units():
 
 @pytest.mark.parametrize(("stddev", "expected_units"), [(0.5, 100), (None, 10)])
 @pytest.mark.parametrize(
-    ("strategy", "argument"),
-    [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")],
+    ("strategy", "argument"), [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")]
 )
 def test_too_little_noise_on_statistics_is_refused(strategy, argument, stddev, expected_units):
     message = rf"Raise `{argument}` above 0\.5; where it is None, raise `batch"

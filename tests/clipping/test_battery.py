@@ -137,8 +137,7 @@ def test_the_state_begins_with_a_clip_norm_for_each_group(name, groups, allocati
 
 
 @given(
-    norm=st.floats(0, 2.0**60, width=32),
-    clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
+    norm=st.floats(0, 2.0**60, width=32), clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 )
 @example(norm=0.0, clip_norm=SMALLEST_CLIP_NORM)
 @example(norm=2.0**60, clip_norm=LARGEST_CLIP_NORM)

@@ -81,11 +81,7 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
 
 @pytest.mark.usefixtures("cache", "no_network")
 @pytest.mark.parametrize(
-    ("load", "file"),
-    [
-        (data.load_mnist, "mnist.npz"),
-        (data.load_adult, "adult/adult.data"),
-    ],
+    ("load", "file"), [(data.load_mnist, "mnist.npz"), (data.load_adult, "adult/adult.data")]
 )
 def test_without_a_network_the_error_names_the_file(load, file):
     with pytest.raises(FileNotFoundError, match=rf"no answer.*https://.*keras/datasets/{file}"):

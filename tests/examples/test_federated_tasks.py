@@ -83,11 +83,7 @@ PAD, THE, CAT, SAT, OTHER, BEGIN, END = range(7)
 
 def test_next_words():
     x, y = text.next_word_examples([b"the cat sat", b"dog", b"the the cat sat"], WORDS, 4)
-    assert x.tolist() == [
-        [BEGIN, THE, CAT, SAT],
-        [BEGIN, OTHER, END, PAD],
-        [BEGIN, THE, THE, CAT],
-    ]
+    assert x.tolist() == [[BEGIN, THE, CAT, SAT], [BEGIN, OTHER, END, PAD], [BEGIN, THE, THE, CAT]]
     # A sentence that fills the sequence has no end: no more of it was read.
     assert y.tolist() == [[THE, CAT, SAT, END], [OTHER, END, PAD, PAD], [THE, THE, CAT, SAT]]
 

@@ -24,11 +24,7 @@ _MODES = {
         "eager": {"run_eagerly": True},
         "several": {"jit_compile": False, "steps_per_execution": 2},
     },
-    "jax": {
-        "jit": {},
-        "eager": {"run_eagerly": True},
-        "several": {"steps_per_execution": 2},
-    },
+    "jax": {"jit": {}, "eager": {"run_eagerly": True}, "several": {"steps_per_execution": 2}},
     "torch": {"eager": {}},
 }
 MODES = _MODES[keras.backend.backend()]

@@ -138,10 +138,7 @@ def test_loading_draws_a_fresh_key():
 
 @pytest.mark.parametrize(
     ("make_optimizer", "message"),
-    [
-        (dp_sgd, r"holds \d+ variables, this optimizer has"),
-        (momentum, "has shape .*, the saved"),
-    ],
+    [(dp_sgd, r"holds \d+ variables, this optimizer has"), (momentum, "has shape .*, the saved")],
 )
 def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, message):
     model = train(line_model(momentum()), 2)
