@@ -171,7 +171,7 @@ models/test_refusals.py::test_a_model_is_refused
 -     return finding
 +     return finding
 # fixed-size batches accounted as if a unit were removed, not replaced | accounting/events.py
-accounting/test_fixed_size.py::test_epsilon_grows_with_the_batch_up_to_a_full_release
+accounting/test_epsilon.py::test_epsilon_grows_with_the_batch_up_to_a_full_release
 - event = GaussianDpEvent(noise_multiplier / 2)
 + event = GaussianDpEvent(noise_multiplier)
 # the best of many runs accounted as one run | accounting/selection.py
