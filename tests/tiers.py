@@ -31,8 +31,8 @@ ONCE = (
 )
 # Not those of survival: they start and kill many processes.
 _RULES = (
-    *("abstention", "around_fit", "clip_norm", "ledger", "masks", "noise_keys", "noise_scale"),
-    *("plain_gradients", "saved_state", "schedules", "steps_and_divisor"),
+    *("abstention", "around_fit", "ledger", "noise_keys", "noise_scale"),
+    *("plain_gradients", "saved_state", "schedules", "steps"),
 )
 _CONTRACT = (
     "tests/backend",

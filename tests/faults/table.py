@@ -87,11 +87,11 @@ clipping/test_adaptive.py::test_the_default_noise_is_a_twentieth_of_the_units
 - rest = float((noise_multiplier**-2 - num_groups * (2.0 * stddev) ** -2) ** -0.5)
 + rest = float(noise_multiplier)
 # the bits inverted | clipping/quantile.py
-soundness/test_rules_clip_norm.py::test_the_noise_follows_the_clip_norm_of_the_same_step
+soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_step
 - return ops.where(unclipped, 0.5, -0.5)
 + return ops.where(unclipped, -0.5, 0.5)
 # the threshold updated before the noise | optimizers/dp_optimizer.py
-soundness/test_rules_clip_norm.py::test_the_noise_follows_the_clip_norm_of_the_same_step
+soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_step
 -         clipping = self._clip.current
 -         stddevs
 +         self._clip.update(
@@ -112,11 +112,11 @@ gradients/test_not_finite.py::test_examples_without_a_finite_gradient_add_zero_a
 - finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)
 + finite = present
 # the mask ignored | gradients/batch.py
-soundness/test_rules_masks.py::test_a_weight_of_zero_is_a_unit_for_the_quantile_and_padding_is_not
+soundness/test_rules_steps.py::test_a_weight_of_zero_is_a_unit_for_the_quantile_and_padding_is_not
 - return ops.ones((self.num_rows,), dtype="bool") if self.mask is None else self.mask
 + return ops.ones((self.num_rows,), dtype="bool")
 # divided by the drawn number of examples | models/step.py
-soundness/test_rules_steps_and_divisor.py::test_a_poisson_step_divides_by_the_expected_batch_size
+soundness/test_rules_steps.py::test_a_poisson_step_divides_by_the_expected_batch_size
 -     total, logs = _accumulate(model, batch)
 +     total, logs = _accumulate(model, batch)
 +     drawn = ops.maximum(ops.sum(ops.cast(batch.present, 'float32')), 1.0)

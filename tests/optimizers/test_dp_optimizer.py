@@ -231,15 +231,3 @@ def test_a_strategy_that_does_not_keep_its_promise_is_refused(clipping, message)
     for weight, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, other)
     assert model.privacy_ledger.steps == 0
-
-
-def test_a_fit_that_fails_before_its_first_step_leaves_no_row():
-    class Fails(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            raise RuntimeError("no step")
-
-    model = line_model(dp_sgd())
-    x, y = line_data(np.linspace(0.5, 2, 20))
-    with pytest.raises(RuntimeError, match="no step"):
-        model.fit(x, y, batch_size=10, verbose=0, callbacks=[Fails()])
-    assert model.privacy_ledger.rows == ()

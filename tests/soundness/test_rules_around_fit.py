@@ -42,8 +42,13 @@ class Broken(ka.callbacks.ClippingMonitor):
         raise ValueError("broken")
 
 
+class Fails(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise ValueError("broken")
+
+
 @pytest.mark.parametrize(
-    "make", [Broken, lambda: ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)]
+    "make", [Broken, Fails, lambda: ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)]
 )
 def test_row_is_closed_where_fit_fails_before_its_first_step(make):
     model = compiled(dense_model())
