@@ -24,7 +24,6 @@ ONCE = (
     "tests/examples/test_data.py",
     "tests/federated/test_clients.py",
     "tests/federated/test_cohorts.py",
-    "tests/federated/test_partition.py",
     "tests/packaging",
     "tests/plots",
     "tests/tuners",
