@@ -100,7 +100,7 @@ soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_
 +         clipping = self._clip.current
 +         stddevs
 # contributions are not clipped | clipping/clipper.py
-clipping/test_adaclip.py::test_training_follows_the_formula
+clipping/test_adaptive.py::test_training_with_adaclip_follows_the_formula
 - return ops.where(counted, factors, 0.0)
 + return ops.where(counted, ops.ones_like(factors), 0.0)
 # each group clipped to the whole norm | clipping/groups.py
