@@ -39,16 +39,10 @@ def quantile():
 
 def run_python(*arguments, backend=None):
     """Runs Python on a backend, this one by default."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment["KERAS_BACKEND"] = backend or keras.backend.backend()
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    chosen = {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend or keras.backend.backend()}
+    options = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, **chosen}, **options)
 
 
 class Notes(keras.callbacks.Callback):
@@ -149,10 +143,7 @@ def resumed_by_checkpoint(folder, setting, interruption):
     weights_only = setting["save_freq"] == "epoch"
     ending = "weights.h5" if weights_only else "keras"
     done = sorted(folder.glob(f"*.{ending}"))
-    if done and not weights_only:
-        model = load(done[-1])
-    else:
-        model = new_model(setting)
+    model = load(done[-1]) if done and not weights_only else new_model(setting)
     if done and weights_only:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(done[-1])
