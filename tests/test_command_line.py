@@ -23,14 +23,8 @@ def words(command="plan", **changes):
 
 def test_a_plan_is_that_of_the_function(capsys):
     assert main(words(parameters="500")) == 0
-    expected = plan(
-        target_epsilon=3.0,
-        delta=1e-5,
-        num_examples=6_000,
-        batch_size=256,
-        epochs=10,
-        num_parameters=500,
-    )
+    run = {"delta": 1e-5, "num_examples": 6_000, "batch_size": 256, "epochs": 10}
+    expected = plan(target_epsilon=3.0, num_parameters=500, **run)
     assert capsys.readouterr().out == f"{expected}\n"
 
 
@@ -74,12 +68,7 @@ def test_a_warning_takes_one_line(capsys):
 
 
 def test_it_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "keras_adaclip", *words(delta="2")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
+    command = [sys.executable, "-m", "keras_adaclip", *words(delta="2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
     assert "`delta` must lie strictly between 0 and 1" in done.stderr.splitlines()[-1]

@@ -24,15 +24,14 @@ ONCE = (
     "tests/examples/test_data.py",
     "tests/federated/test_clients.py",
     "tests/federated/test_cohorts.py",
-    "tests/federated/test_partition.py",
     "tests/packaging",
     "tests/plots",
     "tests/tuners",
 )
 # Not those of survival: they start and kill many processes.
 _RULES = (
-    *("abstention", "around_fit", "clip_norm", "ledger", "masks", "noise_keys", "noise_scale"),
-    *("plain_gradients", "saved_state", "schedules", "steps_and_divisor"),
+    *("abstention", "around_fit", "ledger", "noise_keys", "noise_scale"),
+    *("plain_gradients", "saved_state", "schedules", "steps"),
 )
 _CONTRACT = (
     "tests/backend",

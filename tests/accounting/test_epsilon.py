@@ -1,10 +1,11 @@
-"""Epsilon: reference values, relations, and bounds that must hold for the recorded events."""
+"""Epsilon: reference values, relations, bounds for the recorded events, and wrong arguments."""
 
 import dataclasses
 import logging
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -15,9 +16,12 @@ from keras_adaclip.accounting import (
     PrivacySpent,
     Sampling,
     Unit,
+    calibrate_noise_multiplier,
     compute_epsilon,
+    default_delta,
     events,
     ledger_epsilon,
+    max_steps_within,
 )
 from tests.accounting.oracles import gaussian_epsilon
 
@@ -169,3 +173,88 @@ def test_orders_that_are_left_out_are_not_warned_of(caplog):
         assert caplog.records == []
         logging.getLogger("absl").warning("something else")
     assert [record.message for record in caplog.records] == ["something else"]
+
+
+# Batches of a fixed size
+
+FIXED = row(Sampling.FIXED, steps=100)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_fixed_sizes_cost_what_their_plan_said(accountant):
+    planned = compute_epsilon(**MNIST, steps=100, sampling="fixed")
+    spent = PrivacySpent.from_ledger([FIXED], DELTA, accountant)
+    assert spent.epsilon == planned
+    assert (spent.accountant, spent.neighboring_relation) == ("rdp", "replace_one")
+
+
+def test_among_others_each_step_is_a_full_release_under_zero_out():
+    poisson = row(steps=100)
+    spent = PrivacySpent.from_ledger([FIXED, poisson], DELTA)
+    assert spent.epsilon == ledger_epsilon([row(Sampling.STREAM, steps=100), poisson], DELTA)
+    assert (spent.accountant, spent.neighboring_relation) == ("pld", "zero_out")
+
+
+@pytest.mark.parametrize("noise", [2.0, 10.0])
+def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
+    """The bound for sampling without replacement alone passes that of no sampling at all."""
+    sizes = (1, 10, 100, 300, 500, 700, 900, 990, 1000)
+    rows = [row(Sampling.FIXED, size, 1000, noise, steps=100) for size in sizes]
+    found = [ledger_epsilon([each], DELTA) for each in rows]
+    assert found == sorted(found)
+    full = row(Sampling.STREAM, 1000, 1000, noise / 2, steps=100)
+    assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
+
+
+# Wrong arguments
+
+PLAN = {**MNIST, "num_examples": 1000, "batch_size": 10, "steps": 10, "accountant": "rdp"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
+        ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
+        ({"num_examples": 1000.0}, TypeError, "`num_examples` must be an integer"),
+        ({"batch_size": 1001}, ValueError, "`batch_size` must lie between 1 and 1000"),
+        ({"steps": -1}, ValueError, "`steps` must be at least 0"),
+        ({"steps": None}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
+        ({"epochs": 1}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
+        ({"delta": 1}, ValueError, "`delta` must lie strictly between 0 and 1"),
+        ({"sampling": "random"}, ValueError, "one of 'poisson', 'shuffle', 'stream', 'fixed'"),
+        ({"accountant": "prv"}, ValueError, "`accountant` must be one of 'pld', 'rdp'"),
+    ],
+)
+def test_compute_epsilon_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        compute_epsilon(**{**PLAN, **changes})
+
+
+@pytest.mark.parametrize(("target", "error"), [(0.0, ValueError), (False, TypeError)])
+def test_targets_are_checked(target, error):
+    with pytest.raises(error, match="`target_epsilon` must be"):
+        calibrate_noise_multiplier(target, 1e-5, 1000, 10, steps=10)
+    with pytest.raises(error, match="`target_epsilon` must be"):
+        max_steps_within([], row(), 1e-5, target)
+    with pytest.raises(ValueError, match="Argument `steps` must be at least 1"):
+        calibrate_noise_multiplier(1.0, 1e-5, 1000, 10, steps=0)
+
+
+def test_numpy_scalars_are_welcome():
+    scalars = {"noise_multiplier": np.float32(1.0), "batch_size": np.int32(10)}
+    assert compute_epsilon(**{**PLAN, **scalars}) == compute_epsilon(**PLAN)
+
+
+def test_a_large_delta_is_warned_about():
+    with pytest.warns(UserWarning, match="below 1 / num_examples = 0.001.*Received: delta=0.001"):
+        compute_epsilon(**{**PLAN, "delta": 1e-3})
+    with pytest.warns(UserWarning, match="below 1 / num_examples"):
+        calibrate_noise_multiplier(1.0, 0.01, 1000, 10, steps=10, accountant="rdp")
+    compute_epsilon(**{**PLAN, "delta": 0.9e-3})
+
+
+def test_default_delta():
+    assert default_delta(2) < 1 / 2
+    with pytest.raises(ValueError, match="`num_examples` must be at least 2"):
+        default_delta(1)

@@ -1,4 +1,4 @@
-"""The ledger: it only grows, and epsilon never falls, however rows are merged and joined."""
+"""Rows and the ledger: it only grows; epsilon never falls, however rows are merged and joined."""
 
 import dataclasses
 
@@ -233,3 +233,48 @@ def test_coverage_looks_at_releases_too():
     assert one_pass.steps == three_passes.steps
     assert Ledger((one_pass,)).is_covered_by(Ledger((three_passes,)))
     assert not Ledger((three_passes,)).is_covered_by(Ledger((one_pass,)))
+
+
+# One row
+
+
+def test_a_pass_is_one_release_and_a_segment_opens_another():
+    shuffled = row(Sampling.SHUFFLE, 4, 10)
+    assert [shuffled.advance(steps).releases for steps in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert shuffled.advance(1).begin_segment().advance(1).releases == 2
+    assert shuffled.advance(1).free_steps == 2
+    assert shuffled.begin_segment().advance(0).releases == 0
+    unlimited = row(Sampling.PASS, examples=0).advance(10**9).begin_segment().advance(10**9)
+    assert (unlimited.steps, unlimited.releases) == (2 * 10**9, 2)
+
+
+def test_advance_refuses_to_pass_int32():
+    with pytest.raises(ValueError, match="Argument `steps` must lie between 0 and 2147483647"):
+        row().advance(2**31 - 1).advance(1)
+
+
+def test_noise_is_kept_as_the_float32_that_runs():
+    assert row(noise=1.1).noise_multiplier == float(np.float32(1.1)) != 1.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": 0}, "0 is not a valid Sampling"),
+        ({"expected_batch_size": 60_001}, "`expected_batch_size` must not exceed `num_examples`"),
+        ({"num_examples": 0}, "Argument `num_examples` must be known for sampling='poisson'"),
+        ({"steps_per_release": 2}, "Argument `steps_per_release` must be 1"),
+        ({"steps": 3, "releases": 4}, "Argument `releases` must lie between 1 and `steps`"),
+        ({"steps": 3, "releases": 0}, "Argument `releases` must lie between 1 and `steps`"),
+        ({"steps_in_release": 2}, "`steps_in_release` must not exceed `steps_per_release`"),
+        ({"noise_multiplier": 1e39}, "Argument `noise_multiplier` must fit float32"),
+    ],
+)
+def test_impossible_rows_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(row(), **changes)
+
+
+def test_only_a_pass_takes_its_length():
+    with pytest.raises(ValueError, match="`steps_per_release` is for sampling='pass' only"):
+        row(Sampling.SHUFFLE, steps_per_release=9)

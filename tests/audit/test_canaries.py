@@ -97,11 +97,8 @@ def test_training_never_draws_a_canary_that_is_out_and_the_rest_as_ever():
         (np.zeros(299), {}, "same number of rows"),
     ],
 )
-def test_bad_arguments(y, options, error):
+def test_bad_arguments_and_a_row_that_is_a_canary_twice(y, options, error):
     with pytest.raises(ValueError, match=error):
         Canaries.draw(data()[0], y, **{"num_canaries": 10, **options})
-
-
-def test_a_row_that_is_a_canary_twice_is_refused():
     with pytest.raises(ValueError, match="none twice, and `is_member` a bool"):
         Canaries(*data(), [0, 0], [True, False])

@@ -15,15 +15,12 @@ def p_value_by_hand(num_canaries, num_guesses, num_correct, epsilon, delta):
     def probability(number):
         return math.comb(num_guesses, number) * q**number * (1 - q) ** (num_guesses - number)
 
-    beta = sum(probability(number) for number in range(num_correct, num_guesses + 1))
-    alpha = max(
-        (
-            sum(probability(number) for number in range(num_correct - i, num_correct)) / i
-            for i in range(1, num_correct + 1)
-        ),
-        default=0.0,
-    )
-    return min(1.0, beta + 2 * num_canaries * delta * alpha)
+    def total(first, end):
+        return sum(probability(number) for number in range(first, end))
+
+    means = (total(num_correct - i, num_correct) / i for i in range(1, num_correct + 1))
+    alpha = max(means, default=0.0)
+    return min(1.0, total(num_correct, num_guesses + 1) + 2 * num_canaries * delta * alpha)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
@@ -58,9 +55,8 @@ def test_randomized_response_is_seldom_said_to_tell_more_than_it_does(epsilon, n
         is_honest = generator.random(num_canaries) < 1 / (1 + math.exp(-epsilon))
         # Ties are broken by chance, apart from the coins.
         scores = np.where(is_honest, is_member, ~is_member) + 0.1 * generator.random(num_canaries)
-        audit = OneRunAudit.from_scores(
-            scores, is_member, delta=0.0, confidence=confidence, num_guesses=num_guesses
-        )
+        options = {"confidence": confidence, "num_guesses": num_guesses}
+        audit = OneRunAudit.from_scores(scores, is_member, delta=0.0, **options)
         failures += audit.epsilon_lower_bound > epsilon
         bounded += audit.epsilon_lower_bound
     assert at_most_as_often(failures, runs, 1 - confidence)

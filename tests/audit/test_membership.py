@@ -60,23 +60,13 @@ def test_the_area_lies_in_its_interval_as_often_as_it_says(shift):
     assert held / runs > 0.83
 
 
-@pytest.fixture
-def regression():
-    """A model whose loss on a member is 0, and 1 on a non-member."""
-    model = keras.Sequential(
-        [
-            keras.Input((2,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
-            keras.layers.Dropout(0.5),
-        ]
-    )
+def test_the_losses_of_a_model_in_inference_mode():
+    """The loss on a member is 0, and 1 on a non-member."""
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((2,)), dense, keras.layers.Dropout(0.5)])
     model.compile(loss="mse")
     x = np.random.default_rng(0).normal(size=(600, 2)).astype(np.float32)
-    return model, x, x.sum(axis=1, keepdims=True)
-
-
-def test_the_losses_of_a_model_in_inference_mode(regression):
-    model, x, y = regression
+    y = x.sum(axis=1, keepdims=True)
     found = ka.audit.membership_inference(model, (x[:300], y[:300]), (x[300:], y[300:] + 1))
     assert found.member_scores == pytest.approx(np.zeros(300), abs=1e-5)
     assert found.non_member_scores == pytest.approx(-np.ones(300), abs=1e-5)
@@ -93,8 +83,6 @@ def test_nan_counts_as_the_lowest_score():
 
 def test_a_score_that_is_not_one_number_an_example():
     with pytest.raises(ValueError, match=r"shape \(1, 1\) for 1 examples"):
-        ka.audit.membership_inference(
-            None, np.zeros((1, 1)), np.zeros((1, 1)), score=lambda model, x, y: x
-        )
+        ka.audit.membership_inference(None, *np.zeros((2, 1, 1)), score=lambda model, x, y: x)
     with pytest.raises(ValueError, match="At least two"):
         attack([0.0], [0.0, 1.0])

@@ -6,6 +6,7 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.optimizers.noise_state import NoiseState
+from tests.soundness.setups import dp_sgd, without_xla
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, DELTA = 300, 30, 3, 1e-5
 NOISE_MULTIPLIER = 3.0
@@ -13,18 +14,10 @@ NOISE_MULTIPLIER = 3.0
 
 def private_model(noise_multiplier=NOISE_MULTIPLIER):
     """One weight an input, so that an example with an input of its own leaves its mark there."""
-    model = ka.PrivateSequential(
-        [
-            keras.Input((NUM_EXAMPLES,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
-        ]
-    )
-    optimizer = ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(1.0), clipping=1.0, noise_multiplier=noise_multiplier
-    )
-    # XLA on TensorFlow takes seconds a model; without it JAX would not compile at all.
-    jit_compile = "auto" if keras.backend.backend() == "jax" else False
-    model.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = ka.PrivateSequential([keras.Input((NUM_EXAMPLES,)), dense])
+    optimizer = dp_sgd(noise_multiplier=noise_multiplier)
+    model.compile(optimizer=optimizer, loss="mse", **without_xla({}))
     return model
 
 
@@ -38,14 +31,8 @@ NUM_PRESENT = NUM_EXAMPLES // 2
 
 def audit(noise_multiplier=NOISE_MULTIPLIER, **options):
     options = {"num_canaries": NUM_EXAMPLES, "kind": "unchanged", "delta": DELTA, **options}
-    return ka.audit.one_run(
-        lambda: private_model(noise_multiplier),
-        *own_inputs(),
-        batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
-        verbose=0,
-        **options,
-    )
+    options |= {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0}
+    return ka.audit.one_run(lambda: private_model(noise_multiplier), *own_inputs(), **options)
 
 
 def claimed_epsilon():
@@ -74,44 +61,45 @@ def test_without_its_noise_training_is_found_out():
 
 
 def test_noise_that_is_lost_on_its_way_contradicts_the_accountant(monkeypatch):
+    def without_noise(variables, clip_norms):
+        return [0.0 * each for each in whole(variables, clip_norms)]
+
     whole = NoiseState.sum_stddevs
-    monkeypatch.setattr(
-        NoiseState,
-        "sum_stddevs",
-        lambda variables, clip_norms: [0.0 * each for each in whole(variables, clip_norms)],
-    )
+    monkeypatch.setattr(NoiseState, "sum_stddevs", without_noise)
     found = audit()
     assert found.claimed_epsilon == pytest.approx(claimed_epsilon())
     assert found.contradicts_accountant
 
 
-def test_a_model_that_was_trained_before_is_refused():
+def plain_model():
+    model = keras.Sequential([keras.Input((NUM_EXAMPLES,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def model_after_an_epoch():
     model = private_model()
-    x, y = own_inputs()
-    model.fit(x, y, batch_size=BATCH_SIZE, epochs=1, verbose=0)
-    weights = model.get_weights()
-    with pytest.raises(ValueError, match="trained for 10 steps"):
-        ka.audit.one_run(lambda: model, x, y, batch_size=30, epochs=1, num_canaries=50)
-    assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
+    model.fit(*own_inputs(), batch_size=BATCH_SIZE, epochs=1, verbose=0)
+    return model
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_guesses": 51}, {"sampling": "shuffle"}, {"class_weight": {0: 1.0}}]
+    ("make", "options", "error", "message"),
+    [
+        (model_after_an_epoch, {}, ValueError, "trained for 10 steps"),
+        (plain_model, {}, TypeError, "PrivateModel"),
+        (private_model, {"num_guesses": 51}, ValueError, "num_guesses"),
+        (private_model, {"sampling": "shuffle"}, ValueError, "sampling"),
+        (private_model, {"class_weight": {0: 1.0}}, ValueError, "class_weight"),
+    ],
 )
-def test_bad_arguments_are_refused_before_training(options):
-    model = private_model()
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ka.audit.one_run(
-            lambda: model, *own_inputs(), batch_size=30, epochs=1, num_canaries=50, **options
-        )
-    assert model.privacy_ledger.steps == 0
-
-
-def test_a_model_without_privacy_is_refused():
-    plain = keras.Sequential([keras.Input((NUM_EXAMPLES,)), keras.layers.Dense(1)])
-    plain.compile("sgd", "mse")
-    with pytest.raises(TypeError, match="PrivateModel"):
-        ka.audit.one_run(lambda: plain, *own_inputs(), batch_size=30, epochs=1, num_canaries=50)
+def test_models_and_arguments_are_refused_before_training(make, options, error, message):
+    model = make()
+    weights = model.get_weights()
+    options = {"batch_size": 30, "epochs": 1, "num_canaries": 50, **options}
+    with pytest.raises(error, match=message):
+        ka.audit.one_run(lambda: model, *own_inputs(), **options)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
 
 
 @pytest.fixture
@@ -119,10 +107,9 @@ def canaries():
     return ka.audit.Canaries.draw(*own_inputs(), num_canaries=200, kind="unchanged")
 
 
-def trained(callback, canaries, epochs=EPOCHS):
-    model = private_model()
+def fit(model, canaries, *callbacks, epochs=EPOCHS):
     data = canaries.dataset(BATCH_SIZE)
-    return model, model.fit(data, epochs=epochs, verbose=0, callbacks=[callback]).history
+    return model.fit(data, epochs=epochs, verbose=0, callbacks=list(callbacks)).history
 
 
 def test_the_callback_logs_a_bound_after_each_epoch(canaries):
@@ -132,9 +119,7 @@ def test_the_callback_logs_a_bound_after_each_epoch(canaries):
         on_epoch_end=lambda epoch, logs: seen.append(logs["audit_epsilon"])
     )
     model = private_model()
-    history = model.fit(
-        canaries.dataset(BATCH_SIZE), epochs=EPOCHS, verbose=0, callbacks=[logger, callback]
-    ).history
+    history = fit(model, canaries, logger, callback)
     assert len(history["audit_epsilon"]) == EPOCHS
     assert seen == history["audit_epsilon"]  # a callback given before it sees it too
     assert callback.result.epsilon_lower_bound == history["audit_epsilon"][-1]
@@ -145,12 +130,12 @@ def test_the_callback_logs_a_bound_after_each_epoch(canaries):
 
 def test_the_callback_serves_one_model_after_another(canaries):
     callback = ka.callbacks.AuditCallback(canaries, DELTA, frequency=5)
-    trained(callback, canaries, epochs=2)
-    second, _ = trained(callback, canaries, epochs=2)
-    assert callback.result.scores == pytest.approx(1.0 - canaries.losses(second), abs=1e-5)
+    fit(private_model(), canaries, callback, epochs=2)
+    second = private_model()
     # The losses before are those before the first of the second model's fits.
-    second.fit(canaries.dataset(BATCH_SIZE), epochs=1, verbose=0, callbacks=[callback])
-    assert callback.result.scores == pytest.approx(1.0 - canaries.losses(second), abs=1e-5)
+    for epochs in (2, 1):
+        fit(second, canaries, callback, epochs=epochs)
+        assert callback.result.scores == pytest.approx(1.0 - canaries.losses(second), abs=1e-5)
     assert callback.result.claimed_epsilon == second.privacy_spent(DELTA).epsilon
 
 

@@ -1,7 +1,5 @@
 """The benchmark of federated rounds: workloads, ways on this backend, plans and the report."""
 
-import importlib.util
-import math
 import sys
 from pathlib import Path
 
@@ -20,35 +18,10 @@ sys.path += [str(FEDERATED.parent / "speed"), str(FEDERATED)]
 import rounds_report  # noqa: E402
 import ways  # noqa: E402
 from results import ResultsFile, machine  # noqa: E402
-from workloads import MODELS, Workload  # noqa: E402
+from workloads import Workload  # noqa: E402
 
-
-def script(name):
-    """A script that has a namesake in the benchmark of steps."""
-    spec = importlib.util.spec_from_file_location(f"federated_{name}", FEDERATED / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-bench, measure = script("bench"), script("measure")
 BACKEND = keras.backend.backend()
 on_one_backend = pytest.mark.skipif(BACKEND != "tensorflow", reason="once is enough")
-
-
-# ---- workloads ----------------------------------------------------------------------------------
-
-
-@on_one_backend
-@pytest.mark.parametrize("name", MODELS)
-def test_models_have_the_size_that_all_are_held_to(name):
-    workload = Workload(name, num_clients=2)
-    model = keras.Model(*workload.about.build(keras))
-    workload.check_size(sum(math.prod(w.shape) for w in model.trainable_weights))
-    x, y = workload.client(0)
-    assert model(x).shape[0] == len(y) == 60
-    with pytest.raises(ValueError, match="num_trainable=7"):
-        workload.check_size(7)
 
 
 # ---- ways ---------------------------------------------------------------------------------------
@@ -63,32 +36,27 @@ def test_a_small_round_on_this_backend(way):
         assert 0.0 < loss / (2 * 3 * 3) < 10.0
 
 
-# ---- plans and processes ------------------------------------------------------------------------
-
-
 # ---- the report ---------------------------------------------------------------------------------
 
 
-def record(framework, workload, memory=None, **times):
+def record(framework, workload=None, **times):
     """What `measure.py` prints; a number of milliseconds or an error for each way."""
-    about = {"model": workload.name, "framework": framework, "clock": "wall", "versions": {}}
-    if memory is not None:
-        return {**about, "memory": memory}
+    about = {"model": (workload or Workload("mlp")).name, "clock": "wall", "versions": {}}
     results = {
         way: {"error": value} if isinstance(value, str) else {"milliseconds": [value]}
         for way, value in times.items()
     }
-    return {**about, "times": results}
+    return {**about, "framework": framework, "times": results}
 
 
 def some_records():
-    small, many = Workload("mlp"), Workload("mlp", 50, 10_000)
+    memory = {"ours": {"base": 300.0, "peak": 50.0, "steady": None}}
     return [
-        record("tensorflow", small, ours=30.0, loop="no kernel"),
-        record("jax", small, ours=6.0, poisson=9.0, loop=12.0),
-        record("jax", many, ours=6.5, loop=12.5),
-        record("pfl", small, private=24.0, plain=20.0),
-        record("jax", small, memory={"ours": {"base": 300.0, "peak": 50.0, "steady": None}}),
+        record("tensorflow", ours=30.0, loop="no kernel"),
+        record("jax", ours=6.0, poisson=9.0, loop=12.0),
+        record("jax", Workload("mlp", 50, 10_000), ours=6.5, loop=12.5),
+        record("pfl", private=24.0, plain=20.0),
+        {**record("jax"), "memory": memory},
     ]
 
 

@@ -1,4 +1,4 @@
-"""QuantileClipping and MeanNormClipping against NumPy, and figure 2 of Andrew et al. 2021."""
+"""QuantileClipping, MeanNormClipping and AdaClip against NumPy, and figure 2 of Andrew et al."""
 
 import math
 
@@ -8,10 +8,13 @@ from keras import ops
 from scipy import stats
 
 import keras_adaclip as ka
+from keras_adaclip.clipping import ParameterGroups
 from tests import oracles
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
+from tests.soundness.setups import COMPILED, dp_sgd, fix_draws, line_data, line_model, recorded_fit
 
 QUANTILE, MEAN_NORM = ka.clipping.QuantileClipping, ka.clipping.MeanNormClipping
+ADACLIP = ka.clipping.AdaClip
 
 
 def step(strategy, state, norms, count_noise, expected_units):
@@ -61,8 +64,7 @@ def test_the_default_noise_is_a_twentieth_of_the_units():
 
 @pytest.mark.parametrize(("stddev", "expected_units"), [(0.5, 100), (None, 10)])
 @pytest.mark.parametrize(
-    ("strategy", "argument"),
-    [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")],
+    ("strategy", "argument"), [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")]
 )
 def test_too_little_noise_on_statistics_is_refused(strategy, argument, stddev, expected_units):
     message = rf"Raise `{argument}` above 0\.5; where it is None, raise `batch"
@@ -105,6 +107,10 @@ def test_fifty_steps_of_a_mean_follow_the_formula():
         (QUANTILE, {"min_clip_norm": 0.2}, ValueError, "must lie between `min_clip_norm` and"),
         (MEAN_NORM, {"factor": 0.0}, ValueError, "must be positive"),
         (MEAN_NORM, {"norm_bound_factor": 1.0}, ValueError, "must be above 1"),
+        (ADACLIP, {"beta1": 1.0}, ValueError, "`beta1` must be at least 0 and below 1"),
+        (ADACLIP, {"beta2": None}, TypeError, "`beta2` must be a number"),
+        (ADACLIP, {"min_variance": 1e-30}, ValueError, "`min_variance` must lie between"),
+        (ADACLIP, {"max_variance": 1e-13}, ValueError, "`min_variance` must not be above"),
     ],
 )
 def test_arguments_out_of_range(strategy, arguments, error, message):
@@ -124,3 +130,64 @@ def test_quantiles_are_tracked_as_in_figure_2_of_andrew(mean, deviation, target)
         state = step(strategy, state, norms, generator.normal(0, 5.0), 100)
         quantiles.append(stats.norm.cdf((math.log(state["clip_norm"][0]) - mean) / deviation))
     assert np.mean(np.abs(np.array(quantiles[200:]) - target)) < 0.06
+
+
+# AdaClip
+
+SETTINGS = {"beta1": 0.8, "beta2": 0.9, "min_variance": 1e-5, "max_variance": 0.5}
+SHAPES = [(3, 2), (4,)]
+GROUPS = ParameterGroups.single(SHAPES)
+
+
+def flat(parts):
+    return np.concatenate([np.ravel(ops.convert_to_numpy(part)) for part in parts])
+
+
+def split(vector):
+    return [part.reshape(shape) for part, shape in zip(np.split(vector, [6]), SHAPES, strict=True)]
+
+
+def test_fifty_steps_of_adaclip_follow_the_formula():
+    generator = np.random.default_rng(0)
+    strategy, oracle = ADACLIP(**SETTINGS), oracles.AdaClip(10, **SETTINGS)
+    state, noise_multiplier, expected_units = strategy.initial_state(GROUPS), 0.7, 8
+    for _ in range(50):
+        pairs = strategy.coordinates(tensors(state), GROUPS)
+        scales = flat(scale for _, scale in pairs)
+        np.testing.assert_allclose(scales, oracle.scale, rtol=1e-4)
+        gradients = generator.normal(0.3, 1.0, (generator.poisson(expected_units), 10))
+        noise = generator.normal(0, noise_multiplier, 10)
+        mean = (oracle.contributions(gradients).sum(axis=0) + noise) / expected_units
+        expected = oracle.step(gradients, noise, noise_multiplier, expected_units)
+        means = [ops.convert_to_tensor(part.astype("float32")) for part in split(mean)]
+        found = strategy.gradients(tensors(state), means)
+        np.testing.assert_allclose(flat(found), expected, rtol=1e-3, atol=1e-5)
+        stddevs = [noise_multiplier / expected_units] * 2
+        state = updated(strategy, state, np.zeros(0), expected_units, split(mean), stddevs)
+        for name, vector in (("centre", oracle.centre), ("variance", oracle.variance)):
+            found = flat([state[f"{name}_{number}"] for number in range(2)])
+            np.testing.assert_allclose(found, vector, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_training_with_adaclip_follows_the_formula(mode, microbatch_size, monkeypatch):
+    """Without noise: the gradient of an example is minus its inputs, whatever the weights are."""
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(0.5, 1.0, (6, 4)).astype("float32")
+    inputs[4] = np.nan
+    draws = [[0, 1, 4], [2, 3, 5, 0], [], [1]]
+    fix_draws(monkeypatch, draws)
+    optimizer = dp_sgd(ADACLIP(**SETTINGS), 0.0, microbatch_size=microbatch_size)
+    model = line_model(optimizer, num_inputs=4, **COMPILED[mode])
+    recorder = recorded_fit(model, *line_data(inputs), 3, 8)
+    found = recorder.updates
+
+    def expected(begin):
+        oracle = oracles.AdaClip(4, **SETTINGS)
+        drawn = [-inputs[draws[(begin + step) % 4]].astype(float) for step in range(8)]
+        return np.array([-oracle.step(each, 0.0, 0.0, 3) for each in drawn])
+
+    # Keras may look at some batches before it begins.
+    errors = [np.abs(found - expected(begin)).max() for begin in range(4)]
+    assert min(errors) < 1e-5

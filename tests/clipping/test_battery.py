@@ -22,14 +22,7 @@ from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
 STRATEGIES = {
     "FixedClipping": lambda **options: ka.clipping.FixedClipping(0.75, **options),
     "QuantileClipping": lambda **options: ka.clipping.QuantileClipping(
-        target_quantile=0.7,
-        initial_clip_norm=0.3,
-        learning_rate=0.1,
-        count_noise_stddev=6.0,
-        update="linear",
-        min_clip_norm=0.01,
-        max_clip_norm=9.0,
-        **options,
+        0.7, 0.3, 0.1, 6.0, update="linear", min_clip_norm=0.01, max_clip_norm=9.0, **options
     ),
     "ScheduledClipping": lambda **options: ka.clipping.ScheduledClipping(
         ka.schedules.LinearDecay(0.8, 10), **options
@@ -137,8 +130,7 @@ def test_the_state_begins_with_a_clip_norm_for_each_group(name, groups, allocati
 
 
 @given(
-    norm=st.floats(0, 2.0**60, width=32),
-    clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
+    norm=st.floats(0, 2.0**60, width=32), clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 )
 @example(norm=0.0, clip_norm=SMALLEST_CLIP_NORM)
 @example(norm=2.0**60, clip_norm=LARGEST_CLIP_NORM)
@@ -202,10 +194,8 @@ def released(strategy, state, groups, units):
 
 def units_for(num_groups, generator):
     """Short, long, borderline and broken units, of shape `(num_groups, 2)` each."""
-    units = []
-    for radius in (0.0, 0.5, 0.999, 1.0, 1.001, 300.0):
-        for angle in (0.0, 0.7, math.pi):
-            units.append([[radius * math.cos(angle), radius * math.sin(angle)]] * num_groups)
+    polar = itertools.product((0.0, 0.5, 0.999, 1.0, 1.001, 300.0), (0.0, 0.7, math.pi))
+    units = [[[r * math.cos(angle), r * math.sin(angle)]] * num_groups for r, angle in polar]
     units.extend(generator.lognormal(0, 2, (6, num_groups, 2)))
     for bad in (math.inf, math.nan):
         units.append([[1.0, 0.0]] * (num_groups - 1) + [[bad, 0.0]])
@@ -223,12 +213,8 @@ def test_the_joint_sensitivity_is_what_the_split_pays_for(name, groups, allocati
         state["clip_norm"] = np.linspace(0.5, 2.0, num_groups).astype(np.float32)
     assert strategy.noise_split(0.0, 100.0, num_groups)[0] == 0.0
     of_sum, of_statistics = strategy.noise_split(total, 100.0, num_groups)
-    stddevs = noise.group_stddevs(
-        allocation,
-        ops.convert_to_tensor(np.float32(of_sum)),
-        ops.convert_to_tensor(state["clip_norm"]),
-        groups.sizes,
-    )
+    tensors_of = map(ops.convert_to_tensor, (np.float32(of_sum), state["clip_norm"]))
+    stddevs = noise.group_stddevs(allocation, *tensors_of, groups.sizes)
     stddevs = ops.convert_to_numpy(stddevs)[:, None]
     units = units_for(num_groups, np.random.default_rng(3))
     batches = [*((unit,) for unit in units), *itertools.combinations(units[::4], 2)]
@@ -253,17 +239,11 @@ def test_the_next_state_is_finite_after_any_release(name, groups, allocation):
     strategy = strategy_for(name, allocation)
     state = strategy.initial_state(groups)
     for value in (-1e30, -100.0, 0.0, 100.0, 1e30):
-        after = updated(
-            strategy,
-            state,
-            np.full(strategy.num_statistics(groups.num_groups), value),
-            10.0,
-            means=[np.full(shape, value) for shape in groups.shapes],
-            mean_stddevs=[0.1] * len(groups.shapes),
-        )
-        assert {key: (array.shape, array.dtype) for key, array in after.items()} == {
-            key: (array.shape, array.dtype) for key, array in state.items()
-        }
+        statistics = np.full(strategy.num_statistics(groups.num_groups), value)
+        means = [np.full(shape, value) for shape in groups.shapes]
+        after = updated(strategy, state, statistics, 10.0, means, [0.1] * len(means))
+        kinds = [{key: (v.shape, v.dtype) for key, v in each.items()} for each in (after, state)]
+        assert kinds[0] == kinds[1]
         assert all(np.isfinite(array).all() for array in after.values())
         assert (after["clip_norm"] >= SMALLEST_CLIP_NORM * 0.999).all()
         assert (after["clip_norm"] <= LARGEST_CLIP_NORM * 1.001).all()

@@ -29,16 +29,9 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
     Returns:
         A function that waits for them, and returns results, exit status and log of each.
     """
-    ports, started = free_ports(processes), []
-    options = {
-        "backend": keras.backend.backend(),
-        "devices": devices,
-        "kind": kind,
-        "processes": processes,
-        "ports": ports,
-        "scenarios": scenarios,
-        **further,
-    }
+    started, options = [], {"devices": devices, "kind": kind, "processes": processes, **further}
+    options |= {"backend": keras.backend.backend(), "scenarios": scenarios}
+    options |= {"ports": free_ports(processes)}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("XLA_FLAGS", None)
     for process in range(processes):
@@ -46,9 +39,8 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
         told = json.dumps({**options, "process": process})
         line = [sys.executable, "-m", "tests.distribution.program", told, results]
         with log.open("w") as output:
-            running = subprocess.Popen(
-                line, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+            to_log = {"stdout": output, "stderr": subprocess.STDOUT}
+            running = subprocess.Popen(line, cwd=ROOT, env=environment, **to_log)
         started.append((running, results, log))
 
     def wait():

@@ -65,13 +65,14 @@ def compiled(scope, make=dense_model, make_optimizer=momentum, jit_compile="auto
     options = {"clipping": 0.5, "noise_multiplier": 0.0, "seed": 7, **options}
     with scope():
         model = make()
-        model.compile(
-            optimizer=ka.optimizers.DPOptimizer(make_optimizer(), **options),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            jit_compile=jit_compile,
-        )
+        optimizer = ka.optimizers.DPOptimizer(make_optimizer(), **options)
+        model.compile(optimizer, jit_compile=jit_compile, **on_logits())
     return model
+
+
+def on_logits():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"loss": loss, "metrics": ["accuracy"]}
 
 
 def fitted(model, x, *data, **options):
@@ -131,21 +132,14 @@ def images(scope, options):
 
 
 def clients(scope, options):
+    clipping = ka.clipping.QuantileClipping(0.3, 0.5, count_noise_stddev=4.0)
+    options = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7}
     with scope():
         base = dense_model()
         model = ka.federate(keras.Model(base.inputs, base.outputs))
-        model.compile(
-            optimizer=ka.optimizers.DPOptimizer(
-                keras.optimizers.SGD(1.0),
-                clipping=ka.clipping.QuantileClipping(0.3, 0.5, count_noise_stddev=4.0),
-                noise_multiplier=0.5,
-                seed=7,
-            ),
-            client_optimizer=keras.optimizers.SGD(0.1),
-            client_batch_size=4,
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        optimizer = ka.optimizers.DPOptimizer(plain_sgd(), **options)
+        local = {"client_optimizer": keras.optimizers.SGD(0.1), "client_batch_size": 4}
+        model.compile(optimizer, **local, **on_logits())
     ids = np.random.default_rng(2).integers(0, 30, NUM_EXAMPLES)
     data = ka.federated.ClientData.from_arrays(features(), labels(), ids)
     return fitted(model, data, cohort_size=6, epochs=4)
@@ -322,11 +316,9 @@ def made_before(scope, options):
     if keras.backend.backend() == "jax":
         distribution = keras.distribution.distribution()
         keras.distribution.set_distribution(None)
-        try:
-            model = compiled(scope)
-            model.build((None, NUM_FEATURES))
-        finally:
-            keras.distribution.set_distribution(distribution)
+        model = compiled(scope)
+        model.build((None, NUM_FEATURES))
+        keras.distribution.set_distribution(distribution)
     else:
         optimizer = keras.optimizers.SGD(0.5)
         model = compiled(scope, make_optimizer=lambda: optimizer)

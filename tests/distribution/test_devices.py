@@ -18,20 +18,16 @@ NUM_DEVICES = 4 if IS_JAX else 2
 TRAINED = ["poisson", "everyone", "in_chunks", "shuffled_in_chunks", "images", "clients"]
 ALWAYS = ["noise_alone", "one_more", "data_sets_move"]
 ALWAYS += ["one_batch_moves"] if IS_JAX else ["adapted_outside"]
-REFUSED = (
-    {
-        "uneven": "Received: a batch of 45 examples",
-        "made_before": "made before the distribution was set",
-    }
-    if IS_JAX
-    else {
-        "made_before": "made outside of the `tf.distribute` strategy's scope",
-        "built_outside": "made outside of the `tf.distribute` strategy's scope",
-        "joined_batches": "drop_remainder=True",
-        "one_batch": f"whole batch to each of the {NUM_DEVICES} replicas",
-        "compiled_by_xla": "`jit_compile=True` does not go with several replicas",
-    }
-)
+REFUSED = {
+    "made_before": "made outside of the `tf.distribute` strategy's scope",
+    "built_outside": "made outside of the `tf.distribute` strategy's scope",
+    "joined_batches": "drop_remainder=True",
+    "one_batch": f"whole batch to each of the {NUM_DEVICES} replicas",
+    "compiled_by_xla": "`jit_compile=True` does not go with several replicas",
+}
+if IS_JAX:
+    REFUSED = {"uneven": "Received: a batch of 45 examples"}
+    REFUSED |= {"made_before": "made before the distribution was set"}
 KINDS = ["data", "model"] if IS_JAX else ["data"]
 
 

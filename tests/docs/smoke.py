@@ -42,11 +42,6 @@ def model_and_data(num_examples=8_192, activation="softmax"):
     return names | {"x_val": x[:64], "y_val": y[:64]}
 
 
-def model_of_logits_and_data():
-    """The same with a model without softmax."""
-    return model_and_data(activation=None)
-
-
 def trained_model():
     """`model`, saved as `model.keras` in the working directory."""
     data = model_and_data(256)
@@ -62,9 +57,8 @@ def images_to_audit():
     """Data for an audit, training and test data, and a compiled `model`."""
     (x, y), (x_test, y_test) = (images(1_024), images(256, seed=1))
     x, x_test = x[..., None] / 255.0, x_test[..., None] / 255.0
-    model = ka.PrivateSequential(
-        [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(NUM_CLASSES)]
-    )
+    dense = keras.layers.Dense(NUM_CLASSES)
+    model = ka.PrivateSequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), dense])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0), loss=loss)
     names = {"keras": keras, "ka": ka, "x": x, "y": y, "model": model}

@@ -78,10 +78,7 @@ def test_the_notebook_runs(path, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     client = nbclient.NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
     cells = code_cells(notebook)

@@ -41,13 +41,6 @@ def options_of(name, *arguments):
     return parse_options("Title.", SCRIPTS[name]["TASK"], [str(one) for one in arguments])
 
 
-@pytest.fixture
-def schedule(tmp_path):
-    path = tmp_path / "schedule.json"
-    ka.schedules.PiecewiseConstant([0.5, 0.25]).save(path)
-    return path
-
-
 # ---- from end to end --------------------------------------------------------------------------
 
 
@@ -86,9 +79,11 @@ def test_without_data(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
-def test_what_is_left_open_has_a_value(clipping, schedule, monkeypatch):
+def test_what_is_left_open_has_a_value(clipping, tmp_path, monkeypatch):
     # Calibration takes half a second, and has tests of its own.
     monkeypatch.setattr(ka.accounting, "calibrate_noise_multiplier", lambda *_, **__: 2.5)
+    schedule = tmp_path / "schedule.json"
+    ka.schedules.PiecewiseConstant([0.5, 0.25]).save(schedule)
     more = ["--schedule", schedule] if clipping == "transfer" else []
     for name, script in SCRIPTS.items():
         options = options_of(name, "--clipping", clipping, *more)
@@ -112,6 +107,3 @@ def test_options_that_do_not_fit(arguments, message, capsys):
     with pytest.raises(SystemExit):
         options_of("mnist", *arguments)
     assert message in capsys.readouterr().err
-
-
-# ---- the networks -----------------------------------------------------------------------------

@@ -25,22 +25,18 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-def no_answer(address, seconds=None):
-    raise TimeoutError("no answer")
-
-
 @pytest.fixture
 def no_network(monkeypatch):
+    def no_answer(address, seconds=None):
+        raise TimeoutError("no answer")
+
     monkeypatch.setattr(download, "require_answer", no_answer)
-
-
-def pixels(*shape):
-    return RNG.integers(0, 256, shape).astype(np.uint8)
 
 
 def write_fashion_mnist(folder):
     """Five images to train on and three to test on, and their arrays."""
-    arrays = pixels(5, 28, 28), np.arange(5), pixels(3, 28, 28), np.arange(3)
+    x = RNG.integers(0, 256, (8, 28, 28)).astype(np.uint8)
+    arrays = x[:5], np.arange(5), x[5:], np.arange(3)
     folder.mkdir()
     for name, array in zip(IDX_FILES, arrays, strict=True):
         sizes = struct.pack(f">{array.ndim}I", *array.shape)
@@ -65,11 +61,9 @@ def assert_images(found, arrays):
 def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     keras_arrays = write_fashion_mnist(cache / "fashion-mnist")
     debian_arrays = write_fashion_mnist(tmp_path / "debian")
-    found = data.load_fashion_mnist(tmp_path / "debian")
-    assert_images(found, keras_arrays)
+    assert_images(data.load_fashion_mnist(tmp_path / "debian"), keras_arrays)
     shutil.rmtree(cache / "fashion-mnist")
-    found = data.load_fashion_mnist(tmp_path / "debian")
-    assert_images(found, debian_arrays)
+    assert_images(data.load_fashion_mnist(tmp_path / "debian"), debian_arrays)
     pytest.importorskip("sklearn")
     found = data.load_fashion_mnist(tmp_path / "nowhere")
     assert found.source.startswith("scikit-learn's digits, 1,500 + 297 images (Fashion-MNIST could")
@@ -81,18 +75,11 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
 
 @pytest.mark.usefixtures("cache", "no_network")
 @pytest.mark.parametrize(
-    ("load", "file"),
-    [
-        (data.load_mnist, "mnist.npz"),
-        (data.load_adult, "adult/adult.data"),
-    ],
+    ("load", "file"), [(data.load_mnist, "mnist.npz"), (data.load_adult, "adult/adult.data")]
 )
 def test_without_a_network_the_error_names_the_file(load, file):
     with pytest.raises(FileNotFoundError, match=rf"no answer.*https://.*keras/datasets/{file}"):
         load()
-
-
-# ---- Adult ------------------------------------------------------------------------------------
 
 
 BACHELOR = (
@@ -127,9 +114,3 @@ def test_adult_is_scaled_by_constants_alone(cache, monkeypatch):
     # Nothing is computed from the other rows.
     for name, values in one.x_train.items():
         np.testing.assert_array_equal(values, both.x_train[name][:1])
-
-
-# ---- downloads --------------------------------------------------------------------------------
-
-
-# ---- made-up data -----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def broken(fault: Fault, root: Path) -> str:
         ValueError: where the text to change does not occur exactly once.
     """
     text = (root / "keras_adaclip" / fault.file).read_text()
-    for old, new in ((fault.old, fault.new), *([fault.also] if fault.also else [])):
+    for old, new in fault.changes:
         if text.count(old) != 1:
             raise ValueError(f"{fault.title}: {old!r} occurs {text.count(old)} times")
         text = text.replace(old, new)

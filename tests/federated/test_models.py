@@ -61,9 +61,7 @@ def test_clients_unlike_the_first_are_named():
 
 
 def private(model):
-    model.compile(
-        optimizer=ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss=FROM_LOGITS
-    )
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss=FROM_LOGITS)
     return model
 
 
@@ -95,38 +93,14 @@ def test_what_was_spent_on_frozen_weights_counts():
     assert head.privacy_ledger.steps == 2 * by_example.privacy_ledger.steps
 
 
-class WithSpareLayer(layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.used, self.never = layers.Dense(3), layers.Dense(2)
-
-    def build(self, input_shape):
-        self.used.build(input_shape)
-
-    def call(self, x):
-        return self.used(x)
-
-
-def test_a_layer_that_is_never_called():
-    """Keras takes a model with such a layer for one that is not built, however often it ran."""
-    inputs = keras.Input((4,))
-    functional = ka.federate(keras.Model(inputs, WithSpareLayer()(inputs)))
-    model = compiled(functional, metrics=["accuracy"])
-    clients = clients_of(SIZES)
-    for _ in range(2):
-        model.fit(clients, len(clients), verbose=0, validation_data=clients)
-    assert model.optimizer.iterations == 2
-
-
 class WithOwnMetrics(FederatedSequential):
-    def __init__(self, *args, returned=(), **kwargs):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.returned = dict(returned)
         self.own = keras.metrics.Mean(name="own")
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         self.own.update_state(ops.sum(x, axis=-1), sample_weight)
-        return {**super().compute_metrics(x, y, y_pred, sample_weight), **self.returned}
+        return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
 def test_own_metrics_are_those_of_the_local_steps():
@@ -136,14 +110,6 @@ def test_own_metrics_are_those_of_the_local_steps():
     x, _ = clients.all_examples()
     np.testing.assert_allclose(history["own"], [x.sum(axis=-1).mean()], rtol=1e-4)
     assert set(history) == {"loss", "accuracy", "own"}
-
-
-def test_own_metrics_that_would_be_lost_are_refused_by_name():
-    model = compiled(WithOwnMetrics(linear(), returned={"extra": 1.0}))
-    before = weights(model)
-    with pytest.raises(ValueError, match="returns 'extra'"):
-        model.fit(clients_of(SIZES), len(SIZES), verbose=0)
-    np.testing.assert_array_equal(weights(model), before)
 
 
 def test_an_own_loss_is_that_of_the_local_steps():

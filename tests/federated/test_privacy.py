@@ -43,32 +43,25 @@ def test_weights_that_are_alike_change_nothing():
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
 
 
-def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
-    oracle.draw_nobody(monkeypatch)
-    model = private(noise_multiplier=2.0)
-    before = weights(model)
-    model.fit(CLIENTS, 6, epochs=1, steps_per_epoch=1, verbose=0)
-    moved = weights(model) - before
-    # 2 * 0.3 / 6 a coordinate: within five standard errors.
-    assert np.std(moved) == pytest.approx(0.1, rel=5 / np.sqrt(2 * len(moved)))
-    assert model.privacy_ledger.steps == 1
-
-
-def test_the_noise_is_drawn_once_a_round_and_divided_by_the_expected_cohort():
-    """Clients without a gradient leave nothing but noise."""
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_the_noise_is_drawn_once_a_round_and_divided_by_the_expected_cohort(is_empty, monkeypatch):
+    """Clients without a gradient, or no client at all, leave nothing but noise."""
+    if is_empty:
+        oracle.draw_nobody(monkeypatch)
     noised = {"noise_multiplier": 1.5, "clipping": 0.7, "microbatch_size": 2}
     stack = [keras.Input((4,)), layers.Dense(50, use_bias=False), layers.Lambda(lambda x: 0 * x)]
     model = private(stack, loss="mse", **noised)
     x, _ = CLIENTS.all_examples()
     clients = ClientData.from_arrays(x, np.zeros((len(x), 50)), np.arange(len(x)) % NUM_CLIENTS)
-    moves = []
+    seen = [weights(model)]
     for _ in range(4):
-        before = weights(model)
         model.fit(clients, 4, epochs=1, steps_per_epoch=4, verbose=0)
-        moves.append(weights(model) - before)
+        seen.append(weights(model))
+    moves = np.diff(seen, axis=0)
     # Four independent rounds with 1.5 * 0.7 / 4 each; 800 numbers.
     expected = 2 * 1.5 * 0.7 / 4
     assert np.std(moves) == pytest.approx(expected, rel=5 / np.sqrt(2 * 800))
+    assert model.privacy_ledger.steps == 16
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
@@ -137,17 +130,16 @@ def test_dropout_differs_between_clients_steps_and_rounds():
     model = private(stack, clipping=1e6, loss="mean_absolute_error")
     x = np.ones((24, 16), "float32")
     clients = ClientData.from_arrays(x, np.full((24, 1), 1e6), np.repeat(np.arange(12), 2))
-    moves = []
+    seen = [weights(model)]
     for _ in range(2):
-        before = weights(model)
         model.fit(clients, 12, epochs=1, steps_per_epoch=1, verbose=0)
-        moves.append(weights(model) - before)
+        seen.append(weights(model))
     # Each of 24 rows moves a coordinate with probability 1/2: binomial, if masks are independent;
     # with one mask for all it would be all or nothing.
-    counts = np.concatenate(moves) / np.max(moves[0] + moves[1]) * 2
-    assert len(np.unique(np.round(np.concatenate(moves), 3))) > 4
-    assert not np.allclose(moves[0], moves[1])
-    assert counts.min() > 0.1
+    first, second = np.diff(seen, axis=0)
+    assert len(np.unique(np.round([first, second], 3))) > 4
+    assert not np.allclose(first, second)
+    assert min(*first, *second) / np.max(first + second) * 2 > 0.1
 
 
 PRIVATE = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)
@@ -170,20 +162,14 @@ def test_wrong_arguments_of_compile(arguments, message):
         model.compile(**{"optimizer": PRIVATE, "loss": "mse", **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"cohort_size": NUM_CLIENTS + 1}, "`cohort_size` must lie between 1 and 12"),
-        ({"sampling": "all"}, "one of 'poisson', 'fixed', 'shuffle'"),
-    ],
-)
-def test_wrong_arguments_of_fit(arguments, message):
+def test_batches_of_examples_and_wrong_cohorts_are_refused():
     model = private(noise_multiplier=1.0)
-    with pytest.raises(ValueError, match=message):
-        model.fit(CLIENTS, **{"cohort_size": 4, **arguments}, verbose=0)
-    assert model.privacy_ledger.steps == 0
-
-
-def test_a_batch_of_examples_is_refused():
     with pytest.raises(NotImplementedError, match="does not say to which client"):
-        private().train_on_batch(*CLIENTS.all_examples())
+        model.train_on_batch(*CLIENTS.all_examples())
+    for fit, message in (
+        ({"cohort_size": 13}, "between 1 and 12"),
+        ({"sampling": "all"}, "'fixed'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(CLIENTS, **{"cohort_size": 4, **fit}, verbose=0)
+    assert model.privacy_ledger.steps == 0

@@ -195,40 +195,31 @@ class Twice(ClientData):
         return CLIENTS.examples_at(3)
 
 
-def canaries():
-    return ka.audit.Canaries(*CLIENTS.all_examples(), [0, 1], np.array([True, False]))
+def target():
+    return ka.callbacks.PrivacyCallback(1e-3, target_epsilon=0.01)
 
 
-CASES = {
-    "arrays": ({}, CLIENTS.all_examples()[0], None, r"says to which client.*type ndarray"),
-    "a client twice": ({}, Twice(), None, "3 entries of 2 clients"),
-    "bits": ({"clipping": ka.clipping.QuantileClipping()}, CLIENTS, None, r"`cohort_size`\) above"),
-    "target": (
-        {},
-        CLIENTS,
-        lambda: ka.callbacks.PrivacyCallback(1e-3, target_epsilon=0.01),
-        "nothing was trained.*lower `cohort_size`",
-    ),
-    "auto": ({"microbatch_size": "auto"}, CLIENTS, None, "a number of clients"),
-    "audit": (
-        {},
-        CLIENTS,
-        lambda: ka.callbacks.AuditCallback(canaries(), 1e-3),
-        "audits the training of a `PrivateModel`",
-    ),
-    "metric": (
-        {"metrics": [WithoutWeights(name="plain")]},
-        CLIENTS,
-        None,
-        "plain: The metric takes no `sample_weight`",
-    ),
-}
+def audit():
+    canaries = ka.audit.Canaries(*CLIENTS.all_examples(), [0, 1], np.array([True, False]))
+    return ka.callbacks.AuditCallback(canaries, 1e-3)
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_it_is_said_of_clients_and_cohorts(name):
-    options, data, callback, message = CASES[name]
-    model, callbacks = private(**options), [callback()] if callback else None
+# Options, and what to train on or a callback.
+CASES = [
+    ({}, CLIENTS.all_examples()[0], r"says to which client.*type ndarray"),
+    ({}, Twice(), "3 entries of 2 clients"),
+    ({"clipping": ka.clipping.QuantileClipping()}, CLIENTS, r"`cohort_size`\) above"),
+    ({}, target, "nothing was trained.*lower `cohort_size`"),
+    ({"microbatch_size": "auto"}, CLIENTS, "a number of clients"),
+    ({}, audit, "audits the training of a `PrivateModel`"),
+    ({"metrics": [WithoutWeights(name="plain")]}, CLIENTS, "plain: The metric takes no `sample_w"),
+]
+
+
+@pytest.mark.parametrize(("options", "given", "message"), CASES)
+def test_it_is_said_of_clients_and_cohorts(options, given, message):
+    model = private(**options)
+    data, callbacks = (CLIENTS, [given()]) if callable(given) else (given, None)
     with pytest.raises((TypeError, ValueError, UserWarning), match=f"(?s){message}") as raised:
         model.fit(data, 2, verbose=0, callbacks=callbacks)
     assert not re.search(r"batch size|number of examples|examples to the", str(raised.value))

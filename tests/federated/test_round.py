@@ -86,33 +86,26 @@ def test_a_round_is_that_of_a_loop_over_the_clients(name, chunk, recorded):
     assert_close(oracle.arrays(model.trainable_variables), expected)
 
 
-SERVERS = {
-    "FedAvgM": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
-    "FedAdam": lambda: keras.optimizers.Adam(0.1, epsilon=1e-3),
-}
-
-
-@pytest.mark.parametrize("name", list(SERVERS))
-def test_the_servers_optimizer_takes_the_mean_contribution_for_a_gradient(name, recorded):
-    model, before = one_round(SERVERS[name]())
-    expected = expected_after(before, recorded[0], SERVERS[name]())
-    assert_close(oracle.arrays(model.trainable_variables), expected)
-
-
-CLIENTS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "AdamW": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-3),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=1, decay_rate=0.5)
+SGD = keras.optimizers.SGD
+HALVED = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=1, decay_rate=0.5)
+# The server's optimizer and the clients'.
+OPTIMIZERS = {
+    "FedAvgM": (lambda: SGD(0.5, momentum=0.9), lambda: SGD(0.3)),
+    "FedAdam": (lambda: keras.optimizers.Adam(0.1, epsilon=1e-3), lambda: SGD(0.3)),
+    "momentum": (lambda: SGD(1.0), lambda: SGD(0.1, momentum=0.9, nesterov=True)),
+    "AdamW": (
+        lambda: SGD(1.0),
+        lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-3),
     ),
+    "schedule": (lambda: SGD(1.0), lambda: SGD(HALVED)),
 }
 
 
-@pytest.mark.parametrize("name", list(CLIENTS))
-def test_each_client_has_a_fresh_optimizer_of_its_own(name, recorded):
-    server = keras.optimizers.SGD(1.0)
-    model, before = one_round(server, clipping=0.65, client=CLIENTS[name](), local_epochs=2)
-    expected = expected_after(before, recorded[0], server, CLIENTS[name](), 0.65)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_server_steps_by_the_mean_and_each_client_has_an_optimizer_of_its_own(name, recorded):
+    server, client = OPTIMIZERS[name]
+    model, before = one_round(server(), clipping=0.65, client=client(), local_epochs=2)
+    expected = expected_after(before, recorded[0], server(), client(), 0.65)
     assert_close(oracle.arrays(model.trainable_variables), expected)
 
 

@@ -7,6 +7,7 @@ from keras import layers
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData, FederatedSequential
+from tests.federated.support import weights  # noqa: F401
 
 NUM_CLIENTS, SIZE, FEATURES, CLASSES = 12, 5, 4, 3
 SHAPES = [(FEATURES, CLASSES), (CLASSES,)]
@@ -32,20 +33,9 @@ def stack():
 def compiled(query, *, server=None, client_rate=0.5, chunk=None, made_of=None, **options):
     keras.utils.set_random_seed(0)
     model = FederatedSequential(made_of or stack())
-    model.compile(
-        optimizer=ka.integrations.tensorflow_privacy.QueryOptimizer(
-            server or keras.optimizers.SGD(1.0), query, microbatch_size=chunk
-        ),
-        client_optimizer=keras.optimizers.SGD(client_rate),
-        # One step on all of a client's examples: the same whatever order they come in.
-        client_batch_size=None,
-        loss=LOSS,
-        **options,
-    )
+    server = server or keras.optimizers.SGD(1.0)
+    kind = ka.integrations.tensorflow_privacy.QueryOptimizer
+    # One step on all of a client's examples: the same whatever order they come in.
+    options |= {"client_optimizer": keras.optimizers.SGD(client_rate), "client_batch_size": None}
+    model.compile(kind(server, query, microbatch_size=chunk), loss=LOSS, **options)
     return model
-
-
-def weights(model):
-    return np.concatenate(
-        [keras.ops.convert_to_numpy(each).ravel() for each in model.trainable_variables]
-    )

@@ -1,4 +1,4 @@
-"""What rounds of a query cost, and that the ledger keeps it."""
+"""What rounds of a query cost, that the ledger keeps it, and the code on `docs/federated.md`."""
 
 import math
 
@@ -12,7 +12,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import keras_adaclip as ka
-from tests.integrations.support import NUM_CLIENTS, SPECS, compiled, population, weights
+from tests.docs import pages
+from tests.integrations.support import NUM_CLIENTS, SPECS, compiled, population, stack, weights
 
 queries = ka.integrations.tensorflow_privacy
 COHORT, DELTA = 3, 1e-2
@@ -47,15 +48,14 @@ def test_cohorts_drawn_otherwise_cost_what_dp_accounting_says(sampling):
     model.fit(population(), COHORT, epochs=2, verbose=0, sampling=sampling)
     spent = model.privacy_spent(DELTA).epsilon
     if sampling == "shuffle":
-        expected = epsilon(PLDAccountant(), SelfComposedDpEvent(GaussianDpEvent(2.0), 2))
-        assert spent == pytest.approx(expected, **CLOSE)
-        return
-    # The client that is replaced moves the sum twice as far.
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        NUM_CLIENTS, COHORT, GaussianDpEvent(1.0)
-    )
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    expected = epsilon(RdpAccountant(neighboring_relation=relation), SelfComposedDpEvent(event, 8))
+        accountant, event = PLDAccountant(), SelfComposedDpEvent(GaussianDpEvent(2.0), 2)
+    else:
+        # The client that is replaced moves the sum twice as far.
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent
+        event = SelfComposedDpEvent(sampled(NUM_CLIENTS, COHORT, GaussianDpEvent(1.0)), 8)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        accountant = RdpAccountant(neighboring_relation=relation)
+    expected = epsilon(accountant, event)
     assert spent == pytest.approx(expected, **CLOSE)
 
 
@@ -83,24 +83,23 @@ class OwnTree(queries.TreeResidualSumQuery):
 
 
 def own_clipping():
-    return queries.TreeResidualSumQuery(
-        SPECS,
-        queries.GaussianNoiseGenerator(1.0, SPECS),
-        lambda record, bound: [tf.clip_by_value(part, -bound, bound) for part in record],
-        1.0,
-    )
+    def clip(record, bound):
+        return [tf.clip_by_value(part, -bound, bound) for part in record]
+
+    generator = queries.GaussianNoiseGenerator(1.0, SPECS)
+    return queries.TreeResidualSumQuery(SPECS, generator, clip, 1.0)
+
+
+def tree(kind=queries.TreeResidualSumQuery):
+    return kind.build_l2_gaussian_query(1.0, 1.0, SPECS)
 
 
 @pytest.mark.parametrize(
     ("make", "sampling", "reason"),
     [
-        (
-            lambda: queries.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 1.0, SPECS),
-            "poisson",
-            "once in a tree",
-        ),
+        (tree, "poisson", "once in a tree"),
         (own_clipping, "shuffle", "not a Gaussian mechanism"),
-        (lambda: OwnTree.build_l2_gaussian_query(1.0, 1.0, SPECS), "shuffle", "not a Gaussian"),
+        (lambda: tree(OwnTree), "shuffle", "not a Gaussian"),
         (lambda: Laplace(1.0, 1.0), "poisson", "unsupported"),
     ],
 )
@@ -139,3 +138,13 @@ def test_a_round_with_less_noise_than_stated_is_not_used():
     np.testing.assert_array_equal(weights(model), seen[0])
     # Counted all the same.
     assert model.privacy_ledger.steps >= 1
+
+
+def test_the_page_compiles_a_model_whose_rounds_a_query_aggregates():
+    page = (pages.DOCS / "federated.md").read_text(encoding="utf-8")
+    (block,) = (block for block in pages.blocks(page) if "TensorFlow Privacy" in block.options)
+    names = {"keras": keras, "ka": ka}
+    names["model"] = model = ka.federated.FederatedSequential([*stack(), keras.layers.Softmax()])
+    exec(compile(block.text, "docs/federated.md", "exec"), names)
+    model.fit(population(), cohort_size=6, epochs=1, verbose=0)
+    assert 0 < model.privacy_spent(delta=1e-3).epsilon < float("inf")

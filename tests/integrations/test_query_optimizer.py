@@ -26,6 +26,12 @@ def sums():
     return queries.GaussianSumQuery(1.0, 1.0)
 
 
+def trained(query, **options):
+    model = compiled(query)
+    model.fit(population(), 4, epochs=1, verbose=0, **options)
+    return model
+
+
 @keras.saving.register_keras_serializable(package="tests")
 def quantile():
     return queries.QuantileAdaptiveClipSumQuery(0.2, 1.5, 0.5, 0.4, 1.0, 4)
@@ -57,8 +63,7 @@ def test_a_loaded_model_goes_on_with_norm_state_and_ledger(make, sampling, tmp_p
 
 
 def test_the_noise_of_a_tree_is_not_in_the_file(tmp_path):
-    model = compiled(tree)
-    model.fit(population(), 4, epochs=1, verbose=0, sampling="shuffle")
+    model = trained(tree, sampling="shuffle")
     noise = model.optimizer.aggregation.state.inner_query_state.previous_tree_noise[0].numpy()
     assert np.any(noise != 0.0)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -71,8 +76,7 @@ def test_the_noise_of_a_tree_is_not_in_the_file(tmp_path):
 
 
 def test_a_query_that_no_function_made_is_compiled_anew(tmp_path):
-    model = compiled(quantile())
-    model.fit(population(), 4, epochs=1, verbose=0)
+    model = trained(quantile())
     model.save(tmp_path / "model.keras")
     with pytest.raises(ValueError, match="compile=False"):
         keras.models.load_model(tmp_path / "model.keras")
@@ -84,11 +88,9 @@ def test_a_query_that_no_function_made_is_compiled_anew(tmp_path):
 
 
 def test_the_state_of_another_query_is_refused(tmp_path):
-    model = compiled(quantile())
-    model.fit(population(), 4, epochs=1, verbose=0)
+    model = trained(quantile())
     model.save_weights(tmp_path / "model.weights.h5")
-    other = compiled(sums())
-    other.fit(population(), 4, epochs=1, verbose=0)
+    other = trained(sums())
     before = other.optimizer.inner_optimizer.iterations.numpy()
     with pytest.raises(ValueError, match="saved state is not that of a `GaussianSumQuery`"):
         other.load_weights(tmp_path / "model.weights.h5")
@@ -100,25 +102,25 @@ def test_a_config_of_version_0_1_is_read():
     assert queries.QueryOptimizer.from_config({**config, "clip_norm": None}).get_config() == config
 
 
+def cumulative():
+    return queries.TreeCumulativeSumQuery.build_l2_gaussian_query(1.0, 1.0, SPECS)
+
+
+def adaptive_tree():
+    return queries.QAdaClipTreeResSumQuery(0.3, 4.0, SPECS, 0.5, 0.4, 3.0, 4)
+
+
+def nested():
+    return queries.NestedQuery([sums(), queries.NormalizedQuery(sums(), 2.0)])
+
+
 @pytest.mark.parametrize(
     ("query", "error", "message"),
     [
         ("gaussian", TypeError, "must be a `DPQuery`"),
-        (
-            lambda: queries.TreeCumulativeSumQuery.build_l2_gaussian_query(1.0, 1.0, SPECS),
-            ValueError,
-            "Use a `TreeResidualSumQuery`",
-        ),
-        (
-            lambda: queries.QAdaClipTreeResSumQuery(0.3, 4.0, SPECS, 0.5, 0.4, 3.0, 4),
-            ValueError,
-            "`QAdaClipTreeResSumQuery` is not supported",
-        ),
-        (
-            lambda: queries.NestedQuery([sums(), queries.NormalizedQuery(sums(), 2.0)]),
-            ValueError,
-            "all be means",
-        ),
+        (cumulative, ValueError, "Use a `TreeResidualSumQuery`"),
+        (adaptive_tree, ValueError, "`QAdaClipTreeResSumQuery` is not supported"),
+        (nested, ValueError, "all be means"),
     ],
 )
 def test_queries_that_cannot_aggregate_rounds_are_refused(query, error, message):
@@ -126,18 +128,12 @@ def test_queries_that_cannot_aggregate_rounds_are_refused(query, error, message)
         queries.QueryOptimizer("sgd", query)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"jit_compile": True},
-        {"cohort_noise_size": 100},
-        {"client_weighting": ka.federated.ByExamples(4, 4)},
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_go_with_a_query(option):
-    with pytest.raises(ValueError, match=f"`{next(iter(option))}` does not go with"):
-        compiled(sums(), **option)
+def test_settings_that_do_not_go_with_a_query():
+    weighting = ka.federated.ByExamples(4, 4)
+    options = {"jit_compile": True, "cohort_noise_size": 100, "client_weighting": weighting}
+    for name, value in options.items():
+        with pytest.raises(ValueError, match=f"`{name}` does not go with"):
+            compiled(sums(), **{name: value})
 
 
 def test_only_rounds_of_a_federated_model_are_taken():
@@ -148,8 +144,7 @@ def test_only_rounds_of_a_federated_model_are_taken():
     plain.compile(optimizer=optimizer, loss=LOSS)
     with pytest.raises(ValueError, match="FederatedModel"):
         plain.fit(*population().all_examples(), verbose=0)
-    model = compiled(sums())
-    model.fit(population(), 4, epochs=1, verbose=0)
+    model = trained(sums())
     gradients = [tf.zeros(shape) for shape in SHAPES]
     with pytest.raises(ValueError, match="plain gradients"):
         model.optimizer.apply(gradients, model.trainable_variables)

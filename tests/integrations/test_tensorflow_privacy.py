@@ -25,15 +25,8 @@ def records(generator):
 @pytest.mark.parametrize(("update", "target"), [("geometric", 0.5), ("linear", 0.8)])
 def test_steps_take_the_same_course(update, target):
     learning_rate, start = 0.2, 0.7
-    query = queries.QuantileAdaptiveClipSumQuery(
-        initial_l2_norm_clip=start,
-        noise_multiplier=0.0,
-        target_unclipped_quantile=target,
-        learning_rate=learning_rate,
-        clipped_count_stddev=0.0,
-        expected_num_records=EXPECTED_UNITS,
-        geometric_update=update == "geometric",
-    )
+    settings = (start, 0.0, target, learning_rate, 0.0, EXPECTED_UNITS, update == "geometric")
+    query = queries.QuantileAdaptiveClipSumQuery(*settings)
     strategy = ka.clipping.QuantileClipping(target, start, learning_rate, update=update)
     theirs, ours = query.initial_global_state(), strategy.initial_state(SINGLE)
     generator = np.random.default_rng(5)

@@ -1,7 +1,8 @@
-"""Imports of the package, its dependencies, and the extras that users are told of."""
+"""Imports and dependencies, the extras that users are told of, the backend, and the version."""
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,16 @@ from pathlib import Path
 import pytest
 
 import keras_adaclip
+from keras_adaclip import _keras_backend
 from tests.packaging.import_rules import BACKEND_LIBRARIES, imported_names, package_modules
-from tests.packaging.releases import EXTRAS, PYPROJECT, lower_bound, name_of, requirements
+from tests.packaging.releases import (
+    EXTRAS,
+    PROJECT,
+    PYPROJECT,
+    lower_bound,
+    name_of,
+    requirements,
+)
 
 ROOT = PYPROJECT.parent
 PACKAGE = Path(keras_adaclip.__file__).parent
@@ -101,3 +110,38 @@ def test_every_requirement_has_a_lower_bound():
     assert {"numpy==1.26", "jax==0.5"} <= set(map(lower_bound, requirements(EXTRAS)))
     with pytest.raises(ValueError, match="numpy<3"):
         lower_bound("numpy<3")
+
+
+# The backend
+
+_WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; import keras_adaclip"
+
+
+def test_the_import_says_how_to_choose():
+    """In a process of its own, since this one has imported Keras."""
+    command = [sys.executable, "-c", _WITHOUT_TENSORFLOW]
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    last_line = run.stderr.strip().splitlines()[-1]
+    assert re.match("ImportError: .* TensorFlow, which is not installed.*KERAS_BACKEND=", last_line)
+
+
+@pytest.mark.parametrize(
+    ("missing", "installed", "expected"),
+    [
+        ("jaxlib.xla", ["torch"], "on JAX, .* one that is .* KERAS_BACKEND=torch.$"),
+        ("torch", [], r"on PyTorch, .* keras-adaclip\[tensorflow\], \[jax\] or \[torch\]"),
+        ("h5py", ["torch"], "^None$"),
+    ],
+)
+def test_only_what_is_installed_is_offered(missing, installed, expected, monkeypatch):
+    monkeypatch.setattr(_keras_backend, "find_spec", lambda name: name in installed or None)
+    assert re.search(expected, str(_keras_backend.explain(missing)))
+
+
+def test_every_place_says_the_version_of_pyproject():
+    version = PROJECT["version"]
+    assert keras_adaclip.__version__ == version
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert (PACKAGE / "py.typed").exists()

@@ -1,29 +1,20 @@
-"""Imports point down only: the package keeps `import_rules.py`, and the checker can fail."""
+"""Imports point down only, by `import_rules.py`, which can fail; and all code has docstrings."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.import_rules import LAYERS, PACKAGE, package_modules, violations
+from tests.packaging.import_rules import PACKAGE, package_modules, violations
 
 ROOT = Path(__file__).resolve().parents[2] / PACKAGE
+MODULES = dict(package_modules(ROOT))
 
 
-def test_package_keeps_the_rules():
-    modules = list(package_modules(ROOT))
-    assert modules, f"no module was found under {ROOT}"
-    problems = [problem for name, source in modules for problem in violations(source, name)]
-    assert not problems, "\n".join(problems)
-
-
-def test_every_folder_has_its_layer():
-    entries = {
-        entry.stem if entry.is_file() else entry.name
-        for entry in ROOT.iterdir()
-        if entry.suffix == ".py" or (entry / "__init__.py").exists()
-    }
-    public = {entry for entry in entries if not entry.startswith("_")}
-    assert public <= set(LAYERS)
+@pytest.mark.parametrize("module", MODULES)
+def test_the_package_keeps_the_rules(module):
+    """A folder without a place in `LAYERS` breaks one too."""
+    assert violations(MODULES[module], module) == []
 
 
 @pytest.mark.parametrize(
@@ -64,3 +55,21 @@ def test_a_broken_rule_is_found(module, source, reason):
 )
 def test_an_allowed_import_passes(module, source):
     assert violations(source, f"{PACKAGE}.{module}") == []
+
+
+def undocumented(source):
+    """Line and name of each class or function without a sentence; not of dunders and setters."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [
+        f"{node.lineno}: {node.name}"
+        for node in nodes
+        if not (node.name.startswith("__") and node.name.endswith("__"))
+        and not any(ast.unparse(each).endswith(".setter") for each in node.decorator_list)
+        and not (ast.get_docstring(node) or "").partition("\n")[0].endswith(".")
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_class_and_function_has_a_docstring(module):
+    assert not undocumented(MODULES[module])

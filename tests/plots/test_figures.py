@@ -1,22 +1,19 @@
-"""Figures of runs, audits and searches."""
+"""Figures of runs, audits, searches, clipping norms, and of epsilon over delta and epochs."""
 
 import sys
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, ledger_epsilon
 
 pytest.importorskip("matplotlib")
 
-HISTORY = {
-    "loss": [1.0, 0.5],
-    "accuracy": [0.5, 0.7],
-    "val_accuracy": [0.4, 0.6],
-    "epsilon": [1.0, 1.5],
-    "clip_norm": [0.1, 0.2],
-}
+HISTORY = {"loss": [1.0, 0.5], "accuracy": [0.5, 0.7], "val_accuracy": [0.4, 0.6]}
+HISTORY |= {"epsilon": [1.0, 1.5], "clip_norm": [0.1, 0.2]}
 
 
 def labels(figure):
@@ -76,16 +73,12 @@ def test_scores_and_bounds_of_an_audit(tmp_path):
 
 
 def test_the_curve_of_a_membership_inference():
-    metrics = pytest.importorskip("sklearn.metrics")
-    generator = np.random.default_rng(0)
-    members, others = generator.normal(1, 1, (200, 1)), generator.normal(0, 1, (200, 1))
+    members, others = np.array([[0.9], [0.5], [0.7]]), np.array([[0.6], [0.1]])
     found = ka.audit.membership_inference(None, members, others, score=lambda model, x, y: x[:, 0])
     curve = ka.plots.membership_inference(found).axes[0].lines[0]
-    scores = np.concatenate([members, others])[:, 0]
-    expected = metrics.roc_curve(np.repeat([1, 0], 200), scores, drop_intermediate=False)
-    points = set(zip(expected[0].round(9), expected[1].round(9), strict=True))
-    shown = zip(*(np.asarray(values).round(9) for values in curve.get_data()), strict=True)
-    assert set(shown) == points - {(0.0, 0.0)}
+    shown = np.stack(curve.get_data(), axis=1)[::-1]
+    expected = [[0, 1 / 3], [0, 2 / 3], [0.5, 2 / 3], [0.5, 1], [1, 1]]
+    np.testing.assert_allclose(shown, expected)
 
 
 class GreedySearch:
@@ -134,14 +127,13 @@ def test_a_search_by_trial_and_by_what_was_varied():
         ({"rate": 0.01, "kind": "a", "same": 1, "tuner/epochs": 2}, 3.0),
         ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, None),
         ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, 1.0),
-        ({"rate": 0.1, "kind": "b", "same": 1, "tuner/epochs": 4}, 2.0),
     )
     by_trial, by_rate, by_kind = ka.plots.search(tuner).axes
     assert by_trial.get_ylabel() == "val loss"
-    assert by_trial.lines[0].get_ydata() == pytest.approx([3.0, 1.0, 1.0])
+    assert by_trial.lines[0].get_ydata() == pytest.approx([3.0, 1.0])
     assert by_rate.get_xlabel() == "rate"
     assert by_rate.get_xscale() == "log"
-    assert by_rate.collections[0].get_offsets().tolist() == [[0.01, 3.0], [1.0, 1.0], [0.1, 2.0]]
+    assert by_rate.collections[0].get_offsets().tolist() == [[0.01, 3.0], [1.0, 1.0]]
     assert by_kind.get_xlabel() == "kind"
     assert [text.get_text() for text in by_kind.get_xticklabels()] == ["a", "b"]
 
@@ -156,15 +148,139 @@ def test_a_search_without_anything_to_show():
 # Quantile tracking
 
 
-LOGS = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
-
-
 def test_the_noised_share_and_its_target():
-    norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=LOGS), 0.7).axes
-    assert drawn(norms) == {"clipping norm": LOGS["clip_norm"]}
-    assert drawn(shares) == {
-        "noised, last step": LOGS["unclipped_fraction"],
-        "target: 0.7": [0.7, 0.7],
-    }
+    logs = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
+    norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=logs), 0.7).axes
+    assert drawn(norms) == {"clipping norm": logs["clip_norm"]}
+    assert drawn(shares) == {"noised, last step": [0.2, 0.6, 1.1], "target: 0.7": [0.7, 0.7]}
     # Noise may take the share beyond one, and the axis follows.
     assert shares.get_ylim() == pytest.approx((0.0, 1.15))
+
+
+# Epsilon over delta and over the epochs of a ledger
+
+
+def row(steps, noise_multiplier=1.0, sampling=Sampling.POISSON, batch_size=100):
+    return LedgerRow.open(sampling, batch_size, 1_000, noise_multiplier).advance(steps)
+
+
+def curve(axes):
+    (line,) = axes.lines
+    return line.get_xdata(), line.get_ydata()
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_both_curves_are_bounds_and_close_ones(accountant):
+    figure = ka.plots.privacy_curve(Ledger((row(95),)), delta=1e-5, accountant=accountant)
+    over_delta, over_epochs = figure.axes
+    deltas, epsilons = curve(over_delta)
+    for number in (0, 20, -1):
+        tight = ledger_epsilon([row(95)], float(deltas[number]), accountant)
+        assert tight <= epsilons[number] <= 1.01 * tight
+    epochs, epsilons = curve(over_epochs)
+    assert (epochs[0], epsilons[0], epochs[-1]) == (0.0, 0.0, 9.5)
+    assert over_epochs.get_xlabel() == "epochs of 10 steps"
+    for number in (1, 10, -1):
+        tight = ledger_epsilon([row(round(10 * epochs[number]))], 1e-5, accountant)
+        assert tight <= epsilons[number] <= 1.01 * tight
+    # The dots are not rounded.
+    spent = ledger_epsilon([row(95)], 1e-5, accountant)
+    dots = [axes.collections[0].get_offsets()[0].tolist() for axes in figure.axes]
+    assert dots == [[1e-5, spent], [9.5, spent]]
+
+
+def test_passes_count_in_proportion_and_under_the_relation_of_the_whole():
+    rows = [row(20, sampling=Sampling.SHUFFLE, noise_multiplier=2.0), row(30)]
+    figure = ka.plots.privacy_curve(rows, delta=1e-5)
+    epochs, epsilons = curve(figure.axes[1])
+    shuffled = ledger_epsilon([row(10, sampling=Sampling.SHUFFLE, noise_multiplier=2.0)], 1e-5)
+    within = epsilons[(epochs > 0.0) & (epochs <= 1.0)]
+    assert within == pytest.approx(np.full(len(within), shuffled), rel=0.01)
+    assert epsilons[-1] == pytest.approx(ledger_epsilon(rows, 1e-5), rel=0.01)
+
+
+def test_a_model_and_the_delta_of_its_number_of_examples():
+    x, y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
+    model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0), "mean_squared_error")
+    with pytest.raises(ValueError, match="No step has run yet"):
+        ka.plots.privacy_curve(model)
+    model.fit(x, y, batch_size=20, epochs=3, verbose=0)
+    figure = ka.plots.privacy_curve(model, accountant="rdp")
+    delta, spent = figure.axes[1].get_title(), figure.axes[0].collections[0].get_offsets()[0][1]
+    assert delta == f"at delta = {40**-1.1:.2g}"
+    assert spent == model.privacy_spent(40**-1.1, "rdp").epsilon
+
+
+@pytest.mark.parametrize(
+    ("ledger", "words"),
+    [
+        ([], "No step has run yet"),
+        ([row(5, noise_multiplier=0.0)], "ran without noise"),
+        ([LedgerRow.open(Sampling.STREAM, 10, 0, 1.0).advance(5)], "`num_examples`"),
+    ],
+)
+def test_what_has_no_curve(ledger, words):
+    with pytest.raises(ValueError, match=words):
+        ka.plots.privacy_curve(ledger)
+
+
+# Clipping norms of several methods
+
+
+def run(*norms, steps=None):
+    """What `fit` returns, as far as it is drawn."""
+    params = {} if steps is None else {"steps": steps}
+    return SimpleNamespace(history={"clip_norm": list(norms)}, params=params)
+
+
+def curves(figure):
+    (axes,) = figure.axes
+    return {
+        line.get_label(): np.stack([line.get_xdata(), line.get_ydata()], axis=1).tolist()
+        for line in axes.lines
+    }
+
+
+def test_a_run_a_schedule_and_numbers():
+    methods = {"run": run(0.5, 0.4, 0.3), "dict": {"clip_norm": [0.9, 0.8]}}
+    methods |= {"schedule": ka.schedules.PowerDecay(1.0, power=1.0), "numbers": [1.0, 0.5]}
+    figure = ka.plots.thresholds(methods, title="Norms")
+    found = curves(figure)
+    assert found["run"] == [[1, 0.5], [2, 0.4], [3, 0.3]]
+    assert found["dict"] == [[1, 0.9], [2, 0.8]]
+    third = pytest.approx(1 / 3)
+    assert found["schedule"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, third], [3, third]]
+    assert found["numbers"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, 0.5], [3, 0.5]]
+    assert figure.get_suptitle() == "Norms"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(methods)
+
+
+def test_runs_of_one_method_are_a_mean_and_a_band():
+    figure = ka.plots.thresholds({"seeds": [run(1.0, 2.0), run(3.0, 2.0, 9.0)]})
+    assert curves(figure) == {"seeds": [[1, 2.0], [2, 2.0]]}
+    (band,) = figure.axes[0].collections
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 3.0)
+
+
+def test_a_schedule_of_steps_is_drawn_by_the_first_and_last_step_of_each_epoch():
+    cosine = keras.optimizers.schedules.CosineDecay(1.0, decay_steps=8)
+    drawn = curves(ka.plots.thresholds({"a": cosine}, epochs=2, steps_per_epoch=4))["a"]
+    assert [at for at, _ in drawn] == [0, 1, 1, 2]
+    assert [norm for _, norm in drawn] == pytest.approx([float(cosine(t)) for t in (0, 3, 4, 7)])
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "words"),
+    [
+        ({}, ValueError, "`methods` is empty"),
+        ({"a": {"loss": [1.0]}}, ValueError, "history of 'a' has no 'clip_norm'"),
+        ({"a": ka.schedules.PowerDecay(1.0)}, ValueError, "Give `epochs`"),
+        ({"a": "quantile"}, TypeError, "quantile"),
+        ({"a": run(1.0), "b": ka.schedules.LinearDecay(1.0, 5)}, ValueError, "of 'b' counts in s"),
+    ],
+)
+def test_what_cannot_be_drawn(methods, error, words):
+    with pytest.raises(error, match=words):
+        ka.plots.thresholds(methods)

@@ -24,11 +24,7 @@ _MODES = {
         "eager": {"run_eagerly": True},
         "several": {"jit_compile": False, "steps_per_execution": 2},
     },
-    "jax": {
-        "jit": {},
-        "eager": {"run_eagerly": True},
-        "several": {"steps_per_execution": 2},
-    },
+    "jax": {"jit": {}, "eager": {"run_eagerly": True}, "several": {"steps_per_execution": 2}},
     "torch": {"eager": {}},
 }
 MODES = _MODES[keras.backend.backend()]
@@ -41,12 +37,8 @@ COMPILED = {
 
 
 def dp_sgd(clipping=1.0, noise_multiplier=1.0, learning_rate=1.0, **options):
-    return ka.optimizers.DPOptimizer(
-        keras.optimizers.SGD(learning_rate),
-        clipping=clipping,
-        noise_multiplier=noise_multiplier,
-        **options,
-    )
+    options |= {"clipping": clipping, "noise_multiplier": noise_multiplier}
+    return ka.optimizers.DPOptimizer(keras.optimizers.SGD(learning_rate), **options)
 
 
 def minus_output(y_true, y_pred):
@@ -68,9 +60,8 @@ def pure_noise_data(num_examples=12):
 
 def line_model(optimizer, num_inputs=1, layers=(), start=0.0, **compile_options):
     """A compiled model whose example gradients are minus the inputs."""
-    dense = keras.layers.Dense(
-        1, use_bias=False, kernel_initializer=keras.initializers.Constant(start)
-    )
+    constant = keras.initializers.Constant(start)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=constant)
     model = ka.PrivateSequential([keras.Input((num_inputs,)), *layers, dense])
     model.compile(optimizer=optimizer, loss=minus_output, **without_xla(compile_options))
     return model
@@ -94,6 +85,12 @@ def steps_and_noise(model):
     return [(row.noise_multiplier, row.steps) for row in model.privacy_ledger]
 
 
+def key_of(optimizer):
+    """The key under which an optimizer draws its noise, as bytes."""
+    (key,) = optimizer.secret_variables
+    return np.array(keras.ops.convert_to_numpy(key.value)).tobytes()
+
+
 def load(path):
     """Loads a model, which may have the loss of `line_model`."""
     return keras.models.load_model(path, custom_objects={"minus_output": minus_output})
@@ -113,17 +110,17 @@ class Recorder(keras.callbacks.Callback):
         super().__init__()
         self.weights, self.clip_norms, self.fractions = [], [], []
 
-    def on_train_begin(self, logs=None):
-        self.record()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.record()
-
     def record(self):
         """Append the present values."""
         self.weights.append(flat_weights(self.model))
         self.clip_norms.append(self.model.optimizer.clip_norm)
         self.fractions.append(self.model.optimizer.unclipped_fraction)
+
+    def on_train_begin(self, logs=None):
+        self.record()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.record()
 
     @property
     def updates(self):
@@ -140,15 +137,8 @@ def recorded_fit(model, x, y, batch_size, num_epochs=1, steps_per_epoch=1, **opt
     """Fits quietly, one step an epoch unless told otherwise; returns the `Recorder`."""
     recorder = Recorder()
     options.setdefault("callbacks", []).append(recorder)
-    recorder.history = model.fit(
-        x,
-        y,
-        batch_size=batch_size,
-        epochs=num_epochs,
-        steps_per_epoch=steps_per_epoch,
-        verbose=0,
-        **options,
-    ).history
+    options |= {"batch_size": batch_size, "epochs": num_epochs, "steps_per_epoch": steps_per_epoch}
+    recorder.history = model.fit(x, y, verbose=0, **options).history
     return recorder
 
 

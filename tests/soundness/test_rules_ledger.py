@@ -11,6 +11,7 @@ from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers import Run
 from tests.soundness.setups import (
     dp_sgd,
+    key_of,
     line_data,
     line_model,
     pure_noise_data,
@@ -39,16 +40,17 @@ def stored(optimizer):
     return store
 
 
+def assert_stored(optimizer, before):
+    for name, value in stored(optimizer).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
 def momentum():
     return ka.optimizers.DPOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), noise_multiplier=1.0)
 
 
 def test_compiling_again_carries_what_layers_that_are_gone_have_spent():
-    layers = [keras.Input((1,)), keras.layers.Dense(1), keras.layers.Dense(1)]
-    model = ka.PrivateSequential(layers)
-    model.compile(optimizer=dp_sgd(), loss="mse")
-    train(model, 3)
-    model.pop()
+    model = train(line_model(dp_sgd()), 3)
     model.pop()
     model.add(keras.layers.Dense(1))
     model.compile(optimizer=dp_sgd(), loss="mse")
@@ -99,12 +101,12 @@ def test_two_processes_that_go_on_from_one_checkpoint_are_added_up():
     train(model, 3)
     train(other, 3)
     assert (steps(model), steps(other)) == (5, 5)
-    other.optimizer.load_own_variables(stored(model.optimizer))
-    counted = steps(other)
-    assert counted >= 8
+    counted = []
+    for _ in range(2):
+        other.optimizer.load_own_variables(stored(model.optimizer))
+        counted.append(steps(other))
     # Once is enough.
-    other.optimizer.load_own_variables(stored(model.optimizer))
-    assert steps(other) == counted
+    assert counted[1] == counted[0] >= 8
 
 
 def test_a_state_loaded_in_between_does_not_change_what_runs_and_is_counted():
@@ -128,20 +130,14 @@ def test_a_state_loaded_in_between_does_not_change_what_runs_and_is_counted():
 def test_loading_draws_a_fresh_key():
     optimizer = dp_sgd(seed=1)
     optimizer.build(line_model(optimizer).trainable_variables)
-    (key,) = optimizer.secret_variables
-    before = np.array(keras.ops.convert_to_numpy(key.value))
+    before = key_of(optimizer)
     optimizer.load_own_variables(stored(optimizer))
-    after = np.array(keras.ops.convert_to_numpy(key.value))
-    assert (before != after).any()
-    assert after.any()
+    assert key_of(optimizer) not in (before, bytes(8))
 
 
 @pytest.mark.parametrize(
     ("make_optimizer", "message"),
-    [
-        (dp_sgd, r"holds \d+ variables, this optimizer has"),
-        (momentum, "has shape .*, the saved"),
-    ],
+    [(dp_sgd, r"holds \d+ variables, this optimizer has"), (momentum, "has shape .*, the saved")],
 )
 def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, message):
     model = train(line_model(momentum()), 2)
@@ -150,8 +146,7 @@ def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, me
     other.build(line_model(other, num_inputs=2).trainable_variables)
     with pytest.raises(ValueError, match=message):
         model.optimizer.load_own_variables(stored(other))
-    for name, value in stored(model.optimizer).items():
-        np.testing.assert_array_equal(value, before[name])
+    assert_stored(model.optimizer, before)
     assert steps(model) == 2
 
 
@@ -185,15 +180,13 @@ def test_weights_of_a_model_without_an_optimizer_leave_its_state_alone(tmp_path)
     model = train(line_model(dp_sgd()), 2)
     before = stored(model.optimizer)
     model.load_weights(path)
-    for name, value in stored(model.optimizer).items():
-        np.testing.assert_array_equal(value, before[name])
+    assert_stored(model.optimizer, before)
     assert steps(model) == 2
 
 
 def test_the_weights_of_the_optimizer_cannot_be_set():
-    optimizer = dp_sgd()
     with pytest.raises(NotImplementedError, match="hold its privacy ledger"):
-        optimizer.set_weights([])
+        dp_sgd().set_weights([])
 
 
 def go_on_as(process, monkeypatch):
@@ -221,15 +214,13 @@ def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkey
 
     class Fork(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            keys.append(keras.ops.convert_to_numpy(self.model.optimizer.secret_variables[0].value))
+            keys.append(key_of(self.model.optimizer))
             if batch == 1:
                 go_on_as(-1, monkeypatch)
 
     x, y = line_data([1.0] * 12)
     model.fit(x, y, batch_size=4, steps_per_epoch=4, verbose=0, callbacks=[Fork()])
-    assert (keys[0] == keys[1]).all()
-    assert (keys[2] == keys[3]).all()
-    assert (keys[1] != keys[2]).any()
+    assert keys[0] == keys[1] != keys[2] == keys[3]
     # What is not known to be the other's counts as one's own: too much rather than too little.
     run = model.optimizer.run
     assert (run.ledger.steps, run.included) == (4, {})

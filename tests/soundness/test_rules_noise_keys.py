@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_adaclip as ka
-from keras_adaclip import backend, noise
+from keras_adaclip import noise
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.optimizers.noise_state import NoiseState
 from tests.soundness.setups import (
@@ -48,15 +48,8 @@ def test_noise_never_repeats(mode, seed, tmp_path):
 
 
 def test_the_key_is_what_the_operating_system_gives(monkeypatch):
-    asked = []
-
-    def urandom(size):
-        asked.append(size)
-        return bytes(range(1, size + 1))
-
-    monkeypatch.setattr("os.urandom", urandom)
+    monkeypatch.setattr("os.urandom", lambda size: bytes(range(1, size + 1)))
     assert noise.fresh_key().tobytes() == bytes(range(1, 9))
-    assert asked == [8]
 
 
 def test_a_seed_makes_the_noise_repeatable_and_another_seed_does_not():
@@ -84,30 +77,6 @@ def test_sums_and_statistics_have_noise_of_their_own_and_augmentation_a_seed_of_
     assert len(seeds) == 4
     made.key.assign(made.key + 1)
     assert not seeds & set(ops.convert_to_numpy(made.augmentation_seed).tolist())
-
-
-def test_keys_steps_and_streams_do_not_collide():
-    """Neither words with equal sums, nor words that change places, nor step against stream."""
-    sources = [
-        ([3, 5], 0, 0),
-        ([4, 4], 0, 0),
-        ([5, 3], 0, 0),
-        ([3, -5], 0, 0),
-        ([3, 5], 0, 1),
-        ([3, 5], 1, 0),
-        ([3, 5], 1, 1),
-        ([4, 5], 0, 0),
-        ([3, 5], 2**20, 0),
-        ([3, 5], 2**31 - 1, 0),
-        ([3 + 2**30, 5], 0, 0),
-        ([3, 5 - 2**31], 0, 0),
-    ]
-    drawn = []
-    for words, step, stream in sources:
-        key = ops.convert_to_tensor(np.array(words, np.int32))
-        step = ops.convert_to_tensor(np.int32(step))
-        drawn.append(ops.convert_to_numpy(backend.gaussian((NUM_DRAWS,), key, step, stream)))
-    assert_all_different(drawn)
 
 
 @pytest.fixture

@@ -9,42 +9,30 @@ import keras_adaclip as ka
 from keras_adaclip.gradients import ClippedSum
 from tests.soundness.setups import dp_sgd, flat_weights, line_data, line_model
 
-
-@pytest.fixture
-def variable():
-    return keras.Variable(np.ones((3,), np.float32))
+METHODS = ["apply", "apply_gradients", "stateless_apply", "apply a clipped sum"]
 
 
-@pytest.fixture
-def optimizer(variable):
-    optimizer = dp_sgd()
+@pytest.mark.parametrize("method", METHODS)
+def test_apply_refuses_plain_gradients(method):
+    """And clipped ones before it is known what their noise is."""
+    optimizer, variable = dp_sgd(), keras.Variable(np.ones((3,), np.float32))
     optimizer.mark_for_private_model(keras.Sequential())
     optimizer.build([variable])
-    return optimizer
-
-
-@pytest.mark.parametrize("method", ["apply", "apply_gradients", "stateless_apply"])
-def test_apply_refuses_plain_gradients(method, optimizer, variable):
-    gradient = ops.ones((3,))
+    gradient, message = ops.ones((3,)), "plain gradients carry no bound"
     arguments = {
         "apply": ([gradient], [variable]),
         "apply_gradients": ([(gradient, variable)],),
         "stateless_apply": ([v.value for v in optimizer.variables], [gradient], [variable.value]),
+        "apply a clipped sum": (ClippedSum([gradient], ops.zeros((0,))), [variable]),
     }[method]
-    message = "plain gradients carry no bound"
     if method == "stateless_apply" and keras.backend.backend() == "tensorflow":
         message = "not supported with the TensorFlow backend"
+    if method == "apply a clipped sum":
+        message = "before `configure`"
     with pytest.raises(ValueError, match=message):
-        getattr(optimizer, method)(*arguments)
+        getattr(optimizer, method.partition(" ")[0])(*arguments)
     np.testing.assert_array_equal(variable, np.ones(3))
     assert optimizer.ledger.steps == 0
-
-
-def test_a_clipped_sum_before_the_noise_is_known_is_refused(optimizer, variable):
-    total = ClippedSum([ops.ones((3,))], ops.zeros((0,)))
-    with pytest.raises(ValueError, match="before `configure`"):
-        optimizer.apply(total, [variable])
-    np.testing.assert_array_equal(variable, np.ones(3))
 
 
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
@@ -66,13 +54,8 @@ def test_a_private_model_refuses_another_optimizer(make):
         model.compile(optimizer=make(), loss="mse")
 
 
-FORBIDDEN = {
-    "clipnorm": 1.0,
-    "clipvalue": 0.5,
-    "global_clipnorm": 2.0,
-    "gradient_accumulation_steps": 2,
-    "loss_scale_factor": 8.0,
-}
+FORBIDDEN = {"clipnorm": 1.0, "clipvalue": 0.5, "global_clipnorm": 2.0}
+FORBIDDEN |= {"gradient_accumulation_steps": 2, "loss_scale_factor": 8.0}
 
 
 @pytest.mark.parametrize("option", FORBIDDEN)
