@@ -21,10 +21,6 @@ PLAN = {"num_examples": 1000, "batch_size": 150, "delta": DELTA}
 STEPS_PER_EPOCH = 7
 
 
-def float32(value):
-    return float(np.float32(value))
-
-
 def ledger_of(schedule, num_steps, sampling):
     """What would be recorded: one row an epoch, of the noise at its first step."""
     ledger = Ledger()
@@ -102,19 +98,16 @@ class Odd:
     ],
 )
 def test_schedules_that_cannot_be_calibrated(value, message):
+    plan = {**PLAN, "epochs": 2, "accountant": "rdp"}
     with pytest.raises(ValueError, match=message):
-        calibrate_noise_multiplier(
-            0.1, epochs=2, noise_schedule=Odd(value), accountant="rdp", **PLAN
-        )
+        calibrate_noise_multiplier(0.1, noise_schedule=Odd(value), **plan)
 
 
 def test_a_schedule_of_keras_is_wrapped():
     import keras
 
     cosine = keras.optimizers.schedules.CosineDecay(2.0, 20, alpha=0.5)
-    with pytest.raises(
-        TypeError, match=r"Argument `noise_schedule` .* `keras_adaclip.schedules.get"
-    ):
+    with pytest.raises(TypeError, match=r"`noise_schedule` .* `keras_adaclip.schedules.get"):
         calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=cosine, **PLAN)
     epsilon = compute_epsilon(KerasSchedule(cosine), epochs=2, accountant="rdp", **PLAN)
     assert 0 < epsilon < math.inf

@@ -60,17 +60,15 @@ def test_a_selection_that_can_be_computed_stays_within_its_epsilon(distribution,
     noise, mean_trials, delta = 2.0, 20, 1e-3
     sign = 1.0 if best_of == "larger" else -1.0
 
-    def exceeding(x, epsilon):
-        densities = []
-        for shift in (0.0, sign):
-            law = stats.norm(shift, noise)
-            weight = derivative_of_generating_function(distribution, mean_trials, law.cdf(x))
-            densities.append(law.pdf(x) * weight)
-        return np.maximum(densities[1] - np.exp(epsilon) * densities[0], 0.0)
+    x, densities = np.linspace(-20.0, 25.0, 45_001), []
+    for shift in (0.0, sign):
+        law = stats.norm(shift, noise)
+        weight = derivative_of_generating_function(distribution, mean_trials, law.cdf(x))
+        densities.append(law.pdf(x) * weight)
 
     def exact_delta(epsilon):
-        x = np.linspace(-20.0, 25.0, 45_001)
-        return integrate.trapezoid(exceeding(x, epsilon), x)
+        exceeding = np.maximum(densities[1] - np.exp(epsilon) * densities[0], 0.0)
+        return integrate.trapezoid(exceeding, x)
 
     claimed = RandomSelection(mean_trials, distribution).epsilon([stream(noise)], delta)
     alone = ledger_epsilon([stream(noise)], delta)
@@ -215,12 +213,9 @@ def test_orders_at_which_a_series_did_not_converge_refuse_nothing():
     assert not RunBounds((run,)).covers(wide)
 
 
-def test_a_plan_without_noise_has_no_epsilon():
+def test_wrong_plans_and_one_without_noise():
     bounds = RunBounds((ledger(1.0, 1), ledger(0.0, 1)))
     assert bounds.epsilon(DELTA) == bounds.selection_epsilon(RandomSelection(5), DELTA) == np.inf
-
-
-def test_wrong_plans():
     with pytest.raises(ValueError, match="at least one `Ledger`"):
         RunBounds(())
     with pytest.raises(ValueError, match="cannot hold steps about"):
