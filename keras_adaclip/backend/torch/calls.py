@@ -54,14 +54,16 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
         if inputs.ndim != 4 or inputs.dtype != torch.float32:
             return type(layer).call(layer, inputs)
         images = _in_order(inputs.permute(_CHANNELS_FIRST))
-        if layer.padding == "same":
-            images = torch.nn.functional.pad(images, _padding(layer, images.shape[2:]))
+        padding = _padding(layer, images.shape[2:]) if layer.padding == "same" else [0, 0, 0, 0]
+        is_even = padding[::2] == padding[1::2]
+        if not is_even:  # A convolution of PyTorch pads both sides alike.
+            images = torch.nn.functional.pad(images, padding)
         outputs = torch.nn.functional.conv2d(
             images,
             _in_order(_value(layer.kernel).permute(3, 2, 0, 1)),
             _value(layer.bias) if layer.use_bias else None,
             layer.strides,
-            0,
+            padding[::-2] if is_even else 0,
             layer.dilation_rate,
             layer.groups,
         ).permute(_CHANNELS_LAST)

@@ -88,9 +88,7 @@ class ConvolutionRule(ConvolutionalRule):
                 layer.groups,
             )
             if gradients is not None:
-                # From `(batch_size, filters, channels, *kernel_size)`.
-                axes = (0, *range(3, len(gradients.shape)), 2, 1)
-                return Materialized(ops.transpose(gradients, axes))
+                return _FiltersFirst(gradients)
         patches, cotangents = _patches(layer, inputs, sizes), _by_position(cotangents)
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
@@ -103,6 +101,23 @@ class ConvolutionRule(ConvolutionalRule):
         cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
         return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+
+
+class _FiltersFirst(Materialized):
+    """Gradients of kernels as the backend has them: their sum is moved, which is smaller.
+
+    Args:
+        values: Tensor of shape `(batch_size, filters, channels, *kernel_size)`.
+    """
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """Return the weighted sum, of shape `(*kernel_size, channels, filters)`."""
+        total = super().weighted_sum(factors, finite)
+        return ops.transpose(total, (*range(2, len(total.shape)), 1, 0))
+
+    def materialize(self) -> Tensor:
+        """Return the gradients, of shape `(batch_size, *kernel_size, channels, filters)`."""
+        return ops.transpose(self.values, (0, *range(3, len(self.values.shape)), 2, 1))
 
 
 @register(keras.layers.Conv1DTranspose)
