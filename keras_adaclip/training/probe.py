@@ -29,8 +29,8 @@ from keras_adaclip.training.outside_state import OutsideState
 from keras_adaclip.training.traced_model import TracedModel, Values
 
 _NUM_ROWS = 8
-# Batches are compared with one of five rows, and those of at most five with one of seven. What is
-# drawn for each row is known by the length of its first axis, which is rarely five or seven.
+# A batch is compared with one of five rows, or of seven if it has at most five. The length of its
+# first axis tells that a draw has a number for each row; other draws rarely have five or seven.
 _FEW, _MORE = 5, 7
 
 

@@ -36,8 +36,9 @@ class TracedModel:
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
-        drawn_size: Number of rows for which `keras.random` draws. The first `size` of them are
-            used, so that batches of two sizes may have the same random numbers.
+        drawn_size: Number of rows for which `keras.random` draws, at least `size`. The first
+            `size` rows use the same random numbers as in a batch of `drawn_size`. None means
+            `size`.
 
     Attributes:
         loss: The loss of the user's own, or None.
@@ -277,8 +278,8 @@ class TracedModel:
     def _drawn_for_more(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return a function of `keras.random` that draws for `drawn_size` rows.
 
-        It returns the first `size` of them. What does not have an entry for each row is drawn as
-        it is.
+        It returns the draws of the first `size` rows. A draw that has no number for each row stays
+        as it is.
         """
         num_more = self.drawn_size - self.size
 
@@ -299,7 +300,7 @@ class TracedModel:
             return ops.concatenate([value, ops.repeat(value[:1], num_more, axis=0)])
 
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
-            """Draw for more rows where there is a number for each row."""
+            """Draw for `drawn_size` rows if there is a number for each row."""
             given = signature(function).bind(*args, **kwargs).arguments
             changed = {name: larger(name, value) for name, value in given.items()}
             result = function(**changed)

@@ -1,7 +1,6 @@
 """The noise: nothing but the same key, step and stream draws it again; numbers do not correlate.
 
-Its law is tested in `tests/test_noise.py`, and that noise of other keys, steps and streams is
-independent in `tests/soundness/test_rules_noise_keys.py`.
+Its law is tested in `tests/test_noise.py`.
 """
 
 import keras
@@ -35,6 +34,18 @@ def test_numbers_of_one_draw_are_uncorrelated(lag):
     one, other = noise[:-lag], noise[lag:]
     assert abs(np.mean(one * other)) < BOUND * np.sqrt(SIZE / len(one))
     assert abs(np.mean((one**2 - 1) * (other**2 - 1))) < 2 * BOUND * np.sqrt(SIZE / len(one))
+
+
+def test_other_keys_steps_and_streams_draw_independent_noise():
+    """Neither words with equal sums, nor words that change places, nor step against stream."""
+    words = [(3, 5), (4, 4), (5, 3), (3, -5), (4, 5), (3 + 2**30, 5), (3, 5 - 2**31)]
+    sources = [(key, 0, 0) for key in words]
+    places = [(1, 0), (0, 1), (1, 1), (1, 2**20 - 1), (2**20, 0), (2**31 - 1, 0)]
+    sources += [(words[0], step, stream) for step, stream in places]
+    draws = [draw((2**14,), np.array(key, np.int32), *place) for key, *place in sources]
+    # Of 78 correlations none passes six standard errors.
+    assert np.abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 6 / 2**7
+    np.testing.assert_array_equal(draws[0], draw((2**14,), np.array(words[0], np.int32)))
 
 
 def test_all_64_bits_of_the_key_every_step_and_every_stream_matter():

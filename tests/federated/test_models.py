@@ -112,6 +112,14 @@ def test_own_metrics_are_those_of_the_local_steps():
     assert set(history) == {"loss", "accuracy", "own"}
 
 
+def test_own_metrics_that_would_be_lost_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(WithOwnMetrics, "compute_metrics", lambda self, *args: {"extra": 1.0})
+    model = compiled(WithOwnMetrics(linear()))
+    with pytest.raises(ValueError, match="returns 'extra'"):
+        model.fit(clients_of(SIZES), len(SIZES), verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
 def test_an_own_loss_is_that_of_the_local_steps():
     class Constant(FederatedSequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

@@ -71,6 +71,12 @@ def test_each_part_is_clipped_to_its_own_norm(case, name, is_looped):
     np.testing.assert_allclose(found.norms.reshape(ROWS, -1), np.stack(norms, axis=1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("option", [{"groups": "per-layer"}, {"noise_allocation": "even"}])
+def test_other_groups_and_allocations_are_refused(option):
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be one of"):
+        ka.clipping.FixedClipping(1.0, **option)
+
+
 def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
     variables = [keras.Variable(np.zeros(1, "float32"), name=name) for name in ("a", "b")]
     values = np.array([[1, np.nan], [2, 3], [np.inf, 1]], np.float32)

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 
 import keras_adaclip as ka
 from tests.soundness.setups import (
@@ -184,7 +186,7 @@ def test_an_interrupted_run_never_ends_with_a_lower_epsilon(number, tmp_path):
 
 
 def test_all_that_changed_between_fits_is_composed():
-    """Batch size, data set size, noise, clipping and sampling."""
+    """Batch size, data set size, noise, clipping and sampling: against `dp_accounting` itself."""
     model = line_model(dp_sgd(quantile(), 1.0))
 
     def fit(num_examples, **options):
@@ -200,9 +202,15 @@ def test_all_that_changed_between_fits_is_composed():
     fit(80, batch_size=20, steps_per_epoch=6)
     fit(80, batch_size=20, epochs=2, sampling="shuffle")
     model.train_on_batch(*line_data([1.0] * 20))
-    rows = [(r.sampling_probability, r.noise_multiplier, r.releases) for r in model.privacy_ledger]
-    poisson = [(0.25, 1.0, 2), (0.5, 1.0, 3), (0.25, 1.0, 4), (0.25, 1.5, 5), (0.25, 2.0, 6)]
-    assert sorted(rows) == sorted([*poisson, (0.25, 2.0, 2), (1.0, 2.0, 1)])
+
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    poisson = [(10 / 40, 1.0, 2), (20 / 40, 1.0, 3), (20 / 80, 1.0, 4), (20 / 80, 1.5, 5)]
+    for probability, noise_multiplier, count in [*poisson, (20 / 80, 2.0, 6), (1.0, 2.0, 2 + 1)]:
+        event = dp_accounting.GaussianDpEvent(noise_multiplier)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(probability, event), count)
+    # The steps have more noise than the ledger says, never less, so it may round that down.
+    expected = accountant.get_epsilon(DELTA)
+    assert expected * (1 - 1e-6) <= model.privacy_spent(DELTA).epsilon <= expected * (1 + 1e-3)
 
 
 GO_ON = """

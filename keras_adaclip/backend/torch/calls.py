@@ -56,7 +56,7 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
         images = _in_order(inputs.permute(_CHANNELS_FIRST))
         padding = _padding(layer, images.shape[2:]) if layer.padding == "same" else [0, 0, 0, 0]
         is_even = padding[::2] == padding[1::2]
-        if not is_even:  # A convolution of PyTorch pads both sides alike.
+        if not is_even:  # PyTorch's convolutions pad both sides equally.
             images = torch.nn.functional.pad(images, padding)
         outputs = torch.nn.functional.conv2d(
             images,

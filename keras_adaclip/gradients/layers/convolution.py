@@ -104,7 +104,9 @@ class ConvolutionRule(ConvolutionalRule):
 
 
 class _FiltersFirst(Materialized):
-    """Gradients of kernels as the backend has them: their sum is moved, which is smaller.
+    """Gradients of kernels with the filters first, as the backend computes them.
+
+    Only their weighted sum is transposed, which is one kernel in size.
 
     Args:
         values: Tensor of shape `(batch_size, filters, channels, *kernel_size)`.
