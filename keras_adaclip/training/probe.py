@@ -61,8 +61,7 @@ class Probe:
         if counts_rows:
             few, many = sorted((size, _FEW if size > _FEW else _MORE))
             self._few_and_many = [
-                TracedModel(model, rows, few, drawn_size=many),
-                TracedModel(model, rows, many),
+                TracedModel(model, rows, number, drawn_size=many) for number in (few, many)
             ]
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {

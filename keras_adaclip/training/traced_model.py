@@ -36,9 +36,9 @@ class TracedModel:
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
-        drawn_size: Number of rows for which `keras.random` draws, at least `size`. The first
-            `size` rows use the same random numbers as in a batch of `drawn_size`. None means
-            `size`.
+        drawn_size: Number of rows for which `keras.random` draws, at least `size`: the first rows
+            of two models with the same `drawn_size` have the same random numbers. None means
+            that nothing is changed.
 
     Attributes:
         loss: The loss of the user's own, or None.
@@ -60,7 +60,7 @@ class TracedModel:
         drawn_size: int | None = None,
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
-        self.model, self.size, self.drawn_size = model, size, drawn_size or size
+        self.model, self.size, self.drawn_size = model, size, drawn_size
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
         # A tuple: the inputs come first, whatever the names.
         self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
@@ -161,9 +161,9 @@ class TracedModel:
         with (
             keras.StatelessScope(tensors, collect_losses=True) as scope,
             self.outside.noted(scope, with_updates),
-            keras_private.replaced_draws(self._drawn_for_more)
-            if self.drawn_size > self.size
-            else nullcontext(),
+            nullcontext()
+            if self.drawn_size is None
+            else keras_private.replaced_draws(self._drawn_for_more),
         ):
             yield scope
 
@@ -281,7 +281,9 @@ class TracedModel:
         It returns the draws of the first `size` rows. A draw that has no number for each row stays
         as it is.
         """
-        num_more = self.drawn_size - self.size
+        # The first row again in the place of those that are missing. A gather also makes the order
+        # in memory the same, in which PyTorch draws.
+        places = [row if row < self.size else 0 for row in range(self.drawn_size or self.size)]
 
         def is_rows(number: Any) -> bool:
             """Return whether the length of a first axis is the number of rows."""
@@ -292,12 +294,12 @@ class TracedModel:
             """Return a shape, or a tensor, of `drawn_size` rows."""
             if name in ("shape", "noise_shape") and value is not None:
                 shape = ops.unstack(value) if ops.is_tensor(value) else list(value)
-                return [self.drawn_size, *shape[1:]] if shape and is_rows(shape[0]) else value
+                return [len(places), *shape[1:]] if shape and is_rows(shape[0]) else value
             if name == "seed" or not ops.is_tensor(value) or not len(value.shape):
                 return value
             if not is_rows(value.shape[0]):
                 return value
-            return ops.concatenate([value, ops.repeat(value[:1], num_more, axis=0)])
+            return ops.take(value, places, axis=0)
 
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
             """Draw for `drawn_size` rows if there is a number for each row."""

@@ -288,10 +288,10 @@ def drawing_layers():
     moving = [layers.RandomRotation(0.1), layers.RandomTranslation(0.1, 0.1)]
     colours = [layers.RandomContrast(0.5), layers.RandomBrightness(0.5), layers.RandomErasing()]
     noisy = [layers.GaussianNoise(0.1), layers.GaussianDropout(0.3), layers.AlphaDropout(0.3)]
-    lstm = layers.LSTM(2, dropout=0.3, recurrent_dropout=0.3)
     return {
         (6, 6, 3): [layers.RandomFlip(), layers.RandomZoom(0.1), *moving, *colours],
-        (5, 3): [layers.SpatialDropout1D(0.3), *noisy, lstm],
+        # Unseeded dropout of PyTorch draws in the order of the memory, which `Permute` changes.
+        (5, 3): [layers.Permute((2, 1)), layers.Dropout(0.3), *noisy, layers.LSTM(2, dropout=0.3)],
     }
 
 
@@ -304,9 +304,10 @@ def test_layers_that_draw_for_each_row_heed_no_count(shape):
     outputs = keras.layers.Dense(3)(keras.layers.Flatten()(hidden))
     model = helpers.compiled(ka.PrivateModel(inputs, outputs))
     x = np.random.default_rng(0).uniform(size=(NUM_ROWS, *shape)).astype("float32")
-    history = model.fit(x, data()[1], batch_size=40, steps_per_epoch=2, verbose=0)
-    assert np.isfinite(history.history["loss"]).all()
+    model.fit(x, data()[1], batch_size=40, steps_per_epoch=2, verbose=0)
     assert model.privacy_ledger.steps == 2
+    # Otherwise examples would not meet, and nothing would have been examined.
+    assert model.gradient_plan.is_layerwise
 
 
 @pytest.mark.parametrize("is_the_models", [False, True])
