@@ -24,14 +24,14 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch
 from keras_adaclip.training import issues, made_up
+from keras_adaclip.training.equal_draws import EqualDraws
 from keras_adaclip.training.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.training.outside_state import OutsideState
 from keras_adaclip.training.traced_model import TracedModel, Values
 
 _NUM_ROWS = 8
-# A batch is compared with one of five rows, or of seven if it has at most five. The length of its
-# first axis tells that a draw has a number for each row; other draws rarely have five or seven.
-_FEW, _MORE = 5, 7
+# Rows of the batch with which larger ones are compared.
+_FEW = 2
 
 
 class Probe:
@@ -59,9 +59,11 @@ class Probe:
         # The model with few rows and with many rows: its outputs for the few are compared.
         self._few_and_many: list[TracedModel] = []
         if counts_rows:
-            few, many = sorted((size, _FEW if size > _FEW else _MORE))
+            draws = EqualDraws(size)
+            num_few = _FEW if size > _FEW else 1
             self._few_and_many = [
-                TracedModel(model, rows, number, drawn_size=many) for number in (few, many)
+                TracedModel(model, rows, num_few, draws=EqualDraws(num_few, draws)),
+                TracedModel(model, rows, size, draws=draws),
             ]
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {

@@ -7,7 +7,6 @@ with respect to the other rows are found too.
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from inspect import signature
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
+from keras_adaclip.training.equal_draws import EqualDraws
 from keras_adaclip.training.issues import OwnLoss
 from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
 from keras_adaclip.training.outside_state import OutsideVariables
@@ -36,9 +36,7 @@ class TracedModel:
         rows: At least one example, for shapes, dtypes and plausible values.
         size: Number of rows of a batch.
         with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
-        drawn_size: Number of rows for which `keras.random` draws, at least `size`: the first rows
-            of two models with the same `drawn_size` have the same random numbers. None means
-            that nothing is changed.
+        draws: Makes the draws of `keras.random`. None leaves them as they are.
 
     Attributes:
         loss: The loss of the user's own, or None.
@@ -57,10 +55,10 @@ class TracedModel:
         rows: Batch,
         size: int,
         with_loss: bool = False,
-        drawn_size: int | None = None,
+        draws: EqualDraws | None = None,
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
-        self.model, self.size, self.drawn_size = model, size, drawn_size
+        self.model, self.size, self.draws = model, size, draws
         targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
         # A tuple: the inputs come first, whatever the names.
         self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
@@ -161,9 +159,7 @@ class TracedModel:
         with (
             keras.StatelessScope(tensors, collect_losses=True) as scope,
             self.outside.noted(scope, with_updates),
-            nullcontext()
-            if self.drawn_size is None
-            else keras_private.replaced_draws(self._drawn_for_more),
+            nullcontext() if self.draws is None else self.draws.made(),
         ):
             yield scope
 
@@ -274,42 +270,6 @@ class TracedModel:
         layers = _layers_outside_loops(self.model)
         with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
             yield
-
-    def _drawn_for_more(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return a function of `keras.random` that draws for `drawn_size` rows.
-
-        It returns the draws of the first `size` rows. A draw that has no number for each row stays
-        as it is.
-        """
-        # The first row again in the place of those that are missing. A gather also makes the order
-        # in memory the same, in which PyTorch draws.
-        places = [row if row < self.size else 0 for row in range(self.drawn_size or self.size)]
-
-        def is_rows(number: Any) -> bool:
-            """Return whether the length of a first axis is the number of rows."""
-            # TensorFlow may not know it: None, or a tensor.
-            return number == self.size if isinstance(number, int | np.integer) else True
-
-        def larger(name: str, value: Any) -> Any:
-            """Return a shape, or a tensor, of `drawn_size` rows."""
-            if name in ("shape", "noise_shape") and value is not None:
-                shape = ops.unstack(value) if ops.is_tensor(value) else list(value)
-                return [len(places), *shape[1:]] if shape and is_rows(shape[0]) else value
-            if name == "seed" or not ops.is_tensor(value) or not len(value.shape):
-                return value
-            if not is_rows(value.shape[0]):
-                return value
-            return ops.take(value, places, axis=0)
-
-        def drawn(*args: Any, **kwargs: Any) -> Tensor:
-            """Draw for `drawn_size` rows if there is a number for each row."""
-            given = signature(function).bind(*args, **kwargs).arguments
-            changed = {name: larger(name, value) for name, value in given.items()}
-            result = function(**changed)
-            is_changed = any(changed[name] is not value for name, value in given.items())
-            return result[: self.size] if is_changed else result
-
-        return drawn
 
     def _has_rows(self, value: Any) -> bool:
         """Return whether a tensor holds numbers of each row."""

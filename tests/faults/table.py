@@ -465,7 +465,7 @@ models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_
 -                 y_pred = call_model(self.model, x, training=True)
 -             if self.loss
 +             with self._watching(record):
-+                 y_pred = call_model(self.model, x, training=self.drawn_size is None)
++                 y_pred = call_model(self.model, x, training=self.draws is None)
 +             if self.loss
 # what is loaded within an epoch not counted towards the target | training/base.py
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on

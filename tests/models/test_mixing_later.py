@@ -282,16 +282,37 @@ def test_a_layer_that_heeds_how_many_rows_there_are_is_refused(kind, batch_size)
         fit(model_with(layer), batch_size=batch_size)
 
 
+class DrawsInOtherShapes(keras.layers.Layer):
+    """Draws for parts of rows, for rows along the last axis, and for no rows at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        shape, seed = (-1, *x.shape[1:]), self.seed_generator
+        x = ops.reshape(keras.random.dropout(ops.reshape(x, (-1, 5)), 0.3, seed=seed), shape)
+        x = x + ops.expand_dims(
+            ops.transpose(keras.random.normal((5, ops.shape(x)[0]), seed=seed)), 1
+        )
+        return x + ops.sum(keras.random.normal((2, 5), seed=seed), axis=0)
+
+
 def drawing_layers():
     """Layers of Keras that draw a number for each row, by the shape of an example."""
     layers = keras.layers
-    moving = [layers.RandomRotation(0.1), layers.RandomTranslation(0.1, 0.1)]
+    moving = [layers.RandomPerspective(), layers.RandomTranslation(0.1, 0.1)]
     colours = [layers.RandomContrast(0.5), layers.RandomBrightness(0.5), layers.RandomErasing()]
     noisy = [layers.GaussianNoise(0.1), layers.GaussianDropout(0.3), layers.AlphaDropout(0.3)]
     return {
         (6, 6, 3): [layers.RandomFlip(), layers.RandomZoom(0.1), *moving, *colours],
         # Unseeded dropout of PyTorch draws in the order of the memory, which `Permute` changes.
-        (5, 3): [layers.Permute((2, 1)), layers.Dropout(0.3), *noisy, layers.LSTM(2, dropout=0.3)],
+        (5, 3): [
+            *(layers.Permute((2, 1)), layers.Dropout(0.3), DrawsInOtherShapes(), *noisy),
+            layers.LSTM(2, dropout=0.3),
+        ],
     }
 
 
