@@ -15,7 +15,13 @@ import numpy as np
 from keras import ops
 
 Tensor = Any
+Tensors = Sequence[Tensor]
+Variables = Sequence[keras.Variable]
 TensorFunction = Callable[[list[Tensor]], list[Tensor]]
+WeightedFunction = Callable[[Tensors, Tensors], Tensors]
+LoopBody = Callable[[Any, list[Tensor]], list[Tensor]]
+# For overrides: what their functions take and return is stated here.
+Function = Callable[..., Any]
 
 
 # How steps run.
@@ -104,7 +110,7 @@ def fit_arguments(
     return {"x": batches}
 
 
-def keep_variables(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
+def keep_variables(variables: Variables) -> contextlib.AbstractContextManager[None]:
     """Return a context in which an error leaves every variable with a value."""
     return contextlib.nullcontext()
 
@@ -113,8 +119,7 @@ def keep_variables(variables: Sequence[keras.Variable]) -> contextlib.AbstractCo
 
 
 def differentiate_at_taps(
-    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
-    variables: Sequence[keras.Variable],
+    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]], variables: Variables
 ) -> tuple[Any, list[Tensor]]:
     """Run `function(tap)` and differentiate its loss by every tensor passed to `tap`.
 
@@ -130,9 +135,7 @@ def differentiate_at_taps(
 
 
 def gradients_of(
-    function: Callable[[], tuple[Tensor, Any]],
-    by: Sequence[keras.Variable],
-    variables: Sequence[keras.Variable],
+    function: Callable[[], tuple[Tensor, Any]], by: Variables, variables: Variables
 ) -> tuple[Any, list[Tensor]]:
     """Return the gradients of the scalar loss of `function` by the variables in `by`.
 
@@ -148,7 +151,7 @@ def gradients_of(
 
 
 def gradients_at(
-    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
+    function: Callable[[Tensors], tuple[Tensor, Any]], values: Tensors
 ) -> tuple[list[Tensor], Any]:
     """Return the gradients of a scalar loss by tensors, also inside of `map_units`.
 
@@ -163,10 +166,7 @@ def gradients_at(
 
 
 def per_example_layer_gradients(
-    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
-    values: Sequence[Tensor],
-    arguments: Sequence[Tensor],
-    cotangents: Sequence[Tensor],
+    function: WeightedFunction, values: Tensors, arguments: Tensors, cotangents: Tensors
 ) -> list[Tensor]:
     """Return the gradient of `sum(function(values, arguments) * cotangents)` of each example.
 
@@ -184,26 +184,17 @@ def per_example_layer_gradients(
 
 
 def convolution_kernel_gradients(
-    inputs: Tensor,
-    cotangents: Tensor,
-    kernel_size: Sequence[int],
-    strides: Sequence[int],
-    dilation_rate: Sequence[int],
-    pairs: Sequence[tuple[int, int]],
-    groups: int,
+    layer: Any, inputs: Tensor, cotangents: Tensor, pairs: Sequence[tuple[int, int]]
 ) -> Tensor | None:
     """Return the per-example gradients of a convolution's kernel, or None.
 
     None means that the backend has no operation that is faster than products of patches.
 
     Args:
+        layer: A convolution of Keras, for `kernel_size`, `strides`, `dilation_rate` and `groups`.
         inputs: Tensor of shape `(batch_size, *spatial, channels)`.
         cotangents: Tensor of shape `(batch_size, *spatial, filters)`.
-        kernel_size: Size of the kernel in each spatial dimension.
-        strides: Steps between two windows.
-        dilation_rate: Steps between two elements of the kernel.
         pairs: Rows of zeros before and after each spatial dimension of the inputs.
-        groups: Number of groups of channels and filters.
 
     Returns:
         Float32 of shape `(batch_size, filters, channels // groups, *kernel_size)`, or None.
@@ -249,11 +240,7 @@ def map_units(function: TensorFunction, values: list[Tensor]) -> list[Tensor]:
 
 
 def loop_over_chunks(
-    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-    carry: list[Tensor],
-    num_chunks: Tensor | int,
-    variables: Sequence[keras.Variable],
-    constants: Sequence[keras.Variable] = (),
+    body: LoopBody, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:
     """Run `carry = body(index, carry)` for each index below `num_chunks`, compiled if possible.
 
@@ -276,16 +263,6 @@ def after(value: Tensor, other: Tensor) -> Tensor:
 
 
 # Rows of batches.
-
-
-def take_rows(rows: Tensor, places: Any) -> Tensor:
-    """Return `rows[:, places]`, of shape `(batch_size, *places.shape, channels)`.
-
-    Args:
-        rows: Tensor of shape `(batch_size, num_rows, channels)`.
-        places: Integers of any shape, below `num_rows`.
-    """
-    return ops.take(rows, places, axis=1)
 
 
 def masked(kept: Tensor, values: Tensor) -> Tensor:
@@ -355,11 +332,11 @@ class Effects:
 
 def array_of(variable: keras.Variable) -> np.ndarray:
     """Return the value of a variable, gathered from its devices, outside of compiled code."""
-    raise NotImplementedError
+    return ops.convert_to_numpy(ops.convert_to_tensor(variable))
 
 
 def evaluate_each(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
+    function: Callable[[Any], Any], variables: Variables, arguments: Sequence[Any]
 ) -> list[Any]:
     """Run `function` outside of training on each argument; return its tensors as NumPy arrays.
 
@@ -371,7 +348,13 @@ def evaluate_each(
         variables: The variables of the function.
         arguments: Structures of NumPy arrays, all of the same shapes.
     """
-    raise NotImplementedError
+    values = [(variable, variable.value) for variable in variables]
+    results = []
+    for argument in arguments:
+        with keras.StatelessScope(values):
+            result = function(argument)
+        results.append(keras.tree.map_structure(ops.convert_to_numpy, result))
+    return results
 
 
 class Evaluator:
@@ -389,9 +372,17 @@ class Evaluator:
     def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
         self.effects = Effects()
         self._function, self._model = function, model
+        self._run: Callable[[list[Tensor], Any], Any] | None = None
 
     def __call__(self, rows: list[Any], further: Any) -> Any:
         """Return the results of the function as NumPy arrays."""
+        rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
+        if self._run is None:
+            self._run = self._prepared(rows, further)
+        return keras.tree.map_structure(ops.convert_to_numpy, self._run(rows, further))
+
+    def _prepared(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
+        """Return the function to run, and note its effects."""
         raise NotImplementedError
 
 
@@ -401,7 +392,7 @@ class Recording:
     def clear(self) -> None:
         """Forget all records."""
 
-    def call(self, function: TensorFunction, values: Sequence[Tensor]) -> list[Tensor]:
+    def call(self, function: TensorFunction, values: Tensors) -> list[Tensor]:
         """Return `function(values)`.
 
         Args:
@@ -416,7 +407,7 @@ class Recording:
 
 def peak_memory(
     function: Callable[[Any], Any],
-    variables: Sequence[keras.Variable],
+    variables: Variables,
     arguments: Iterable[Any],
     is_compiled: bool,
 ) -> Iterator[int]:
@@ -509,12 +500,12 @@ def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[No
     return contextlib.nullcontext()
 
 
-def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
+def sums_of_replicas(tensors: Tensors) -> list[Tensor]:
     """Return the sum of each tensor over all replicas. Called inside of a step."""
     return list(tensors)
 
 
-def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:
+def shares_of_replica(gradients: Tensors) -> list[Tensor]:
     """Return the shares of `gradients` that add up to them if each replica gives its own.
 
     Keras's optimizers add up the gradients of the replicas, here after the noise, which is the same

@@ -1,5 +1,7 @@
 """The per-example gradients of a convolution's kernel, in one operation of PyTorch."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ def test_they_are_those_of_each_row_alone_and_no_row_touches_another(name):
     convolution |= {key: value for key, value in options.items() if key in convolution}
     pairs, groups = options.get("pairs", [(0, 0)] * rank), options.get("groups", 1)
     rng = np.random.default_rng(0)
+    layer = types.SimpleNamespace(kernel_size=kernel_size, groups=groups, **convolution)
     inputs = rng.normal(size=(num_rows, *shape)).astype("float32")
     kernel = torch.zeros((*kernel_size, shape[-1] // groups, filters), requires_grad=True)
     padded = ops.pad(ops.convert_to_tensor(inputs), [(0, 0), *pairs, (0, 0)])
@@ -37,9 +40,7 @@ def test_they_are_those_of_each_row_alone_and_no_row_touches_another(name):
 
     def gradients():
         values = ops.convert_to_tensor(inputs), ops.convert_to_tensor(cotangents)
-        found = backend.convolution_kernel_gradients(
-            *values, kernel_size, pairs=pairs, groups=groups, **convolution
-        )
+        found = backend.convolution_kernel_gradients(layer, *values, pairs)
         return np.moveaxis(ops.convert_to_numpy(found), (1, 2), (-1, -2))
 
     before = gradients()

@@ -4,7 +4,7 @@ JAX functions must be pure. Each function here runs foreign code inside a `keras
 its own, returns the new values of the variables, and assigns them outside of that scope.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,18 +13,30 @@ import keras
 import numpy as np
 from keras import ops
 
-Tensor = Any
+from keras_adaclip.backend.contract import Function, Tensor, Tensors, Variables
 
 
-def differentiate_at_taps(
-    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
-    variables: Sequence[keras.Variable],
-) -> tuple[Any, list[Tensor]]:
+def purified(function: Function, variables: Variables) -> Function:
+    """Return a pure form of `function`: its first argument holds the values of `variables`.
+
+    It returns the result of `function` and the new values.
+    """
+
+    def pure(values: Tensors, *arguments: Any) -> tuple[Any, list[Tensor]]:
+        """Run the function in a scope of its own."""
+        with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+            result = function(*arguments)
+        return result, [scope.get_current_value(variable) for variable in variables]
+
+    return pure
+
+
+def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any, list[Tensor]]:
     """Override: differentiates by zero probes that are added at the taps.
 
     A first, abstract run finds the shapes of the taps. XLA drops the additions.
     """
-    pure = _purified(function, variables)
+    pure, values = purified(function, variables), [variable.value for variable in variables]
     shapes: list[jax.ShapeDtypeStruct] = []
 
     def record(value: Tensor) -> Tensor:
@@ -32,53 +44,49 @@ def differentiate_at_taps(
         shapes.append(jax.ShapeDtypeStruct(value.shape, value.dtype))
         return value
 
-    jax.eval_shape(lambda: pure(record)[0])
+    jax.eval_shape(lambda: pure(values, record)[0][0])
 
     def with_probes(probes: list[Tensor]) -> tuple[Tensor, Any]:
         """Return the loss as a function of the probes."""
         remaining = iter(probes)
-        return pure(lambda value: value + next(remaining))
+        (loss, further), updates = pure(values, lambda value: value + next(remaining))
+        return loss, (further, updates)
 
     probes = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
-    gradients, (further, values) = jax.grad(with_probes, has_aux=True)(probes)
-    _assign(variables, values)
-    return further, gradients
-
-
-def gradients_of(
-    function: Callable[[], tuple[Tensor, Any]],
-    by: Sequence[keras.Variable],
-    variables: Sequence[keras.Variable],
-) -> tuple[Any, list[Tensor]]:
-    """Override: a pure function of the values of `by`."""
-    pure = _purified(lambda _: function(), variables)
-
-    def of_values(values: list[Tensor]) -> tuple[Tensor, Any]:
-        """Return the loss as a function of the values of `by`."""
-        return pure(None, list(zip(by, values, strict=True)))
-
-    values = [variable.value for variable in by]
-    gradients, (further, updates) = jax.grad(of_values, has_aux=True)(values)
+    gradients, (further, updates) = jax.grad(with_probes, has_aux=True)(probes)
     _assign(variables, updates)
     return further, gradients
 
 
-def gradients_at(
-    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
-) -> tuple[list[Tensor], Any]:
+def gradients_of(
+    function: Function, by: Variables, variables: Variables
+) -> tuple[Any, list[Tensor]]:
+    """Override: a pure function of the values of `by`."""
+    held = [*variables, *by]
+    pure, values = purified(function, held), [variable.value for variable in variables]
+
+    def of_values(by_values: list[Tensor]) -> tuple[Tensor, Any]:
+        """Return the loss as a function of the values of `by`."""
+        (loss, further), updates = pure([*values, *by_values])
+        return loss, (further, updates[: len(values)])
+
+    by_values = [variable.value for variable in by]
+    gradients, (further, updates) = jax.grad(of_values, has_aux=True)(by_values)
+    _assign(variables, updates)
+    return further, gradients
+
+
+def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any]:
     """Override: `jax.grad`."""
     return jax.grad(function, has_aux=True)(list(values))
 
 
 def per_example_layer_gradients(
-    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
-    values: Sequence[Tensor],
-    arguments: Sequence[Tensor],
-    cotangents: Sequence[Tensor],
+    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
 ) -> list[Tensor]:
     """Override: `jax.vmap` of a vector-Jacobian product."""
 
-    def one_example(inputs: Sequence[Tensor], cotangent: Sequence[Tensor]) -> list[Tensor]:
+    def one_example(inputs: Tensors, cotangent: Tensors) -> list[Tensor]:
         """Return the gradients of one example."""
         inputs = [value[None] for value in inputs]
         _, pullback = jax.vjp(lambda *shared: list(function(shared, inputs)), *values)
@@ -87,26 +95,16 @@ def per_example_layer_gradients(
     return jax.vmap(one_example)(list(arguments), list(cotangents))
 
 
-def map_examples(
-    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
-) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor]) -> list[Tensor]:
     """Override: `jax.vmap`."""
     return jax.vmap(function)(values)
 
 
-def map_units(
-    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
-) -> list[Tensor]:
-    """Override: `jax.vmap`."""
-    return jax.vmap(function)(values)
+map_examples = map_units
 
 
 def loop_over_chunks(
-    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-    carry: list[Tensor],
-    num_chunks: Tensor | int,
-    variables: Sequence[keras.Variable],
-    constants: Sequence[keras.Variable] = (),
+    body: Function, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:
     """Override: one `while_loop` that threads the variables through.
 
@@ -116,16 +114,13 @@ def loop_over_chunks(
         for index in range(int(num_chunks)):
             carry = body(index, carry)
         return carry
-    variables = list(variables)
-    fixed = [(variable, variable.value) for variable in constants]
+    pure, fixed = purified(body, [*constants, *variables]), [each.value for each in constants]
 
     def run(index: Tensor, state: tuple[list[Tensor], list[Tensor]]) -> Any:
         """Run one round with the variables as part of the carry."""
         carry, values = state
-        mapping = [*fixed, *zip(variables, values, strict=True)]
-        with keras.StatelessScope(mapping) as scope:
-            carry = body(index, carry)
-        return carry, [scope.get_current_value(variable) for variable in variables]
+        carry, values = pure([*fixed, *values], index, carry)
+        return carry, values[len(fixed) :]
 
     initial = (carry, [variable.value for variable in variables])
     carry, values = jax.lax.fori_loop(0, jnp.asarray(num_chunks, jnp.int32), run, initial)
@@ -138,21 +133,7 @@ def after(value: Tensor, other: Tensor) -> Tensor:
     return jax.lax.optimization_barrier((value, other))[0]
 
 
-def _purified(function: Callable[[Any], tuple[Tensor, Any]], variables: Sequence[Any]) -> Any:
-    """Return `function` as a pure one that also returns the new values of `variables`."""
-    mapping = [(variable, variable.value) for variable in variables]
-
-    def pure(argument: Any, further_mapping: Sequence[tuple[Any, Tensor]] = ()) -> Any:
-        """Run the function in a scope of its own."""
-        with keras.StatelessScope([*mapping, *further_mapping]) as scope:
-            loss, further = function(argument)
-        values = [scope.get_current_value(variable) for variable in variables]
-        return loss, (further, values)
-
-    return pure
-
-
-def _assign(variables: Sequence[keras.Variable], values: Sequence[Tensor]) -> None:
+def _assign(variables: Variables, values: Tensors) -> None:
     """Assign new values to variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
@@ -177,8 +158,7 @@ def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor]
 
     def call(inputs: Tensor) -> Tensor:
         """Return the outputs of the layer."""
-        kernel = ops.convert_to_tensor(layer.kernel)
-        outputs = convolution(inputs, kernel, layer.strides, layer.dilation_rate, layer.padding)
+        outputs = _convolution(layer, inputs)
         if layer.use_bias:
             outputs = outputs + ops.convert_to_tensor(layer.bias)
         return outputs if layer.activation is None else layer.activation(outputs)
@@ -186,49 +166,28 @@ def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor]
     return call
 
 
-def convolution(
-    inputs: Tensor,
-    kernel: Tensor,
-    strides: Sequence[int],
-    dilation_rate: Sequence[int],
-    padding: str,
-) -> Tensor:
-    """Return a convolution, computed as a product of its windows with the kernel.
+def _convolution(layer: Any, inputs: Tensor) -> Tensor:
+    """Return a layer's convolution, computed as a product of its windows with the kernel.
 
     The windows are shifted slices of the images, one for each element of the kernel.
-
-    Args:
-        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
-        kernel: Tensor of shape `(*kernel_size, channels, filters)`.
-        strides: Steps between two windows.
-        dilation_rate: Steps between two elements of the kernel.
-        padding: `"valid"` or `"same"`.
-
-    Returns:
-        Tensor of shape `(batch_size, *windows, filters)`.
     """
-    sizes, kernel_size = inputs.shape[1:-1], kernel.shape[:-2]
-    spans = [
-        rate * (elements - 1) + 1 for rate, elements in zip(dilation_rate, kernel_size, strict=True)
-    ]
-    pairs = jax.lax.padtype_to_pads(sizes, spans, strides, padding.upper())
+    kernel, strides, rates = ops.convert_to_tensor(layer.kernel), layer.strides, layer.dilation_rate
+    spans = [rate * (size - 1) + 1 for rate, size in zip(rates, layer.kernel_size, strict=True)]
+    pairs = jax.lax.padtype_to_pads(inputs.shape[1:-1], spans, strides, layer.padding.upper())
     inputs = jnp.pad(inputs, [(0, 0), *pairs, (0, 0)])
-    windows = [
-        (size - span) // stride + 1
-        for size, span, stride in zip(inputs.shape[1:-1], spans, strides, strict=True)
-    ]
+    # The place of the last window along each axis.
+    ends = [size - span for size, span in zip(inputs.shape[1:-1], spans, strict=True)]
 
     def slice_at(element: tuple[int, ...]) -> Tensor:
         """Return the values that one element of the kernel meets in all windows."""
-        cut = [slice(None)]
-        for place, rate, stride, number in zip(
-            element, dilation_rate, strides, windows, strict=True
-        ):
-            start = place * rate
-            cut.append(slice(start, start + (number - 1) * stride + 1, stride))
-        return inputs[tuple(cut)]
+        starts = [place * rate for place, rate in zip(element, rates, strict=True)]
+        axes = zip(starts, ends, strides, strict=True)
+        cut = [slice(start, start + end + 1, stride) for start, end, stride in axes]
+        return inputs[:, *cut]
 
-    patches = jnp.concatenate([slice_at(place) for place in np.ndindex(*kernel_size)], axis=-1)
+    patches = jnp.concatenate(
+        [slice_at(place) for place in np.ndindex(*layer.kernel_size)], axis=-1
+    )
     flat = patches.reshape(-1, patches.shape[-1])
     products = flat @ kernel.reshape(-1, kernel.shape[-1])
-    return products.reshape(*patches.shape[: 1 + len(windows)], kernel.shape[-1])
+    return products.reshape(*patches.shape[:-1], kernel.shape[-1])

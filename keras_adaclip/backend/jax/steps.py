@@ -20,10 +20,9 @@ import keras
 import numpy as np
 
 from keras_adaclip.backend import contract, host_memory, keras_private
-from keras_adaclip.backend.contract import Effects
+from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
-
-Tensor = Any
+from keras_adaclip.backend.jax.gradients import purified
 
 _SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 # Flags by which a user decides: that option, and its older name.
@@ -81,10 +80,7 @@ def full_precision() -> contextlib.AbstractContextManager[None]:
 
 
 def train_step(
-    model: keras.Model,
-    step: Callable[[keras.Model, Any], dict[str, Tensor]],
-    state: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
-    data: Any,
+    model: keras.Model, step: Function, state: tuple[list[Tensor], ...], data: Any
 ) -> tuple[dict[str, Tensor], tuple[list[Tensor], ...]]:
     """Override: the pure function `(state, data) -> (logs, state)`."""
     groups = (
@@ -93,16 +89,10 @@ def train_step(
         model.optimizer.variables,
         model.metrics_variables,
     )
-    mapping = [
-        pair
-        for variables, values in zip(groups, state, strict=True)
-        for pair in zip(variables, values, strict=True)
-    ]
-    with keras.StatelessScope(mapping) as scope:
-        logs = step(model, data)
-    return logs, tuple(
-        [scope.get_current_value(variable) for variable in variables] for variables in groups
-    )
+    pure = purified(step, [variable for variables in groups for variable in variables])
+    logs, values = pure([value for part in state for value in part], model, data)
+    remaining = iter(values)
+    return logs, tuple([next(remaining) for _ in variables] for variables in groups)
 
 
 def trace(function: Callable[[], Any]) -> None:
@@ -116,7 +106,7 @@ def trace(function: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def keep_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+def keep_variables(variables: Variables) -> Iterator[None]:
     """Override: fills variables that Keras's trainer has emptied.
 
     The trainer empties the variables before the first step and fills them from the state of the
@@ -150,62 +140,41 @@ def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
 _fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 
-def array_of(variable: keras.Variable) -> np.ndarray:
-    """Override: puts together the parts that devices hold."""
-    return np.asarray(variable.value)
-
-
-def evaluate_each(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
-) -> list[Any]:
+def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: compiled once for all arguments."""
-    compiled = jax.jit(_pure(function, variables))
+    compiled = jax.jit(_with_values(function, variables))
     values = [variable.value for variable in variables]
     return [
         keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
     ]
 
 
-def _pure(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable]
-) -> Callable[[list[Tensor], Any], Any]:
+def _with_values(function: Function, variables: Variables) -> Function:
     """Return `function` as a function of the values of `variables` and its argument."""
-
-    def pure(values: list[Tensor], argument: Any) -> Any:
-        """Run the function with the given values of the variables."""
-        with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return function(argument)
-
-    return pure
+    pure = purified(function, variables)
+    return lambda values, argument: pure(values, argument)[0]
 
 
 class Evaluator(contract.Evaluator):
     """Override: compiled once, or eager if the model runs eagerly."""
 
-    _run: Callable[[list[Tensor], Any], Any] | None = None
-
-    def __call__(self, rows: list[Any], further: Any) -> Any:
-        """Return the results of the function as NumPy arrays."""
-        if self._run is None:
-            self._run = self._function
-            if needs_fixed_shapes(self._model):
-                compiled = self._run = jax.jit(self._function)
-                # Callbacks to Python, and references that are written to.
-                effects = compiled.trace(rows, further).jaxpr.effects
-                writes = any("Debug" not in str(type(effect)) for effect in effects)
-                self.effects = Effects(writes=writes)
-        return keras.tree.map_structure(np.asarray, self._run(rows, further))
+    def _prepared(self, rows: list[Tensor], further: Any) -> Function:
+        """Return the function to run, and note its effects."""
+        if not needs_fixed_shapes(self._model):
+            return self._function
+        compiled = jax.jit(self._function)
+        # Callbacks to Python, and references that are written to.
+        effects = compiled.trace(rows, further).jaxpr.effects
+        self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))
+        return compiled
 
 
 def peak_memory(
-    function: Callable[[Any], Any],
-    variables: Sequence[keras.Variable],
-    arguments: Iterable[Any],
-    is_compiled: bool,
+    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
 ) -> Iterator[int]:
     """Override: the memory that the compiler plans; nothing runs."""
     values = [variable.value for variable in variables]
-    jitted = jax.jit(_pure(function, variables), compiler_options=compiler_options())
+    jitted = jax.jit(_with_values(function, variables), compiler_options=compiler_options())
     for argument in arguments:
         plan = jitted.lower(values, argument).compile().memory_analysis()
         yield int(plan.temp_size_in_bytes + plan.output_size_in_bytes)

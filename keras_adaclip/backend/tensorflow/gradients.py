@@ -1,18 +1,14 @@
 """Gradients and loops on TensorFlow."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-Tensor = Any
+from keras_adaclip.backend.contract import Function, Tensor, Tensors, Variables
 
 
-def differentiate_at_taps(
-    function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]],
-    variables: Sequence[keras.Variable],
-) -> tuple[Any, list[Tensor]]:
+def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any, list[Tensor]]:
     """Override: watches a copy of each tapped tensor with a gradient tape."""
     taps: list[Tensor] = []
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -27,46 +23,29 @@ def differentiate_at_taps(
             return value
 
         loss, further = function(tap)
-    gradients = tape.gradient(loss, taps, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return further, _gradients(tape, loss, taps)
 
 
 def gradients_of(
-    function: Callable[[], tuple[Tensor, Any]],
-    by: Sequence[keras.Variable],
-    variables: Sequence[keras.Variable],
+    function: Function, by: Variables, variables: Variables
 ) -> tuple[Any, list[Tensor]]:
     """Override: watches the variables of `by` alone."""
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        for variable in by:
-            tape.watch(variable.value)
-        loss, further = function()
-    gradients = tape.gradient(
-        loss,
-        [variable.value for variable in by],
-        unconnected_gradients=tf.UnconnectedGradients.ZERO,
-    )
-    return further, [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-
-def gradients_at(
-    function: Callable[[Sequence[Tensor]], tuple[Tensor, Any]], values: Sequence[Tensor]
-) -> tuple[list[Tensor], Any]:
-    """Override: watches copies of `values`."""
-    values = [tf.identity(value) for value in values]
+    values = [variable.value for variable in by]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         for value in values:
             tape.watch(value)
-        loss, further = function(values)
-    gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients], further
+        loss, further = function()
+    return further, _gradients(tape, loss, values)
+
+
+def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any]:
+    """Override: taps the values."""
+    further, gradients = differentiate_at_taps(lambda tap: function([*map(tap, values)]), ())
+    return gradients, further
 
 
 def per_example_layer_gradients(
-    function: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
-    values: Sequence[Tensor],
-    arguments: Sequence[Tensor],
-    cotangents: Sequence[Tensor],
+    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
 ) -> list[Tensor]:
     """Override: each example stands beside a copy of itself, so that the batch size is 2.
 
@@ -74,7 +53,7 @@ def per_example_layer_gradients(
     shared matrix (github.com/tensorflow/tensorflow/issues/117700).
     """
 
-    def one_example(slices: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+    def one_example(slices: tuple[Tensors, Tensors]) -> list[Tensor]:
         """Return the gradients of one example."""
         inputs, cotangent = slices
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -82,41 +61,36 @@ def per_example_layer_gradients(
             for value in watched:
                 tape.watch(value)
             outputs = function(watched, [tf.stack([value, value]) for value in inputs])
-        gradients = tape.gradient(
-            list(outputs),
-            watched,
-            output_gradients=[tf.stack([value, tf.zeros_like(value)]) for value in cotangent],
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+        pairs = [tf.stack([value, tf.zeros_like(value)]) for value in cotangent]
+        return _gradients(tape, list(outputs), watched, pairs)
 
-    gradients = tf.vectorized_map(one_example, (list(arguments), list(cotangents)))
-    return list(gradients)
+    return list(tf.vectorized_map(one_example, (list(arguments), list(cotangents))))
 
 
-def map_examples(
-    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
-) -> list[Tensor]:
+def _gradients(tape: Any, target: Any, by: list[Any], cotangents: Any = None) -> list[Tensor]:
+    """Return the gradients that a tape recorded, dense, and zeros if unconnected."""
+    gradients = tape.gradient(target, by, cotangents, tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
     """Override: takes the gradients inside of the map.
 
     Taken outside, XLA would treat the rows as constants and compile again for every batch.
     """
     numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
 
-    def one_example(row: Sequence[Tensor]) -> list[Tensor]:
+    def one_example(row: Tensors) -> list[Tensor]:
         """Return the outputs for one row, and the gradients of the first by the row."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             by = [row[number] for number in numbers]
             for value in by:
                 tape.watch(value)
             outputs = list(function(list(row)))
-        gradients = tape.gradient(
-            outputs[0], by, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return [*outputs, *(tf.convert_to_tensor(gradient) for gradient in gradients)]
+        return [*outputs, *_gradients(tape, outputs[0], by)]
 
     @tf.custom_gradient
-    def mapped(*rows: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
+    def mapped(*rows: Tensor) -> tuple[list[Tensor], Function]:
         """Return the outputs for all rows, and their gradient function."""
         try:
             found = list(tf.vectorized_map(one_example, list(rows)))
@@ -146,19 +120,13 @@ def map_examples(
     return list(mapped(*values))
 
 
-def map_units(
-    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
-) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor]) -> list[Tensor]:
     """Override: `tf.vectorized_map`."""
     return list(tf.vectorized_map(function, values))
 
 
 def loop_over_chunks(
-    body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-    carry: list[Tensor],
-    num_chunks: Tensor | int,
-    variables: Sequence[keras.Variable],
-    constants: Sequence[keras.Variable] = (),
+    body: Function, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:
     """Override: one `tf.while_loop`, in which one iteration runs at a time."""
     num_chunks = tf.cast(num_chunks, tf.int32)

@@ -6,19 +6,16 @@ import logging
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_adaclip.backend import contract, host_memory
-from keras_adaclip.backend.contract import Effects
+from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 from keras_adaclip.backend.tensorflow import devices
-
-Tensor = Any
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
@@ -41,9 +38,7 @@ def trains_faster_side_by_side(num_parameters: int) -> bool:
     return num_parameters <= 1 << 17
 
 
-def train_step(
-    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
-) -> dict[str, Tensor]:
+def train_step(model: keras.Model, step: Function, data: Any) -> dict[str, Tensor]:
     """Override: every operation of the step waits for the data.
 
     When an iterator has run out, TensorFlow would still run the operations that need no data, such
@@ -54,7 +49,7 @@ def train_step(
         return devices.logs_for_keras(step(model, data))
 
 
-def trace(function: Callable[[], Any]) -> None:
+def trace(function: Function) -> None:
     """Override: runs it."""
     function()
 
@@ -103,9 +98,7 @@ def fit_arguments(
     return {"x": data, "steps_per_epoch": batches.num_batches} if is_shared else {"x": data}
 
 
-def _generator(
-    batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool
-) -> Callable[[], Iterator[Any]]:
+def _generator(batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool) -> Function:
     """Return a generator function of the parts of all batches, for one epoch or without end."""
     # TensorFlow never releases the generator function; it must not keep the data with it.
     known = weakref.ref(batches)
@@ -143,11 +136,6 @@ def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
 _fused_normal = tf.function(standard_normal, jit_compile=True)
 
 
-def array_of(variable: keras.Variable) -> np.ndarray:
-    """Override: reads the copy of this device."""
-    return np.asarray(tf.convert_to_tensor(variable.value).numpy())
-
-
 @contextlib.contextmanager
 def _without_advice_on_tracing() -> Iterator[None]:
     """Silence a warning without a remedy: `vectorized_map` traces again in each eager call."""
@@ -164,32 +152,16 @@ def _without_advice_on_tracing() -> Iterator[None]:
         logger.removeFilter(is_wanted)
 
 
-def evaluate_each(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
-) -> list[Any]:
-    """Override: eager, so that nothing is compiled."""
-    values = [(variable, variable.value) for variable in variables]
-    results = []
-    for argument in arguments:
-        with keras.StatelessScope(values), _without_advice_on_tracing():
-            result = function(argument)
-        results.append(keras.tree.map_structure(lambda value: value.numpy(), result))
-    return results
+def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
+    """Override: without advice."""
+    with _without_advice_on_tracing():
+        return contract.evaluate_each(function, variables, arguments)
 
 
 class Evaluator(contract.Evaluator):
     """Override: a graph, or eager calls if the model runs eagerly."""
 
-    _run: Callable[[list[Tensor], Any], Any] | None = None
-
-    def __call__(self, rows: list[Any], further: Any) -> Any:
-        """Return the results of the function as NumPy arrays."""
-        rows, further = keras.tree.map_structure(tf.convert_to_tensor, (rows, further))
-        if self._run is None:
-            self._run = self._traced(rows, further)
-        return keras.tree.map_structure(lambda value: value.numpy(), self._run(rows, further))
-
-    def _traced(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
+    def _prepared(self, rows: list[Tensor], further: Any) -> Function:
         """Return the function to run, and note the effects of its graph."""
         is_open = not needs_fixed_shapes(self._model)
 
@@ -203,13 +175,10 @@ class Evaluator(contract.Evaluator):
             keras.tree.map_structure(functools.partial(specified, is_row=False), further),
         ]
         traced = tf.function(self._function, input_signature=signature, autograph=False)
-        if self._model.run_eagerly:
-            # Eagerly, values may decide what runs, which cannot be traced.
-            with contextlib.suppress(Exception):
-                self.effects = _effects_of(traced.get_concrete_function().graph)
-            return self._function
-        self.effects = _effects_of(traced.get_concrete_function().graph)
-        return traced
+        # Eagerly, values may decide what runs, which cannot be traced.
+        with contextlib.suppress(*([Exception] if self._model.run_eagerly else [])):
+            self.effects = _effects_of(traced.get_concrete_function().graph)
+        return self._function if self._model.run_eagerly else traced
 
 
 def _effects_of(graph: Any) -> Effects:
@@ -226,10 +195,7 @@ def _effects_of(graph: Any) -> Effects:
 
 
 def peak_memory(
-    function: Callable[[Any], Any],
-    variables: Sequence[keras.Variable],
-    arguments: Iterable[Any],
-    is_compiled: bool,
+    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
 ) -> Iterator[int]:
     """Override: runs graphs. Tracing counts too, since TensorFlow keeps its memory."""
 

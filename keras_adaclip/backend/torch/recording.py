@@ -6,7 +6,6 @@ the operations alone. Rounds of the federated benchmark's rows `cnn` and `mlp` t
 """
 
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from keras_adaclip.backend import contract
+from keras_adaclip.backend.contract import Function, Tensor, Tensors
 
-Tensor = Any
 _MOST_RECORDS = 64
 # Functions with which Python reads the numbers of a tensor. The record would repeat what it read.
 _READS = {
@@ -35,15 +34,13 @@ class Recording(contract.Recording):
     """
 
     def __init__(self) -> None:
-        self._records: dict[Any, Callable[..., Sequence[Tensor]] | None] = {}
+        self._records: dict[Any, Function | None] = {}
 
     def clear(self) -> None:
         """Forget all records."""
         self._records.clear()
 
-    def call(
-        self, function: Callable[[list[Tensor]], list[Tensor]], values: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def call(self, function: Function, values: Tensors) -> list[Tensor]:
         """Return `function(values)`, or the same from the record."""
         values = [value.detach() for value in values]
         key = tuple((value.shape, value.dtype, value.device) for value in values)
@@ -61,9 +58,7 @@ class Recording(contract.Recording):
             return list(record(*values))
 
 
-def _recorded(
-    function: Callable[[list[Tensor]], list[Tensor]], values: list[Tensor]
-) -> Callable[..., Sequence[Tensor]] | None:
+def _recorded(function: Function, values: list[Tensor]) -> Function | None:
     """Return the record, or None if the function cannot be recorded.
 
     A record must agree with the function on the given values and on others.

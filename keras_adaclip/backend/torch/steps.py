@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,8 +11,7 @@ import torch
 from keras import ops
 
 from keras_adaclip.backend import contract, host_memory
-
-Tensor = Any
+from keras_adaclip.backend.contract import Function, Tensor, Variables
 
 
 def loops_in_python() -> bool:
@@ -55,11 +54,6 @@ def unsupported_distribution(model: keras.Model) -> str | None:
     )
 
 
-def array_of(variable: keras.Variable) -> np.ndarray:
-    """Override: a copy on the host."""
-    return np.asarray(ops.convert_to_numpy(variable.value))
-
-
 def outside_random_state() -> bytes:
     """Override: PyTorch's generators, from which Keras's dropout draws."""
     states = [torch.get_rng_state()]
@@ -68,36 +62,27 @@ def outside_random_state() -> bytes:
     return b"".join(state.cpu().numpy().tobytes() for state in states)
 
 
-def evaluate_each(
-    function: Callable[[Any], Any], variables: Sequence[keras.Variable], arguments: Sequence[Any]
-) -> list[Any]:
-    """Override: eager, so that nothing is compiled.
+def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
+    """Override: PyTorch's generators get their state back.
 
-    PyTorch's generators, from which unseeded dropout draws, start from the same state each time and
-    get their own state back.
+    Unseeded dropout, which draws from them, starts from the same state with each argument.
     """
-    values = [(variable, variable.value) for variable in variables]
-    results = []
-    for argument in arguments:
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-            keras.StatelessScope(values),
-        ):
-            torch.manual_seed(0)
-            result = function(argument)
-        results.append(keras.tree.map_structure(lambda value: value.detach().cpu().numpy(), result))
-    return results
+
+    def seeded(argument: Any) -> Any:
+        """Call the function with generators in a state of their own."""
+        torch.manual_seed(0)
+        return function(argument)
+
+    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        return contract.evaluate_each(seeded, variables, arguments)
 
 
 class Evaluator(contract.Evaluator):
     """Override: eager calls."""
 
-    def __call__(self, rows: list[Any], further: Any) -> Any:
-        """Return the results of the function as NumPy arrays."""
-        rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
-        (result,) = evaluate_each(lambda _: self._function(rows, further), [], [()])
-        return result
+    def _prepared(self, rows: list[Tensor], further: Any) -> Function:
+        """Return the function to run."""
+        return lambda *given: evaluate_each(lambda _: self._function(*given), [], [()])[0]
 
 
 @contextlib.contextmanager
@@ -123,10 +108,7 @@ def full_precision() -> Iterator[None]:
 
 
 def peak_memory(
-    function: Callable[[Any], Any],
-    variables: Sequence[keras.Variable],
-    arguments: Iterable[Any],
-    is_compiled: bool,
+    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
 ) -> Iterator[int]:
     """Override: of the GPU, or else of the process."""
 
@@ -153,7 +135,7 @@ def free_memory() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def trace(function: Callable[[], Any]) -> None:
+def trace(function: Function) -> None:
     """Override: runs it, and puts the state of random generators back."""
     with torch.no_grad(), torch.random.fork_rng():
         function()
@@ -194,9 +176,7 @@ def _hash(key: Tensor, step: Tensor, stream: int) -> bytes:
     return hashlib.blake2b(message, digest_size=8).digest()
 
 
-def train_step(
-    model: keras.Model, step: Callable[[keras.Model, Any], dict[str, Tensor]], data: Any
-) -> dict[str, Tensor]:
+def train_step(model: keras.Model, step: Function, data: Any) -> dict[str, Tensor]:
     """Override: runs it without recording it for automatic differentiation."""
     with torch.no_grad():
         return step(model, data)

@@ -78,15 +78,8 @@ class ConvolutionRule(ConvolutionalRule):
         """Return an outer product for each group of filters, or gradients of the backend's own."""
         sizes = ops.shape(cotangents)[1:-1]
         if not _gram_is_cheaper(layer, inputs, cotangents):
-            gradients = backend.convolution_kernel_gradients(
-                inputs,
-                cotangents,
-                layer.kernel_size,
-                layer.strides,
-                layer.dilation_rate,
-                _padding(layer, ops.shape(inputs)[1:-1], sizes),
-                layer.groups,
-            )
+            pairs = _padding(layer, ops.shape(inputs)[1:-1], sizes)
+            gradients = backend.convolution_kernel_gradients(layer, inputs, cotangents, pairs)
             if gradients is not None:
                 return _FiltersFirst(gradients)
         patches, cotangents = _patches(layer, inputs, sizes), _by_position(cotangents)
@@ -228,7 +221,7 @@ def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
         places = numpy.reshape(places, (-1, places.shape[2] * elements))
     if layer.padding != "valid":
         inputs = ops.pad(inputs, [(0, 0), *padding, (0, 0)])
-    return backend.take_rows(_by_position(inputs), places)
+    return ops.take(_by_position(inputs), places, axis=1)
 
 
 def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
