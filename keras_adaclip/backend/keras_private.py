@@ -72,16 +72,13 @@ def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     """Return the trainable variables of `layer` itself, without those of the layers inside it."""
-    if not layer.trainable:
-        return []
-    return [variable for variable in layer._trainable_variables if variable.trainable]
+    own = layer._trainable_variables if layer.trainable else []
+    return [variable for variable in own if variable.trainable]
 
 
 def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
     """Return the states of the seed generators of `layer` and the layers inside it."""
-    return [
-        generator.state for inner in flatten_layers(layer) for generator in inner._seed_generators
-    ]
+    return [variable for variable in layer.variables if is_seed_generator_state(variable)]
 
 
 def is_seed_generator_state(variable: keras.Variable) -> bool:
@@ -155,17 +152,19 @@ def replaced_draws(
 
 @contextmanager
 def replaced_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set instance attributes of objects within the context, without the tracking of Keras.
+    """Set attributes of objects within the context, without the tracking of Keras.
 
     Afterwards each object has its former instance attributes, and no others.
 
     Args:
-        changes: Objects with the names and values of their attributes.
+        changes: Objects with the names and values of their attributes or properties.
     """
     before = []
     try:
         for owner, name, value in changes:
-            before.append((owner, name, vars(owner).get(name, _MISSING)))
+            is_property = isinstance(getattr(type(owner), name, None), property)
+            own = getattr(owner, name) if is_property else vars(owner).get(name, _MISSING)
+            before.append((owner, name, own))
             object.__setattr__(owner, name, value)
         yield
     finally:
@@ -189,7 +188,7 @@ def compiled_on_jax(model: keras.Model) -> AbstractContextManager[None]:
     if keras.backend.backend() != "jax" or model.run_eagerly or not others:
         return nullcontext()
     changes = [(layer, "supports_jit", True) for layer in others]
-    return replaced_attributes([*changes, (model, "_jit_compile", True)])
+    return replaced_attributes([*changes, (model, "jit_compile", True)])
 
 
 def replaced_jit(jit: Callable[..., Any]) -> AbstractContextManager[None]:
@@ -381,7 +380,7 @@ def without_scaling_for_replicas() -> AbstractContextManager[None]:
 
 def without_regularizers(model: keras.Model) -> AbstractContextManager[None]:
     """Return a context without weight regularizers, whose gradient is added after the noise."""
-    return replaced_attributes((each, "_regularizer", None) for each in model.trainable_variables)
+    return replaced_attributes((each, "regularizer", None) for each in model.trainable_variables)
 
 
 def masked_weight(weight: Tensor | None, present: Tensor) -> Tensor:
