@@ -194,11 +194,7 @@ def private_optimizer(options: argparse.Namespace, num_examples: int) -> ka.opti
     """
     options.batch_size = min(options.batch_size, num_examples // 4)
     noise_multiplier = ka.accounting.calibrate_noise_multiplier(
-        options.epsilon,
-        options.delta,
-        num_examples,
-        options.batch_size,
-        epochs=options.epochs,
+        options.epsilon, options.delta, num_examples, options.batch_size, epochs=options.epochs
     )
     print(
         f"Noise multiplier {noise_multiplier:.3f} for epsilon {options.epsilon:g} at delta "

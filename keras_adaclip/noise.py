@@ -52,11 +52,7 @@ def next_key(key: np.ndarray) -> np.ndarray:
 
 
 def add_noise(
-    tensors: Sequence[Tensor],
-    stddevs: Sequence[Tensor],
-    key: Tensor,
-    step: Tensor,
-    stream: int = 0,
+    tensors: Sequence[Tensor], stddevs: Sequence[Tensor], key: Tensor, step: Tensor, stream: int = 0
 ) -> list[Tensor]:
     """Add independent Gaussian noise to each tensor.
 

@@ -41,7 +41,7 @@ DATA_SETS = {
         num_train=60_000,
         epsilons=(2.7, 1.5, 4.5),
         num_held_out=10_000,
-    ),
+    )
 }
 
 

@@ -117,10 +117,7 @@ def _paper_plan(network: str = "b1") -> Callable[[Context, str, float, int], lis
 
 EXPERIMENTS = {
     "paper": Experiment(
-        "The paper's settings as written",
-        _paper_plan(),
-        reference="table2",
-        methods=PAPER_METHODS,
+        "The paper's settings as written", _paper_plan(), reference="table2", methods=PAPER_METHODS
     ),
     "grid": Experiment("The grid", grid_runs, lambda epsilons: epsilons[:1]),
     "variants": Experiment("Its hyperparameters", variant_runs, lambda epsilons: epsilons[:1]),

@@ -77,11 +77,7 @@ def schedule_path(folder: Path, network: str) -> Path:
 
 
 def search(
-    settings: Search,
-    public: LabelledData,
-    folder: Path,
-    scale: Scale,
-    data_set: str,
+    settings: Search, public: LabelledData, folder: Path, scale: Scale, data_set: str
 ) -> None:
     """Makes the searches that are missing, each a file, and writes their mean.
 

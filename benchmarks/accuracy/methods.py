@@ -141,10 +141,7 @@ METHODS = {
     ),
     "exponential": Method(
         "exponential decay (Du)",
-        settings=lambda paper, _: {
-            **paper["exponential"],
-            "decay_rate": _EXPONENTIAL_DECAY_RATE,
-        },
+        settings=lambda paper, _: {**paper["exponential"], "decay_rate": _EXPONENTIAL_DECAY_RATE},
         build=lambda settings, steps: _scheduled(
             ka.schedules.ExponentialDecay(**settings, total_steps=steps)
         ),
@@ -170,10 +167,7 @@ METHODS = {
     # Not in the paper. The norm is that of the fixed column, so a step's noise is the same.
     "automatic": Method(
         "AUTO-S (Bu)",
-        settings=lambda paper, _: {
-            "clip_norm": paper["fixed"]["clip_norm"],
-            "stabilizer": 0.01,
-        },
+        settings=lambda paper, _: {"clip_norm": paper["fixed"]["clip_norm"], "stabilizer": 0.01},
         build=lambda settings, _: ka.clipping.AutomaticClipping(**settings),
         knobs=(_scaled("clip_norm"),),
         is_in_paper=False,

@@ -20,11 +20,7 @@ class Plan:
     ways: dict[str, tuple[str, ...]]
 
 
-_SCALED = {
-    **dict.fromkeys(BACKENDS, ("ours", "loop")),
-    "pfl": ("private",),
-    "flower": ("private",),
-}
+_SCALED = {**dict.fromkeys(BACKENDS, ("ours", "loop")), "pfl": ("private",), "flower": ("private",)}
 """What is followed where something grows."""
 
 COHORTS, MODELS = (50, 500), ("linear", "mlp", "cnn")

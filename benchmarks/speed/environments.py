@@ -35,20 +35,14 @@ class Installation:
 
 INSTALLATIONS: dict[str, tuple[Installation, ...]] = {
     # PyTorch first: a later call leaves a build alone that is there.
-    "opacus": (
-        Installation(("torch==2.13.0",), is_torch=True),
-        Installation(("opacus>=1.6",)),
-    ),
+    "opacus": (Installation(("torch==2.13.0",), is_torch=True), Installation(("opacus>=1.6",))),
     "jax-privacy": (Installation(("jax-privacy>=2.0",)),),
     # Its own NumPy and dp-accounting; Python 3.11 only.
     "tensorflow-privacy": (
         Installation(("tensorflow>=2.21,<2.22", "tf_keras", "tensorflow-privacy==0.9.0")),
     ),
     # For benchmarks/federated.
-    "pfl": (
-        Installation(("torch==2.13.0",), is_torch=True),
-        Installation(("pfl>=0.6",)),
-    ),
+    "pfl": (Installation(("torch==2.13.0",), is_torch=True), Installation(("pfl>=0.6",))),
     "flower": (
         Installation(("torch==2.13.0",), is_torch=True),
         Installation(("flwr[simulation]>=1.41",)),

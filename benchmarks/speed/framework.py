@@ -55,14 +55,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "torch": ("plain", "shuffle", "poisson"),
     "opacus": ("plain", "ghost", "hooks"),
     "jax-privacy": ("plain", "vmap", "scan"),
-    "tensorflow-privacy": (
-        "plain",
-        "fast",
-        "fast-xla",
-        "model",
-        "model-xla",
-        "vectorized",
-    ),
+    "tensorflow-privacy": ("plain", "fast", "fast-xla", "model", "model-xla", "vectorized"),
 }
 """The ways of each framework, its plain step first, known without importing it."""
 

@@ -14,11 +14,7 @@ from results import Record
 from suite import SUITE
 
 _XLA = "-xla"
-RIVALS = {
-    "tensorflow": "tensorflow-privacy",
-    "jax": "jax-privacy",
-    "torch": "opacus",
-}
+RIVALS = {"tensorflow": "tensorflow-privacy", "jax": "jax-privacy", "torch": "opacus"}
 """The peer that runs on the framework that a backend runs on."""
 
 

@@ -205,10 +205,7 @@ def _xla(summary: Summary) -> list[str]:
     if "tensorflow" not in summary.backends:
         return []
     columns = [("tensorflow", way) for way in WAYS["tensorflow"]]
-    head = [
-        "model, batch",
-        *(w.replace("-xla", ", XLA") for _, w in columns),
-    ]
+    head = ["model, batch", *(w.replace("-xla", ", XLA") for _, w in columns)]
     return [
         "## TensorFlow without and with XLA, milliseconds",
         table(head, _by_model(summary, columns, summary.milliseconds_of_way, 1)),

@@ -98,9 +98,7 @@ def parse_options(description: str, task: Task) -> argparse.Namespace:
 
 
 def data_files(
-    options: argparse.Namespace,
-    archives: Mapping[str, Archive],
-    make_up: Callable[[Path], None],
+    options: argparse.Namespace, archives: Mapping[str, Archive], make_up: Callable[[Path], None]
 ) -> list[Path]:
     """Find the files of a task, or end the program with a message.
 

@@ -17,10 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data import LabelledData, load_fashion_mnist
 from fashion_mnist import build_model
 
-_TUNERS = {
-    "random": keras_tuner.RandomSearch,
-    "bayesian": keras_tuner.BayesianOptimization,
-}
+_TUNERS = {"random": keras_tuner.RandomSearch, "bayesian": keras_tuner.BayesianOptimization}
 
 
 def parse_options(description: str) -> argparse.Namespace:
@@ -52,10 +49,7 @@ def parse_options(description: str) -> argparse.Namespace:
 
 
 def search(
-    options: argparse.Namespace,
-    name: str,
-    strategy: str,
-    ranges: dict[str, tuple[float, float]],
+    options: argparse.Namespace, name: str, strategy: str, ranges: dict[str, tuple[float, float]]
 ) -> None:
     """Search over the `ranges` of one clipping strategy, and report.
 

@@ -16,12 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import (
-    INT32_MAX,
-    check_between_0_and_1,
-    check_integer,
-    check_positive,
-)
+from keras_adaclip._checks import INT32_MAX, check_between_0_and_1, check_integer, check_positive
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
 from keras_adaclip.accounting.epsilon import COARSENESS, check_accountant, warn_of_large_delta

@@ -17,12 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip._checks import check_integer
-from keras_adaclip.accounting.kinds import (
-    NUM_COST_ROWS,
-    NUM_INTEGERS,
-    SelectionCost,
-    Unit,
-)
+from keras_adaclip.accounting.kinds import NUM_COST_ROWS, NUM_INTEGERS, SelectionCost, Unit
 from keras_adaclip.accounting.merging import add_rows, compact_rows
 from keras_adaclip.accounting.row import SELECTED, LedgerRow, Mechanism
 

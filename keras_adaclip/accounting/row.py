@@ -19,12 +19,7 @@ import numpy.typing as npt
 
 from keras_adaclip import _checks
 from keras_adaclip._checks import INT32_MAX
-from keras_adaclip.accounting.kinds import (
-    NUM_COST_ROWS,
-    Sampling,
-    SelectionCost,
-    Unit,
-)
+from keras_adaclip.accounting.kinds import NUM_COST_ROWS, Sampling, SelectionCost, Unit
 
 _KINDS_OF_SAMPLING = 16
 # Added to the first integer of a row if the next rows of the table hold a `SelectionCost`.

@@ -64,10 +64,7 @@ class ScheduledClipping(ClippingStrategy):
         """Return the norm of each group, and the number of steps in an epoch (0 if unknown)."""
         # An approximation: `begin_run` sets the norm of the first step.
         first = self.schedule.value_at(0, 1)
-        return {
-            "clip_norm": groups.split_evenly(first),
-            "steps_per_epoch": np.zeros((), np.int32),
-        }
+        return {"clip_norm": groups.split_evenly(first), "steps_per_epoch": np.zeros((), np.int32)}
 
     def begin_run(
         self, state: dict[str, np.ndarray], step: int, steps_per_epoch: int | None

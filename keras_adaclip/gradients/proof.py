@@ -73,10 +73,7 @@ def _agrees(
     held = [*model.variables, *model.metrics_variables]
     moved = [variable for variable, _ in weights]
     # The values are arguments because a compiler would fold constants number by number.
-    given = (
-        [value for _, value in weights],
-        (both_rows.x, both_rows.y, both_rows.sample_weight),
-    )
+    given = ([value for _, value in weights], (both_rows.x, both_rows.y, both_rows.sample_weight))
 
     def at(given: Any) -> tuple[Batch, keras.StatelessScope]:
         """Return the batch, and a scope with the other values."""

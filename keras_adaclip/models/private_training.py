@@ -207,10 +207,7 @@ class PrivateTraining(TrainingBase):
         processes.refuse_batch_of_every_replica(self)
         size, rows = training_data.rows_of(x, y, sample_weight)
         data = TrainingData(
-            sampling=Sampling.STREAM,
-            expected_batch_size=size,
-            num_examples=size,
-            rows=rows,
+            sampling=Sampling.STREAM, expected_batch_size=size, num_examples=size, rows=rows
         )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)
@@ -229,10 +226,7 @@ class PrivateTraining(TrainingBase):
             )
 
     def _prepare(
-        self,
-        data: TrainingData,
-        examine: bool = True,
-        augmentation: Augmentation | None = None,
+        self, data: TrainingData, examine: bool = True, augmentation: Augmentation | None = None
     ) -> tuple[int, ...]:
         """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
 
@@ -283,10 +277,7 @@ class PrivateTraining(TrainingBase):
         return layout.sizes
 
     def private_summary(
-        self,
-        x: Any = None,
-        batch_size: int | None = None,
-        print_fn: Callable[[str], Any] = print,
+        self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print
     ) -> None:
         """Print a table of how the per-example gradients of each layer are computed.
 

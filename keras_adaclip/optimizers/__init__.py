@@ -11,6 +11,4 @@ from keras_adaclip.optimizers.wrapping_optimizer import (
     refuse_legacy_file,
 )
 
-__all__ = [
-    "DPOptimizer",
-]
+__all__ = ["DPOptimizer"]

@@ -11,10 +11,7 @@ from keras_adaclip.plots.canvas import BLUE, GREY, ORANGE, finished, label, pane
 
 
 def quantile_tracking(
-    history: Any,
-    target_quantile: float,
-    path: str | Path | None = None,
-    title: str | None = None,
+    history: Any, target_quantile: float, path: str | Path | None = None, title: str | None = None
 ) -> Any:
     """Draw the clipping norm by epoch, and the share of unclipped units beside its target.
 

@@ -26,11 +26,7 @@ class FixedShapeBatches(keras.utils.PyDataset):
     """
 
     def __init__(
-        self,
-        dataset: PoissonDataset,
-        num_batches: int,
-        sizes: Sequence[int],
-        num_shards: int = 1,
+        self, dataset: PoissonDataset, num_batches: int, sizes: Sequence[int], num_shards: int = 1
     ) -> None:
         super().__init__()
         self.dataset = dataset

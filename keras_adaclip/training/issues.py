@@ -11,10 +11,7 @@ _ALONE = (
     "Replace it with a layer that treats each example alone (for normalization: "
     "LayerNormalization or GroupNormalization)."
 )
-MIXING = (
-    "It mixes examples: its output for one row changes when only other rows change.",
-    _ALONE,
-)
+MIXING = ("It mixes examples: its output for one row changes when only other rows change.", _ALONE)
 COUNTING = (
     "Its output for one row depends on how many rows are in the batch.",
     f"{_ALONE} If it draws random numbers, draw them with `keras.random`.",

@@ -13,13 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import (
-    NO_TUNING,
-    Ledger,
-    PrivacyReport,
-    PrivacySpent,
-    RandomSelection,
-)
+from keras_adaclip.accounting import NO_TUNING, Ledger, PrivacyReport, PrivacySpent, RandomSelection
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan
 from keras_adaclip.optimizers import AccountedOptimizer, Run

@@ -17,10 +17,7 @@ from keras_adaclip._checks import (
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
-from keras_adaclip.tuners.choices import (
-    DEFAULT_STRATEGIES,
-    clipping_choices,
-)
+from keras_adaclip.tuners.choices import DEFAULT_STRATEGIES, clipping_choices
 from keras_adaclip.tuners.plan_guard import PlanGuard
 
 

@@ -142,10 +142,7 @@ class GreedyOracle(keras_tuner.Oracle):
             return {"status": TrialStatus.STOPPED}
         parent = finished[-1].winner if finished else ""
         values = {CLIP_NORM: following, EPOCH: number, PARENT: parent}
-        return {
-            "status": TrialStatus.RUNNING,
-            "values": {**self.hyperparameters.values, **values},
-        }
+        return {"status": TrialStatus.RUNNING, "values": {**self.hyperparameters.values, **values}}
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:

@@ -17,12 +17,7 @@ if keras.backend.backend() != "torch":
 pytest.importorskip("matplotlib")
 
 from data import download  # noqa: E402
-from private_classification import (  # noqa: E402
-    CLIPPINGS,
-    SETTINGS,
-    parse_options,
-    private_optimizer,
-)
+from private_classification import CLIPPINGS, SETTINGS, parse_options, private_optimizer  # noqa: E402
 
 SCRIPTS = {
     name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name="example")

@@ -13,14 +13,7 @@ import pytest
 import keras_adaclip
 from keras_adaclip import _keras_backend
 from tests.packaging.import_rules import BACKEND_LIBRARIES, imported_names, package_modules
-from tests.packaging.releases import (
-    EXTRAS,
-    PROJECT,
-    PYPROJECT,
-    lower_bound,
-    name_of,
-    requirements,
-)
+from tests.packaging.releases import EXTRAS, PROJECT, PYPROJECT, lower_bound, name_of, requirements
 
 ROOT = PYPROJECT.parent
 PACKAGE = Path(keras_adaclip.__file__).parent

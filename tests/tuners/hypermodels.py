@@ -93,9 +93,7 @@ def draw_numbers(monkeypatch, *numbers):
     """Makes the secret numbers of the next searches known to the test; the last one stays."""
     left = list(numbers)
     monkeypatch.setattr(
-        RandomSelection,
-        "draw",
-        lambda self, source=None: left.pop(0) if len(left) > 1 else left[0],
+        RandomSelection, "draw", lambda self, source=None: left.pop(0) if len(left) > 1 else left[0]
     )
 
 

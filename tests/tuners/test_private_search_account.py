@@ -5,10 +5,7 @@ import copy
 import keras
 import pytest
 
-from keras_adaclip.accounting import (
-    RandomSelection,
-    RunBounds,
-)
+from keras_adaclip.accounting import RandomSelection, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
 from tests.tuners.hypermodels import (
     Regression,

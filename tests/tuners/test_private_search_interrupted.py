@@ -4,14 +4,7 @@ import keras_tuner
 import pytest
 
 from keras_adaclip.tuners.private_record import SearchRecord
-from tests.tuners.hypermodels import (
-    Scored,
-    draw_numbers,
-    files_below,
-    planned,
-    run,
-    search_of,
-)
+from tests.tuners.hypermodels import Scored, draw_numbers, files_below, planned, run, search_of
 from tests.tuners.test_private_search import RELEASED_FILES
 
 DELTA = 1e-3

@@ -15,11 +15,7 @@ from dp_accounting.rdp import RdpAccountant
 
 import keras_adaclip as ka
 from keras_adaclip.__main__ import main
-from keras_adaclip.accounting import (
-    PrivacySpent,
-    read_ledger,
-    rounded_up,
-)
+from keras_adaclip.accounting import PrivacySpent, read_ledger, rounded_up
 from tests.tuners.hypermodels import (
     BATCH_SIZE,
     NOISE,

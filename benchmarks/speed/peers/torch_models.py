@@ -151,11 +151,7 @@ class _Lstm(nn.Module):
 def _wide_mlp(is_private: bool) -> nn.Module:
     del is_private
     return nn.Sequential(
-        nn.Linear(784, 2048),
-        nn.ReLU(),
-        nn.Linear(2048, 2048),
-        nn.ReLU(),
-        nn.Linear(2048, 10),
+        nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     )
 
 

@@ -5,13 +5,7 @@ other layer with weights is handled by `general.py`.
 """
 
 # Importing a module registers its rules.
-from keras_adaclip.gradients.layers import (
-    convolution,
-    dense,
-    embedding,
-    normalization,
-    recurrent,
-)
+from keras_adaclip.gradients.layers import convolution, dense, embedding, normalization, recurrent
 from keras_adaclip.gradients.layers.general import GeneralRule
 from keras_adaclip.gradients.layers.rule import (
     LayerRule,
@@ -21,11 +15,4 @@ from keras_adaclip.gradients.layers.rule import (
     rule_for,
 )
 
-__all__ = [
-    "GeneralRule",
-    "LayerRule",
-    "TappedCall",
-    "is_differentiable",
-    "register",
-    "rule_for",
-]
+__all__ = ["GeneralRule", "LayerRule", "TappedCall", "is_differentiable", "register", "rule_for"]

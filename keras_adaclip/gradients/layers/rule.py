@@ -134,9 +134,7 @@ RuleClass = TypeVar("RuleClass", bound=LayerRule)
 _RULES: dict[type[keras.layers.Layer], LayerRule] = {}
 
 
-def register(
-    layer_class: type[keras.layers.Layer],
-) -> Callable[[type[RuleClass]], type[RuleClass]]:
+def register(layer_class: type[keras.layers.Layer]) -> Callable[[type[RuleClass]], type[RuleClass]]:
     """Return a class decorator that makes a `LayerRule` the only rule of `layer_class`.
 
     The rule applies to layers of this class, and of subclasses that do not override `call`.
