@@ -55,21 +55,19 @@ def _add_plan(commands: Any) -> None:
             "hyperparameters, no other use of the data."
         ),
     )
-    parser.add_argument("--delta", type=float, required=True, metavar="NUMBER")
-    parser.add_argument(
-        "--examples", dest="num_examples", type=int, required=True, metavar="NUMBER"
-    )
-    parser.add_argument("--epsilon", dest="target_epsilon", type=float, metavar="NUMBER")
-    parser.add_argument("--batch-size", type=int, required=True, metavar="NUMBER")
-    parser.add_argument("--epochs", type=int, metavar="NUMBER")
-    parser.add_argument("--noise", dest="noise_multiplier", type=float, metavar="NUMBER")
+    parser.add_argument("--delta", type=float, required=True, metavar="N")
+    parser.add_argument("--examples", dest="num_examples", type=int, required=True, metavar="N")
+    parser.add_argument("--epsilon", dest="target_epsilon", type=float, metavar="N")
+    parser.add_argument("--batch-size", type=int, required=True, metavar="N")
+    parser.add_argument("--epochs", type=int, metavar="N")
+    parser.add_argument("--noise", dest="noise_multiplier", type=float, metavar="N")
     parser.add_argument("--sampling", default="poisson", help="poisson, shuffle, stream or fixed")
     parser.add_argument("--accountant", default="pld", help="pld or rdp")
     parser.add_argument(
         "--parameters",
         dest="num_parameters",
         type=int,
-        metavar="NUMBER",
+        metavar="N",
         help="number of trainable parameters, to compare the norms of noise and signal",
     )
     parser.set_defaults(run=plan, parser=parser)
@@ -86,14 +84,14 @@ def _add_report(commands: Any) -> None:
         ),
     )
     parser.add_argument("path", metavar="MODEL.keras")
-    parser.add_argument("--delta", type=float, required=True, metavar="NUMBER")
+    parser.add_argument("--delta", type=float, required=True, metavar="N")
     parser.add_argument(
         "--format", dest="output_format", default="text", choices=("text", "markdown", "json")
     )
     parser.add_argument(
         "--mean-trials",
         type=float,
-        metavar="NUMBER",
+        metavar="N",
         help="the mean, if the model is the best of a random number of runs",
     )
     parser.add_argument(

@@ -260,9 +260,7 @@ class PrivacySpent:
                 f"(epsilon = {rounded_up(self.epsilon)}, delta = {self.delta:g})-differential "
                 f"privacy after {steps}"
             )
-        kinds = "; ".join(
-            Sampling[label.upper()].describe() for label in self.sampling.split(" + ")
-        )
+        kinds = "; ".join(Sampling[name.upper()].describe() for name in self.sampling.split(" + "))
         sentences = [
             f"{guarantee}, by the {self.accountant.upper()} accountant.",
             f"Neighbouring data sets: {relation_in_words(self.neighboring_relation)}.",

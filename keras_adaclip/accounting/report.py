@@ -206,7 +206,7 @@ class PrivacyReport:
         rows = tuple(row for row in rows if row.steps > 0)
         unit = rows[0].unit.label if rows else unit
         epsilon, relation = ledger_epsilon(rows, delta), neighboring_relation(rows)
-        shuffled = [_without_amplification(row, relation) for row in rows]
+        passes = [_without_amplification(row, relation) for row in rows]
         selected = selections_in_words(rows)
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
@@ -222,9 +222,7 @@ class PrivacyReport:
             mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
             epsilon_pld=epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
-            epsilon_without_amplification=(
-                math.inf if selected else ledger_epsilon(shuffled, delta)
-            ),
+            epsilon_without_amplification=math.inf if selected else ledger_epsilon(passes, delta),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
             clipping=clipping,
@@ -259,9 +257,7 @@ class PrivacyReport:
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        cells = [
-            (name, " ".join(value.split()).replace("|", "\\|")) for name, value in self._rows()
-        ]
+        cells = [(name, " ".join(text.split()).replace("|", "\\|")) for name, text in self._rows()]
         rows = [f"| {name} | {cell} |" for name, cell in cells]
         head = ["# Privacy report", "", "| | |", "| --- | --- |"]
         return "\n".join([*head, *rows, "", self._closing_lines("\n\n")])

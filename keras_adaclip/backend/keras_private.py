@@ -430,7 +430,7 @@ def _is_of_backend(cls: type) -> bool:
     return cls.__module__.startswith(_BACKEND_MODULES)
 
 
-def _overridden_by_backend() -> dict[str, Any]:
+def _backend_overrides() -> dict[str, Any]:
     """Return the original methods of `BaseOptimizer` that the class of the backend overrides."""
     overridden = {
         name
@@ -446,6 +446,4 @@ def _overridden_by_backend() -> dict[str, Any]:
     }
 
 
-_OnKerasVariables = type(
-    "_OnKerasVariables", (keras.optimizers.Optimizer,), _overridden_by_backend()
-)
+_OnKerasVariables = type("_OnKerasVariables", (keras.optimizers.Optimizer,), _backend_overrides())

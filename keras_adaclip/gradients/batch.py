@@ -41,9 +41,8 @@ class Batch:
             data: A tuple that Keras made, or a dict that this package's sampling made.
         """
         if isinstance(data, dict) and "mask" in data and "x" in data:
-            return cls(
-                data["x"], data.get("y"), data.get("sample_weight"), ops.cast(data["mask"], "bool")
-            )
+            mask = ops.cast(data["mask"], "bool")
+            return cls(data["x"], data.get("y"), data.get("sample_weight"), mask)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         return cls(x, y, sample_weight)
 

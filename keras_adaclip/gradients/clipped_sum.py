@@ -46,22 +46,16 @@ class ClippedSum:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Results of the forward pass, for losses and metrics. Not private.
+class Observed(Forward):
+    """Results of the forward pass and norms, for losses and metrics. Not private.
 
     Args:
-        y_pred: Predictions of shape `(batch_size, ...)`.
-        losses: Float32 of shape `(batch_size,)`.
-        loss_increments: What each example adds to the trackers of single outputs' losses.
         norms: Float32 of shape `(batch_size, num_groups)`, in the coordinates in which
             contributions are clipped. Zero where not finite.
         finite: Bool of shape `(batch_size,)`, false for padding too.
         factors: Float32 of shape `(batch_size, num_groups)`.
     """
 
-    y_pred: Any
-    losses: Tensor
-    loss_increments: list[Tensor]
     norms: Tensor
     finite: Tensor
     factors: Tensor
@@ -86,10 +80,7 @@ def clipped_sum(
     else:
         (sums, norms, finite, factors), forward = _looped_contributions(model, batch, clipping)
     total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
-    observed = Observed(
-        forward.y_pred, forward.losses, forward.loss_increments, norms, finite, factors
-    )
-    return total, observed
+    return total, Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
 
 
 def clipped_contributions(

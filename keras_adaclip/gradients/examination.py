@@ -136,9 +136,7 @@ def fast_calls_of(
         model: A built model.
         in_loop: Whether the calls happen in a loop inside the step.
     """
-    calls = {
-        layer: backend.fast_call(layer, in_loop) for layer in keras_private.flatten_layers(model)
-    }
+    calls = {each: backend.fast_call(each, in_loop) for each in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}
 
 

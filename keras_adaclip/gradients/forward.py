@@ -89,9 +89,7 @@ def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
     """Return predictions and losses of the batch, and discard all changes of state."""
     with stateless(model):
         y_pred = call_model(model, batch.x, training)
-        losses, increments = per_example_losses(
-            model, batch.x, batch.y, y_pred, batch.sample_weight
-        )
+        losses, increments = per_example_losses(model, batch, y_pred)
     return Forward(y_pred, losses, increments).of_units(batch.num_copies)
 
 

@@ -238,9 +238,7 @@ def per_example_gradients(
         recorders.append(recorder)
         with recorder.tapped(plan.rules, plan.fast_calls), keeping_random_states_only(model):
             y_pred = call_model(model, batch.x, training)
-        losses, increments = per_example_losses(
-            model, batch.x, batch.y, y_pred, batch.sample_weight
-        )
+        losses, increments = per_example_losses(model, batch, y_pred)
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, masks)

@@ -11,22 +11,20 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.batch import mapped
+from keras_adaclip.gradients.batch import Batch, mapped
 
 Tensor = Any
 
 
 def per_example_losses(
-    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+    model: keras.Model, batch: Batch, y_pred: Any
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss of each example, without weight regularization.
 
     Args:
         model: A compiled model whose loss is built.
-        x: Inputs of shape `(batch_size, ...)`, or None.
-        y: Targets of shape `(batch_size, ...)`, or None.
+        batch: The examples.
         y_pred: Predictions of shape `(batch_size, ...)`.
-        sample_weight: None or weights of shape `(batch_size, ...)`.
 
     Returns:
         The losses, of shape `(batch_size,)`, and for each variable of the metrics that track the
@@ -37,7 +35,7 @@ def per_example_losses(
     outside = [(variable, variable.value) for variable in variables]
     zeros = [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
     custom = keras_private.is_own(model, "compute_loss")
-    named = {"x": x if custom else None, "y": y, "sample_weight": sample_weight}
+    named = {"x": batch.x if custom else None, "y": batch.y, "sample_weight": batch.sample_weight}
     named = {name: value for name, value in named.items() if value is not None}
     outputs = keras.tree.flatten(y_pred)
     structure = {

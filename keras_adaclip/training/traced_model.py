@@ -200,8 +200,7 @@ class TracedModel:
 
     def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
         """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
-        y, sample_weight = (targets.get(key) for key in ("y", "sample_weight"))
-        return per_example_losses(self.model, x, y, y_pred, sample_weight)[0]
+        return per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
 
     def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> list[Tensor]:
         """Return the largest derivative of the outputs of some rows by each tensor of the others.

@@ -185,9 +185,7 @@ def _convolution(layer: Any, inputs: Tensor) -> Tensor:
         cut = [slice(start, start + end + 1, stride) for start, end, stride in axes]
         return inputs[:, *cut]
 
-    patches = jnp.concatenate(
-        [slice_at(place) for place in np.ndindex(*layer.kernel_size)], axis=-1
-    )
+    patches = jnp.concatenate([slice_at(at) for at in np.ndindex(*layer.kernel_size)], axis=-1)
     flat = patches.reshape(-1, patches.shape[-1])
     products = flat @ kernel.reshape(-1, kernel.shape[-1])
     return products.reshape(*patches.shape[:-1], kernel.shape[-1])

@@ -144,9 +144,7 @@ def evaluate_each(function: Function, variables: Variables, arguments: Sequence[
     """Override: compiled once for all arguments."""
     compiled = jax.jit(_with_values(function, variables))
     values = [variable.value for variable in variables]
-    return [
-        keras.tree.map_structure(np.asarray, compiled(values, argument)) for argument in arguments
-    ]
+    return [keras.tree.map_structure(np.asarray, compiled(values, each)) for each in arguments]
 
 
 def _with_values(function: Function, variables: Variables) -> Function:

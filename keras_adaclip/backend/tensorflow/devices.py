@@ -110,9 +110,7 @@ def gathered(array: np.ndarray) -> np.ndarray:
     if num_processes() == 1:
         return array[None]
     strategy = tf.distribute.get_strategy()
-    sent = tf.constant(
-        np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)[None], "int32"
-    )
+    sent = tf.constant(np.frombuffer(array.tobytes(), np.uint8)[None], "int32")
     values = strategy.experimental_distribute_values_from_function(lambda _: sent)
     received = strategy.gather(values, axis=0).numpy().astype(np.uint8)
     of_processes = received[:: num_local_replicas(strategy)]

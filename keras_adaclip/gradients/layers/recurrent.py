@@ -44,14 +44,12 @@ class RecurrentRule(LayerRule):
     cell_class: ClassVar[type[keras.layers.Layer]]
 
     @abc.abstractmethod
-    def step(
-        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
-    ) -> list[Tensor]:
+    def step(self, cell: Any, inputs: Tensor, recurrent: Tensor, states: Tensors) -> list[Tensor]:
         """Return the states after one time step, the output first.
 
         Args:
             cell: The layer's cell.
-            projected: The step's `x W + b`, of shape `(batch_size, gates * units)`.
+            inputs: The step's `x W + b`, of shape `(batch_size, gates * units)`.
             recurrent: The step's `h_(t-1) U`, of the same shape, with a bias if it has its own.
             states: The states before the step, each of shape `(batch_size, units)`.
         """
@@ -152,11 +150,9 @@ class SimpleRNNRule(RecurrentRule):
     layer_class = keras.layers.SimpleRNN
     cell_class = keras.layers.SimpleRNNCell
 
-    def step(
-        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
-    ) -> list[Tensor]:
+    def step(self, cell: Any, inputs: Tensor, recurrent: Tensor, states: Tensors) -> list[Tensor]:
         """Return one state, the output."""
-        output = projected + recurrent
+        output = inputs + recurrent
         return [output if cell.activation is None else cell.activation(output)]
 
 
@@ -167,11 +163,9 @@ class LSTMRule(RecurrentRule):
     layer_class = keras.layers.LSTM
     cell_class = keras.layers.LSTMCell
 
-    def step(
-        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
-    ) -> list[Tensor]:
+    def step(self, cell: Any, inputs: Tensor, recurrent: Tensor, states: Tensors) -> list[Tensor]:
         """Return two states, the output and the carry."""
-        gates = ops.split(projected + recurrent, 4, axis=1)
+        gates = ops.split(inputs + recurrent, 4, axis=1)
         carry = cell.recurrent_activation(gates[1]) * states[1]
         carry = carry + cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
         return [cell.recurrent_activation(gates[3]) * cell.activation(carry), carry]
@@ -192,14 +186,12 @@ class GRURule(RecurrentRule):
         """Return whether the reset gate comes after U, and what all recurrent layers need holds."""
         return bool(layer.cell.reset_after) and super().covers(layer)
 
-    def step(
-        self, cell: Any, projected: Tensor, recurrent: Tensor, states: Tensors
-    ) -> list[Tensor]:
+    def step(self, cell: Any, inputs: Tensor, recurrent: Tensor, states: Tensors) -> list[Tensor]:
         """Return one state, the output."""
-        inputs, products = ops.split(projected, 3, axis=1), ops.split(recurrent, 3, axis=1)
-        update = cell.recurrent_activation(inputs[0] + products[0])
-        reset = cell.recurrent_activation(inputs[1] + products[1])
-        candidate = cell.activation(inputs[2] + reset * products[2])
+        parts, products = ops.split(inputs, 3, axis=1), ops.split(recurrent, 3, axis=1)
+        update = cell.recurrent_activation(parts[0] + products[0])
+        reset = cell.recurrent_activation(parts[1] + products[1])
+        candidate = cell.activation(parts[2] + reset * products[2])
         return [update * states[0] + (1 - update) * candidate]
 
     def recurrent_cotangents(
