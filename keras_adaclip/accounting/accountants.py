@@ -25,21 +25,20 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
-    NeighboringRelation,
     NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
 )
+from dp_accounting import NeighboringRelation as Relation
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip.accounting.events import CountedEvents, SelectedRunsEvent
-from keras_adaclip.accounting.kinds import ORDERS
+from keras_adaclip.accounting.kinds import ORDERS, Floats, Orders
 
 _INTERVAL = 1e-4
 _COARSEST_INTERVAL = 0.1
@@ -93,9 +92,7 @@ def rough_epsilon(events: CountedEvents, delta: float) -> float:
     return epsilon_of_divergences(divergences, delta, _ROUGH_ORDERS)
 
 
-def composed_divergences(
-    events: CountedEvents, orders: tuple[float, ...] = ORDERS
-) -> npt.NDArray[np.float64]:
+def composed_divergences(events: CountedEvents, orders: Orders = ORDERS) -> Floats:
     """Rényi divergences of some events at each order, infinite if something ran without noise."""
     if any(isinstance(event, NonPrivateDpEvent) for event, _ in events):
         return np.full(len(orders), math.inf)
@@ -103,9 +100,7 @@ def composed_divergences(
     return sum((count * _release_rdp(event, orders) for event, count in events), start=none)
 
 
-def epsilon_of_divergences(
-    divergences: npt.NDArray[np.float64], delta: float, orders: tuple[float, ...] = ORDERS
-) -> float:
+def epsilon_of_divergences(divergences: Floats, delta: float, orders: Orders = ORDERS) -> float:
     """Epsilon for Rényi divergences at some orders; 0.0 if all are zero."""
     if not divergences.any():
         return 0.0
@@ -115,15 +110,13 @@ def epsilon_of_divergences(
 
 
 @functools.lru_cache(maxsize=4096)
-def _release_rdp(event: DpEvent, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
     """Rényi divergences of one release. Shape: `(len(orders),)`."""
     if isinstance(event, SelectedRunsEvent):
         # Divergences grow with the order, so the one at the next order is an upper bound.
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
     is_fixed_size = isinstance(event, SampledWithoutReplacementDpEvent)
-    relation = (
-        NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
+    relation = Relation.REPLACE_ONE if is_fixed_size else Relation.ADD_OR_REMOVE_ONE
     try:
         accountant = rdp_privacy_accountant.RdpAccountant(orders, relation)
         with _without_warnings_of_orders():

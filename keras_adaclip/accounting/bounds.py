@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
-from keras_adaclip.accounting.kinds import SelectionCost
+from keras_adaclip.accounting.kinds import Floats, SelectionCost
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.selection import RandomSelection, growing
@@ -155,15 +154,13 @@ class RunBounds:
         Args:
             plans: The plain values.
         """
-        return cls(
-            tuple(Ledger.from_arrays(plan["integers"], plan["noise_multipliers"]) for plan in plans)
-        )
+        return cls(tuple(Ledger.from_arrays(**plan) for plan in plans))
 
     def _rows(self) -> tuple[LedgerRow, ...]:
         """Return the rows of all plans."""
         return tuple(row for plan in self.plans for row in plan)
 
-    def _divergences(self) -> npt.NDArray[np.float64]:
+    def _divergences(self) -> Floats:
         """Return the largest divergence among the plans at each order."""
         relation = self.neighboring_relation
         counted = [events.counted_events(plan, relation) for plan in self.plans]

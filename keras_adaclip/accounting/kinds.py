@@ -7,8 +7,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+Orders = tuple[float, ...]
+
 # The default Rényi orders of `dp_accounting`, written out: files hold a divergence for each.
-ORDERS: tuple[float, ...] = (
+ORDERS: Orders = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
     *range(11, 64),
     *(128, 256, 512, 1024),

@@ -46,7 +46,7 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         return add_rows(first, second).begin_segment()
     if first.unit is not second.unit or first.selection or second.selection:
         raise ValueError(
-            "Rows about examples and about clients cannot be merged, nor selections of runs."
+            "Rows about examples and clients, or about selected runs, cannot be merged."
         )
     steps = first.steps + second.steps
     noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)

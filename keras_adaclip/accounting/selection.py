@@ -38,14 +38,13 @@ import secrets
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
-from keras_adaclip.accounting.kinds import DISTRIBUTIONS, ORDERS, selection_in_words
+from keras_adaclip.accounting.kinds import DISTRIBUTIONS, ORDERS, Floats, selection_in_words
 from keras_adaclip.accounting.row import LedgerRow
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic distribution.
@@ -131,7 +130,7 @@ class RandomSelection:
         divergences = self.divergences(composed_divergences(run))
         return epsilon_of_divergences(divergences, _checks.check_between_0_and_1("delta", delta))
 
-    def divergences(self, divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def divergences(self, divergences: Floats) -> Floats:
         """Rényi divergences of the selection.
 
         Args:
@@ -151,9 +150,7 @@ class RandomSelection:
         return selection_in_words(self.distribution, self.mean_trials)
 
 
-def _selected_divergences(
-    divergences: npt.NDArray[np.float64], mean_trials: float, distribution: str
-) -> npt.NDArray[np.float64]:
+def _selected_divergences(divergences: Floats, mean_trials: float, distribution: str) -> Floats:
     """Upper bounds on the divergences of the best of a random number of runs."""
     share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
     if distribution == "poisson":
@@ -169,7 +166,7 @@ def _selected_divergences(
     return growing(bounds)
 
 
-def growing(divergences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def growing(divergences: Floats) -> Floats:
     """Divergences tightened by the fact that they grow with the order.
 
     A bound at a later order also bounds an earlier one.

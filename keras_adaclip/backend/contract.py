@@ -19,6 +19,7 @@ Tensors = Sequence[Tensor]
 Variables = Sequence[keras.Variable]
 TensorFunction = Callable[[list[Tensor]], list[Tensor]]
 WeightedFunction = Callable[[Tensors, Tensors], Tensors]
+ResultAndGradients = tuple[Any, list[Tensor]]
 LoopBody = Callable[[Any, list[Tensor]], list[Tensor]]
 # For overrides: what their functions take and return is stated here.
 Function = Callable[..., Any]
@@ -120,7 +121,7 @@ def keep_variables(variables: Variables) -> contextlib.AbstractContextManager[No
 
 def differentiate_at_taps(
     function: Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Any]], variables: Variables
-) -> tuple[Any, list[Tensor]]:
+) -> ResultAndGradients:
     """Run `function(tap)` and differentiate its loss by every tensor passed to `tap`.
 
     Args:
@@ -136,7 +137,7 @@ def differentiate_at_taps(
 
 def gradients_of(
     function: Callable[[], tuple[Tensor, Any]], by: Variables, variables: Variables
-) -> tuple[Any, list[Tensor]]:
+) -> ResultAndGradients:
     """Return the gradients of the scalar loss of `function` by the variables in `by`.
 
     Args:
@@ -202,7 +203,7 @@ def convolution_kernel_gradients(
     return None
 
 
-def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Return a faster function with the results of `layer.call`, or None.
 
     Args:

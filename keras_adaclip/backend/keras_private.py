@@ -17,7 +17,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 Tensor = Any
 
 
-def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+def flatten_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Return the layer and every layer inside it, each once, outermost first."""
     return list(layer._flatten_layers())
 
@@ -65,18 +65,18 @@ def own_methods(model: keras.Model, among: Iterable[str] | None = None) -> list[
     return found
 
 
-def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Return the variables of `layer` itself, without those of the layers inside it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Return the trainable variables of `layer` itself, without those of the layers inside it."""
     own = layer._trainable_variables if layer.trainable else []
     return [variable for variable in own if variable.trainable]
 
 
-def seed_generator_states(layer: keras.layers.Layer) -> list[keras.Variable]:
+def seed_generator_states(layer: keras.Layer) -> list[keras.Variable]:
     """Return the states of the seed generators of `layer` and the layers inside it."""
     return [variable for variable in layer.variables if is_seed_generator_state(variable)]
 
@@ -122,9 +122,7 @@ class NoTensorFlowCheckpoint:
         )
 
 
-def replaced_calls(
-    calls: Mapping[keras.layers.Layer, Callable[..., Any]],
-) -> AbstractContextManager[None]:
+def replaced_calls(calls: Mapping[keras.Layer, Callable[..., Any]]) -> AbstractContextManager[None]:
     """Return a context in which layers have another `call`.
 
     Args:
@@ -293,24 +291,22 @@ def update_masked_metrics(
     if compiled is None:
         return
     targets = compiled._flatten_y(y)
-    predictions = compiled._flatten_y(y_pred)
+    outputs = compiled._flatten_y(y_pred)
     present = keras.ops.cast(mask, "float32")
-    for metrics, target, prediction in zip(
-        compiled._flat_metrics, targets, predictions, strict=False
-    ):
+    for metrics, target, output in zip(compiled._flat_metrics, targets, outputs, strict=False):
         if metrics:
-            metrics.update_state(target, prediction, _with_rank_of_mask(present, prediction))
+            metrics.update_state(target, output, _with_rank_of_mask(present, output))
     if sample_weight is None:
         weights = [present] * len(targets)
     else:
         flat = compiled._flatten_y(sample_weight)
         flat = flat if len(flat) == len(targets) else [flat[0]] * len(targets)
         weights = [masked_weight(weight, present) for weight in flat]
-    for metrics, target, prediction, weight in zip(
-        compiled._flat_weighted_metrics, targets, predictions, weights, strict=False
+    for metrics, target, output, weight in zip(
+        compiled._flat_weighted_metrics, targets, outputs, weights, strict=False
     ):
         if metrics:
-            metrics.update_state(target, prediction, _with_rank_of_mask(weight, prediction))
+            metrics.update_state(target, output, _with_rank_of_mask(weight, output))
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:

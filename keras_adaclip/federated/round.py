@@ -17,8 +17,8 @@ from keras_adaclip.gradients import (
     BatchGradients,
     ClippedSum,
     Materialized,
-    add_to_output_loss_trackers,
     clipped_contributions,
+    update_loss_trackers,
 )
 from keras_adaclip.training import (
     assign_state,
@@ -119,7 +119,7 @@ def _observe(
     # Keras weights the increments by all rows, including padding.
     share = counts / ops.cast(ops.shape(present)[1], "float32")
     shares = [ops.where(finite, share * each, 0.0) for each in increments]
-    add_to_output_loss_trackers(model, shares, finite)
+    update_loss_trackers(model, shares, finite)
 
     def rows_of(value: Tensor) -> Tensor:
         """Return the rows of all clients along one axis."""

@@ -1,6 +1,6 @@
 """From a batch of examples to the sum of their clipped gradients."""
 
-from keras_adaclip.gradients.augmentation import Augmentation
+from keras_adaclip.gradients.augmentation import MIXING_LAYERS, Augmentation
 from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
@@ -21,10 +21,10 @@ from keras_adaclip.gradients.forward import call_model, example_losses
 from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
 from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, looped_plan
 from keras_adaclip.gradients.losses import (
-    add_to_output_loss_trackers,
     compute_loss,
     per_example_losses,
     regularization_loss,
+    update_loss_trackers,
 )
 from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan
 

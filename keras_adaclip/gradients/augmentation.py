@@ -27,11 +27,13 @@ from keras_adaclip.gradients.batch import Batch
 
 Tensor = Any
 
-_MIXING = (
-    keras.layers.Equalization,
-    keras.layers.RandAugment,
+MIXING_LAYERS = (
+    keras.layers.MixUp,
+    keras.layers.CutMix,
+    keras.layers.Equalization,  # one histogram for the whole batch
+    keras.layers.RandAugment,  # these two contain `Equalization`
     keras.layers.AugMix,
-    keras.layers.RandomElasticTransform,
+    keras.layers.RandomElasticTransform,  # on TensorFlow, the first image for all others
 )
 
 
@@ -45,7 +47,7 @@ class Augmentation:
         multiplicity: The number of copies of each example.
     """
 
-    layer: keras.layers.Layer
+    layer: keras.Layer
     multiplicity: int = 1
 
     def as_model(self, rows: Batch) -> keras.Model:
@@ -79,7 +81,7 @@ class Augmentation:
         return replace(copies, x=keras.tree.pack_sequence_as(copies.x, [augmented]))
 
 
-def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManager[None]:
+def drawing_for_each_example(layer: keras.Layer) -> AbstractContextManager[None]:
     """Return a context for calls in training mode, in which each example draws for itself.
 
     Args:
@@ -90,7 +92,7 @@ def drawing_for_each_example(layer: keras.layers.Layer) -> AbstractContextManage
     """
     changes: list[tuple[Any, str, Any]] = []
     for inner in keras_private.flatten_layers(layer):
-        if isinstance(inner, _MIXING):
+        if isinstance(inner, MIXING_LAYERS):
             raise ValueError(
                 f"Layer {inner.name!r} ({type(inner).__name__}) cannot be used in private "
                 "training, because it mixes the examples of a batch. Apply it to the data before "

@@ -18,7 +18,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch, repeated
 from keras_adaclip.gradients.forward import call_model, stateless
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall, rule_for
-from keras_adaclip.gradients.layerwise import GradientPlan, TapRecorder, looped_plan
+from keras_adaclip.gradients.layerwise import Calls, GradientPlan, TapRecorder, looped_plan
 
 # Layers that call the layers inside them in a loop, so that taps cannot leave these calls.
 LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -38,7 +38,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
     rules, variables = assign_rules(model)
     traces: list[list[TappedCall]] = []
     num_outputs: list[int] = []
-    random: set[keras.layers.Layer | None] = set()
+    random: set[keras.Layer | None] = set()
     states = keras_private.seed_generator_states(model)
 
     def forward(size: int) -> None:
@@ -51,7 +51,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
                 seeds = [scope.get_current_value(state) for state in states]
                 return [backend.outside_random_state(), *seeds]
 
-            def watched(layer: keras.layers.Layer | None, call: Callable[..., Any]) -> Any:
+            def watched(layer: keras.Layer | None, call: Callable[..., Any]) -> Any:
                 """Return a `call` that notes whether a random generator moved."""
 
                 def watched_call(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
     few, more = traces
     if len(few) != len(more):
         return looped_plan("the calls of its layers depend on the batch size"), is_random
-    batched: dict[keras.layers.Layer, frozenset[int]] = {}
+    batched: dict[keras.Layer, frozenset[int]] = {}
     for one, other in zip(few, more, strict=True):
         layer, reason = one.layer, None
         sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
@@ -112,10 +112,10 @@ def unproven_plan(model: keras.Model, rows: Batch) -> tuple[GradientPlan, bool]:
 
 def assign_rules(
     model: keras.Model,
-) -> tuple[dict[keras.layers.Layer, LayerRule], dict[keras.layers.Layer, list[keras.Variable]]]:
+) -> tuple[dict[keras.Layer, LayerRule], dict[keras.Layer, list[keras.Variable]]]:
     """Return the rule and the trainable weights of each layer that has any."""
-    rules: dict[keras.layers.Layer, LayerRule] = {}
-    variables: dict[keras.layers.Layer, list[keras.Variable]] = {}
+    rules: dict[keras.Layer, LayerRule] = {}
+    variables: dict[keras.Layer, list[keras.Variable]] = {}
     for layer in layers_outside_loops(model):
         if isinstance(layer, LOOPS):
             own = list(layer.trainable_variables)
@@ -127,9 +127,7 @@ def assign_rules(
     return rules, variables
 
 
-def fast_calls_of(
-    model: keras.Model, in_loop: bool = False
-) -> dict[keras.layers.Layer, Callable[..., Any]]:
+def fast_calls_of(model: keras.Model, in_loop: bool = False) -> Calls:
     """Return faster equivalents of the `call` of a model's layers.
 
     Args:
@@ -140,7 +138,7 @@ def fast_calls_of(
     return {layer: call for layer, call in calls.items() if call is not None}
 
 
-def layers_outside_loops(model: keras.Model) -> Iterator[keras.layers.Layer]:
+def layers_outside_loops(model: keras.Model) -> Iterator[keras.Layer]:
     """Yield the layers of a model, but of a loop only the loop itself."""
     inside: set[int] = set()
     for layer in keras_private.flatten_layers(model):

@@ -27,7 +27,8 @@ from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.losses import per_example_losses
 
 Tensor = Any
-Calls = Mapping[keras.layers.Layer, Callable[..., Any]]
+Rules = Mapping[keras.Layer, LayerRule]
+Calls = Mapping[keras.Layer, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class GradientPlan:
         outputs_per_example: Numbers that the layers return for one example. 0 if not known.
     """
 
-    rules: Mapping[keras.layers.Layer, LayerRule]
-    variables: Mapping[keras.layers.Layer, list[keras.Variable]]
+    rules: Rules
+    variables: Mapping[keras.Layer, list[keras.Variable]]
     looped_reason: str | None = None
-    batched: Mapping[keras.layers.Layer, frozenset[int]] = field(default_factory=dict)
+    batched: Mapping[keras.Layer, frozenset[int]] = field(default_factory=dict)
     fast_calls: Calls = field(default_factory=dict)
     numbers_per_example: int = 0
     outputs_per_example: int = 0
@@ -100,11 +101,9 @@ class TapRecorder:
         self.taps: list[Tensor] = []
         self._tap = tap
         # For each call: the layer, its arguments, the places of tensors among them, and its taps.
-        self._calls: list[tuple[keras.layers.Layer, Any, list[int], list[int]]] = []
+        self._calls: list[tuple[keras.Layer, Any, list[int], list[int]]] = []
 
-    def tapped(
-        self, rules: Mapping[keras.layers.Layer, LayerRule], calls: Calls
-    ) -> AbstractContextManager[None]:
+    def tapped(self, rules: Rules, calls: Calls) -> AbstractContextManager[None]:
         """Return a context in which layers record their calls.
 
         Args:
@@ -131,9 +130,7 @@ class TapRecorder:
             calls.append(TappedCall(layer, args, kwargs, own, kept=values[len(places) :]))
         return calls
 
-    def _tapped_call(
-        self, layer: keras.layers.Layer, rule: LayerRule, calls: Calls
-    ) -> Callable[..., Any]:
+    def _tapped_call(self, layer: keras.Layer, rule: LayerRule, calls: Calls) -> Callable[..., Any]:
         """Return a `call` that records its arguments and the tensors that the rule keeps."""
         original = calls.get(layer, layer.call)
 

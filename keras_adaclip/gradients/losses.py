@@ -54,10 +54,8 @@ def per_example_losses(
         for number, value in zip(numbers, values, strict=True):
             alone[number] = ops.expand_dims(value, 0)
         example = keras.tree.pack_sequence_as(structure, alone)
-        predictions = keras.tree.flatten(example["y_pred"])
-        for value, mask, logits in zip(
-            predictions, example["masks"], example["logits"], strict=True
-        ):
+        parts = keras.tree.flatten(example["y_pred"])
+        for value, mask, logits in zip(parts, example["masks"], example["logits"], strict=True):
             keras_private.attach_mask(value, mask)
             keras_private.attach_logits(value, logits)
         with keras.StatelessScope([*outside, *zeros]) as scope:
@@ -104,9 +102,7 @@ def compute_loss(
     return ops.where(finite, ops.cast(loss, "float32"), float("nan"))
 
 
-def add_to_output_loss_trackers(
-    model: keras.Model, increments: list[Tensor], counted: Tensor
-) -> None:
+def update_loss_trackers(model: keras.Model, increments: list[Tensor], counted: Tensor) -> None:
     """Add to the metrics that track the losses of single outputs.
 
     Args:

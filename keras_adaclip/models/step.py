@@ -16,9 +16,9 @@ from keras_adaclip.gradients import (
     Batch,
     ClippedSum,
     Observed,
-    add_to_output_loss_trackers,
     clipped_sum,
     regularization_loss,
+    update_loss_trackers,
     with_regularization,
 )
 from keras_adaclip.training import (
@@ -103,7 +103,7 @@ def _observe(
     if regularization is not None:
         losses = losses + regularization
     keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
-    add_to_output_loss_trackers(model, observed.loss_increments, counted)
+    update_loss_trackers(model, observed.loss_increments, counted)
     clip_norms = clipping.state["clip_norm"]
     observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
     return update_metrics(model, batch, observed.y_pred)

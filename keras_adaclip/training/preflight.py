@@ -14,7 +14,14 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, call_model, compute_loss, finite_rows, repeated
+from keras_adaclip.gradients import (
+    MIXING_LAYERS,
+    Batch,
+    call_model,
+    compute_loss,
+    finite_rows,
+    repeated,
+)
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.issues import (
     Finding,
@@ -26,17 +33,6 @@ from keras_adaclip.training.issues import (
 from keras_adaclip.training.probe import Probe
 
 Tensor = Any
-_MIXING_NAMES = (
-    "MixUp",
-    "CutMix",
-    "Equalization",  # one histogram for the whole batch
-    "RandAugment",  # these two contain `Equalization`
-    "AugMix",
-    "RandomElasticTransform",  # on TensorFlow, the first image for all others
-)
-_MIXING_LAYERS = tuple(
-    getattr(keras.layers, name) for name in _MIXING_NAMES if hasattr(keras.layers, name)
-)
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 _NUM_LOSS_ROWS = 3
@@ -109,7 +105,7 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     issues = []
     for layer in keras_private.flatten_layers(model):
         own = keras_private.own_trainable_variables(layer)
-        if isinstance(layer, _MIXING_LAYERS):
+        if isinstance(layer, MIXING_LAYERS):
             told = (
                 f"{type(layer).__name__} mixes the examples of a batch.",
                 "Remove it; augmentations of single examples are fine.",

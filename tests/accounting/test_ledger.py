@@ -149,7 +149,7 @@ def test_selected_runs_that_do_not_fit_are_refused():
     ledger = append_all(Ledger(), [SELECTED, row(steps=1), row(noise=2.0, steps=1)])
     with pytest.raises(ValueError, match="selected runs take"):
         ledger.compact(SELECTED.num_table_rows + 1)
-    with pytest.raises(ValueError, match="nor selections of runs"):
+    with pytest.raises(ValueError, match="cannot be merged"):
         merge_upward(SELECTED, row(steps=1))
 
 

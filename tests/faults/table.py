@@ -359,7 +359,7 @@ models/test_strings.py::test_strings_over_several_processes_are_refused
 + if False:
 # layers with one histogram for all images of a batch are not refused | gradients/augmentation.py
 gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_training
--         if isinstance(inner, _MIXING):
+-         if isinstance(inner, MIXING_LAYERS):
 +         if False:
 # layers examined on a few rows only, not at the shapes of the steps | training/step_isolation.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name

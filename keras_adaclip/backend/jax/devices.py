@@ -91,13 +91,12 @@ def process_number() -> int:
 
 def gathered(array: np.ndarray) -> np.ndarray:
     """Override: sends bytes, since JAX would make 32 bits of 64."""
+    array = np.asarray(array)
     if jax.process_count() == 1:
-        return np.asarray(array)[None]
-    sent = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        return array[None]
+    sent = np.frombuffer(array.tobytes(), np.uint8)
     received = np.asarray(multihost_utils.process_allgather(sent))
-    return np.stack([np.frombuffer(row.tobytes(), array.dtype) for row in received]).reshape(
-        -1, *array.shape
-    )
+    return np.frombuffer(received.tobytes(), array.dtype).reshape(-1, *array.shape)
 
 
 def is_whole_in_each_process(variable: keras.Variable) -> bool:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend.contract import Function, Tensor, Tensors, Variables
+from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
 def purified(function: Function, variables: Variables) -> Function:
@@ -22,7 +22,7 @@ def purified(function: Function, variables: Variables) -> Function:
     It returns the result of `function` and the new values.
     """
 
-    def pure(values: Tensors, *arguments: Any) -> tuple[Any, list[Tensor]]:
+    def pure(values: Tensors, *arguments: Any) -> ResultAndGradients:
         """Run the function in a scope of its own."""
         with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
             result = function(*arguments)
@@ -31,7 +31,7 @@ def purified(function: Function, variables: Variables) -> Function:
     return pure
 
 
-def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any, list[Tensor]]:
+def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
     """Override: differentiates by zero probes that are added at the taps.
 
     A first, abstract run finds the shapes of the taps. XLA drops the additions.
@@ -58,9 +58,7 @@ def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any
     return further, gradients
 
 
-def gradients_of(
-    function: Function, by: Variables, variables: Variables
-) -> tuple[Any, list[Tensor]]:
+def gradients_of(function: Function, by: Variables, variables: Variables) -> ResultAndGradients:
     """Override: a pure function of the values of `by`."""
     held = [*variables, *by]
     pure, values = purified(function, held), [variable.value for variable in variables]
@@ -139,7 +137,7 @@ def _assign(variables: Variables, values: Tensors) -> None:
         variable.assign(value)
 
 
-def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Override: convolutions of Keras's own classes, in a loop and on a CPU.
 
     Inside of a `while_loop`, XLA computes the gradients of a convolution 25 to 30 times slower than

@@ -114,9 +114,7 @@ def gathered(array: np.ndarray) -> np.ndarray:
     values = strategy.experimental_distribute_values_from_function(lambda _: sent)
     received = strategy.gather(values, axis=0).numpy().astype(np.uint8)
     of_processes = received[:: num_local_replicas(strategy)]
-    return np.stack([np.frombuffer(row.tobytes(), array.dtype) for row in of_processes]).reshape(
-        -1, *array.shape
-    )
+    return np.frombuffer(of_processes.tobytes(), array.dtype).reshape(-1, *array.shape)
 
 
 def num_replicas(model: keras.Model) -> int:

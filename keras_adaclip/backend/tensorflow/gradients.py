@@ -5,10 +5,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend.contract import Function, Tensor, Tensors, Variables
+from keras_adaclip.backend import contract
+from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
+from keras_adaclip.backend.tensorflow.steps import computes_on_cpu
 
 
-def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any, list[Tensor]]:
+def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
     """Override: watches a copy of each tapped tensor with a gradient tape."""
     taps: list[Tensor] = []
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -26,9 +28,7 @@ def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any
     return further, _gradients(tape, loss, taps)
 
 
-def gradients_of(
-    function: Function, by: Variables, variables: Variables
-) -> tuple[Any, list[Tensor]]:
+def gradients_of(function: Function, by: Variables, variables: Variables) -> ResultAndGradients:
     """Override: watches the variables of `by` alone."""
     values = [variable.value for variable in by]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -143,3 +143,10 @@ def after(value: Tensor, other: Tensor) -> Tensor:
     """Override: a control dependency."""
     with tf.control_dependencies([other]):
         return tf.identity(value)
+
+
+def masked(kept: Tensor, values: Tensor) -> Tensor:
+    """Override: on a CPU, copies nothing if all rows are kept, as in nearly every step."""
+    if not computes_on_cpu():
+        return contract.masked(kept, values)
+    return tf.cond(tf.reduce_all(kept), lambda: values, lambda: contract.masked(kept, values))

@@ -21,7 +21,7 @@ Tensor = Any
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
-def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Override: for Keras's own classes, if nothing of the instance was replaced."""
     make = _MAKERS.get(type(layer))
     if make is None or {"call", "convolution_op"} & set(vars(layer)):
@@ -31,7 +31,7 @@ def fast_call(layer: keras.layers.Layer, in_loop: bool) -> Callable[..., Tensor]
     return make(layer)
 
 
-def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable[..., Any] | None:
+def _pooling(pool: Callable[..., Tensor], layer: keras.Layer) -> Callable[..., Any] | None:
     """Return a call without copies for a pooling layer that does not pad."""
     if (layer.data_format, layer.padding) != ("channels_last", "valid"):
         return None
@@ -44,7 +44,7 @@ def _pooling(pool: Callable[..., Tensor], layer: keras.layers.Layer) -> Callable
     return call
 
 
-def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
+def _convolution(layer: keras.Layer) -> Callable[..., Any] | None:
     """Return a call that keeps channels last in memory."""
     if layer.data_format != "channels_last" or _is_adapted(layer):
         return None
@@ -72,7 +72,7 @@ def _convolution(layer: keras.layers.Layer) -> Callable[..., Any] | None:
     return call
 
 
-def _padding(layer: keras.layers.Layer, sizes: Sequence[int]) -> list[int]:
+def _padding(layer: keras.Layer, sizes: Sequence[int]) -> list[int]:
     """Return the zeros before and after each axis with padding "same", for the last axis first."""
     padding: list[int] = []
     for size, elements, stride, rate in zip(
@@ -83,7 +83,7 @@ def _padding(layer: keras.layers.Layer, sizes: Sequence[int]) -> list[int]:
     return padding
 
 
-def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None:
+def _group_normalization(layer: keras.Layer) -> Callable[..., Any] | None:
     """Return a call that is one operation instead of a dozen."""
 
     def call(inputs: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _group_normalization(layer: keras.layers.Layer) -> Callable[..., Any] | None
     return call
 
 
-def _is_adapted(layer: keras.layers.Layer) -> bool:
+def _is_adapted(layer: keras.Layer) -> bool:
     """Return whether the layer is quantized or has LoRA weights."""
     return bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 

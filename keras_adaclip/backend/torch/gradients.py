@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import torch
 
-from keras_adaclip.backend.contract import Function, Tensor, Tensors, Variables
+from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
-def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any, list[Tensor]]:
+def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
     """Override: tensors that pass a tap require gradients."""
     taps: list[Tensor] = []
 
@@ -26,9 +26,7 @@ def differentiate_at_taps(function: Function, variables: Variables) -> tuple[Any
     return keras.tree.map_structure(_detach, further), _gradients(loss, taps)
 
 
-def gradients_of(
-    function: Function, by: Variables, variables: Variables
-) -> tuple[Any, list[Tensor]]:
+def gradients_of(function: Function, by: Variables, variables: Variables) -> ResultAndGradients:
     """Override: `torch.autograd.grad`."""
     values = [variable.value for variable in by]
     for value in values:

@@ -149,10 +149,8 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     Philox with a 64-bit seed, which is a hash of the arguments.
     """
     if key.device.type == "cpu":
-        generator = np.random.Generator(
-            np.random.Philox(key=_secret(key), counter=[0, 0, stream, int(step)])
-        )
-        return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
+        bits = np.random.Philox(key=_secret(key), counter=[0, 0, stream, int(step)])
+        return torch.from_numpy(np.random.Generator(bits).standard_normal(tuple(shape), np.float32))
     seed = int.from_bytes(_hash(key, step, stream), "little", signed=True)
     device_generator = torch.Generator(device=key.device).manual_seed(seed)
     return torch.randn(tuple(shape), generator=device_generator, device=key.device)

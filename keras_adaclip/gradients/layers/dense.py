@@ -139,14 +139,9 @@ class _Equation:
                 flat.reverse()
             return OuterProduct(flat[0], flat[1], shape)
         canonical = groups + bound + free
-        sizes = dict(zip(self.kernel, shape, strict=True))
-        return GroupedOuterProduct(
-            blocks[0],
-            blocks[1],
-            shape,
-            sizes=[sizes[letter] for letter in canonical],
-            order=[canonical.index(letter) for letter in self.kernel],
-        )
+        sizes = [shape[self.kernel.index(letter)] for letter in canonical]
+        order = [canonical.index(letter) for letter in self.kernel]
+        return GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
 
 
 def _arranged(value: Tensor, letters: str, groups: str, positions: str, last: str) -> Tensor:

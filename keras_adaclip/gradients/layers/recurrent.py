@@ -41,7 +41,7 @@ class RecurrentRule(LayerRule):
     """
 
     layer_class: ClassVar[type[keras.layers.RNN]]
-    cell_class: ClassVar[type[keras.layers.Layer]]
+    cell_class: ClassVar[type[keras.Layer]]
 
     @abc.abstractmethod
     def step(self, cell: Any, inputs: Tensor, recurrent: Tensor, states: Tensors) -> list[Tensor]:

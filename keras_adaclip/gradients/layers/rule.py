@@ -32,7 +32,7 @@ class TappedCall:
         fast_call: A faster equivalent of the layer's `call`, if there is one.
     """
 
-    layer: keras.layers.Layer
+    layer: keras.Layer
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     cotangents: list[Tensor] = field(default_factory=list)
@@ -113,7 +113,7 @@ class LayerRule(abc.ABC):
             One gradient for each of `variables`, None if this call did not use it.
         """
 
-    def covers(self, layer: keras.layers.Layer) -> bool:
+    def covers(self, layer: keras.Layer) -> bool:
         """Return whether the rule is exact for this layer and its options.
 
         Args:
@@ -124,17 +124,15 @@ class LayerRule(abc.ABC):
 
 def is_differentiable(value: Any) -> bool:
     """Return whether `value` is a tensor of floating-point numbers."""
-    return bool(keras.ops.is_tensor(value)) and "float" in keras.backend.standardize_dtype(
-        value.dtype
-    )
+    return bool(keras.ops.is_tensor(value)) and keras.backend.is_float_dtype(value.dtype)
 
 
 RuleClass = TypeVar("RuleClass", bound=LayerRule)
 
-_RULES: dict[type[keras.layers.Layer], LayerRule] = {}
+_RULES: dict[type[keras.Layer], LayerRule] = {}
 
 
-def register(layer_class: type[keras.layers.Layer]) -> Callable[[type[RuleClass]], type[RuleClass]]:
+def register(layer_class: type[keras.Layer]) -> Callable[[type[RuleClass]], type[RuleClass]]:
     """Return a class decorator that makes a `LayerRule` the only rule of `layer_class`.
 
     The rule applies to layers of this class, and of subclasses that do not override `call`.
@@ -154,7 +152,7 @@ def register(layer_class: type[keras.layers.Layer]) -> Callable[[type[RuleClass]
     >>> import keras
     >>> import numpy as np
     >>> import keras_adaclip as ka
-    >>> class Scale(keras.layers.Layer):
+    >>> class Scale(keras.Layer):
     ...     def build(self, input_shape):
     ...         self.scale = self.add_weight(shape=input_shape[1:], initializer="ones")
     ...
@@ -176,7 +174,7 @@ def register(layer_class: type[keras.layers.Layer]) -> Callable[[type[RuleClass]
 
     def decorate(rule_class: type[RuleClass]) -> type[RuleClass]:
         """Register one instance of the rule class."""
-        for given, base in ((layer_class, keras.layers.Layer), (rule_class, LayerRule)):
+        for given, base in ((layer_class, keras.Layer), (rule_class, LayerRule)):
             if not (isinstance(given, type) and issubclass(given, base)):
                 raise TypeError(
                     "`register` takes a class of Keras layers, and decorates a subclass of "
@@ -188,7 +186,7 @@ def register(layer_class: type[keras.layers.Layer]) -> Callable[[type[RuleClass]
     return decorate
 
 
-def rule_for(layer: keras.layers.Layer) -> LayerRule | None:
+def rule_for(layer: keras.Layer) -> LayerRule | None:
     """Return the registered rule that is exact for `layer`, None if there is none.
 
     The rule of the nearest class is used. A subclass inherits a rule only if it does not override
