@@ -54,7 +54,9 @@ def read_ledger(path: str | Path) -> Ledger:
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         if not path.is_file():
             raise
-        raise ValueError(f"No `.keras` or `.weights.h5` file: {str(path)!r} ({error})") from error
+        raise ValueError(
+            f"Not a `.keras` or `.weights.h5` file: {str(path)!r} ({error})"
+        ) from error
     return Ledger.from_arrays(rows, noise_multipliers)
 
 

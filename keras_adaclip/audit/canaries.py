@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
 from keras_adaclip._checks import check_choice, check_integer
 from keras_adaclip.gradients import example_losses
@@ -155,7 +156,7 @@ class Canaries:
 
 
 def _other_rows(
-    y: Any, rows: np.ndarray, num_examples: int, generator: np.random.Generator, num_tries: int
+    y: Any, rows: np.ndarray, num_examples: int, generator: Generator, num_tries: int
 ) -> np.ndarray:
     """Return for each row the number of a random one, with other targets if some try finds them."""
     others = generator.integers(num_examples, size=len(rows))
@@ -169,9 +170,7 @@ def _other_rows(
     return others
 
 
-def _random_inputs(
-    array: np.ndarray, num_canaries: int, generator: np.random.Generator
-) -> np.ndarray:
+def _random_inputs(array: np.ndarray, num_canaries: int, generator: Generator) -> np.ndarray:
     """Return inputs of canaries, uniform between the least and the greatest value at each place."""
     shape = (num_canaries, *array.shape[1:])
     if array.dtype == np.bool_:

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling, Unit
@@ -132,7 +133,7 @@ class CohortBatches(keras.utils.PyDataset):
         batch = self.take(self._draw(generator, index), generator)
         return split_among_devices(batch, self.num_shards)
 
-    def _draw(self, generator: np.random.Generator, index: int) -> np.ndarray:
+    def _draw(self, generator: Generator, index: int) -> np.ndarray:
         """Return the positions of the clients that take part in round `index` of an epoch."""
         num_clients = len(self.clients)
         if self.sampling is Sampling.POISSON:
@@ -143,7 +144,7 @@ class CohortBatches(keras.utils.PyDataset):
             self._epoch_order = generator.permutation(num_clients)
         return self._epoch_order[index * self.cohort_size : (index + 1) * self.cohort_size]
 
-    def take(self, positions: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
+    def take(self, positions: np.ndarray, generator: Generator) -> dict[str, Any]:
         """Return the batch of the clients at some positions.
 
         Clients without examples are left out, as if they had not been drawn. An absent client must
@@ -189,7 +190,7 @@ class CohortBatches(keras.utils.PyDataset):
         return batch
 
     def _local_order(
-        self, generator: np.random.Generator, num_examples: int
+        self, generator: Generator, num_examples: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of a client that take part, and their places in each local batch.
 

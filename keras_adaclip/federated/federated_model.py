@@ -97,6 +97,4 @@ def federate(model: keras.Model, replace_batch_normalization: bool = False) -> A
     """
     if isinstance(model, FederatedTraining):
         raise TypeError("Argument `model` must not be federated already.")
-    return converted(
-        model, FederatedSequential, FederatedModel, "federate", replace_batch_normalization
-    )
+    return converted(model, FederatedSequential, FederatedModel, replace_batch_normalization)

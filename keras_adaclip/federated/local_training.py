@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import call_model
+from keras_adaclip.gradients import call_model, tracker_variables
 
 Tensor = Any
 
@@ -43,7 +43,7 @@ class LocalTraining:
     optimizer: Any
     proximal_strength: float
     is_vectorized: bool
-    fast_calls: Mapping[keras.layers.Layer, Callable[..., Any]]
+    fast_calls: Mapping[keras.Layer, Callable[..., Any]]
     recording: backend.Recording | None
     made_from: Any = None
 
@@ -155,11 +155,7 @@ class LocalTraining:
         """Return the loss of a client's batch, increments of trackers, predictions and masks."""
         model = self.model
         generators = keras_private.seed_generator_states(model)
-        trackers = [
-            variable
-            for metric in keras_private.output_loss_trackers(model)
-            for variable in metric.variables
-        ]
+        trackers = tracker_variables(model)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
         scope = [
             *((variable, variable.value) for variable in kept),

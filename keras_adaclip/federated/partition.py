@@ -7,6 +7,7 @@ Each function returns the client of every example, as integers of shape `(num_ex
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from keras_adaclip._checks import check_integer, check_positive
 from keras_adaclip.sampling import common_length
@@ -156,22 +157,20 @@ def _allocation(
     generator, num_clients = np.random.default_rng(seed), turns.max() + 1
     below = [np.flatnonzero(parent_of_kind == parent) for parent in range(len(parents))]
     of_root = generator.dirichlet(np.full(len(parents), root_alpha), num_clients)
-    of_parents = [
-        generator.dirichlet(np.full(len(each), coarse_alpha), num_clients) for each in below
-    ]
+    shares = [generator.dirichlet(np.full(len(each), coarse_alpha), num_clients) for each in below]
     piles = [generator.permutation(np.flatnonzero(numbers == kind)) for kind in range(len(kinds))]
     left = np.array([len(pile) for pile in piles])
     clients = np.empty(len(fine), np.int64)
     for client in turns:
         left_below = np.array([left[each].sum() for each in below])
         parent = _drawn(generator, of_root[client], left_below)
-        kind = below[parent][_drawn(generator, of_parents[parent][client], left[below[parent]])]
+        kind = below[parent][_drawn(generator, shares[parent][client], left[below[parent]])]
         left[kind] -= 1
         clients[piles[kind][left[kind]]] = client
     return clients
 
 
-def _drawn(generator: np.random.Generator, proportions: np.ndarray, left: np.ndarray) -> int:
+def _drawn(generator: Generator, proportions: np.ndarray, left: np.ndarray) -> int:
     """Return the number of a label, drawn by its proportion among those with examples left."""
     weights = proportions * (left > 0)
     total = weights.sum()

@@ -24,6 +24,7 @@ from keras_adaclip.gradients.losses import (
     compute_loss,
     per_example_losses,
     regularization_loss,
+    tracker_variables,
     update_loss_trackers,
 )
 from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan

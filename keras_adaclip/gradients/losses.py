@@ -30,7 +30,7 @@ def per_example_losses(
         The losses, of shape `(batch_size,)`, and for each variable of the metrics that track the
         losses of single outputs, the amount that each example adds to it.
     """
-    trackers = _tracker_variables(model)
+    trackers = tracker_variables(model)
     variables = [*model.variables, *model.metrics_variables]
     outside = [(variable, variable.value) for variable in variables]
     zeros = [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
@@ -110,7 +110,7 @@ def update_loss_trackers(model: keras.Model, increments: list[Tensor], counted: 
         increments: The increments that `per_example_losses` returned.
         counted: Bool tensor of shape `(batch_size,)`, the examples to count.
     """
-    for variable, increment in zip(_tracker_variables(model), increments, strict=True):
+    for variable, increment in zip(tracker_variables(model), increments, strict=True):
         present = ops.where(counted, increment, ops.zeros_like(increment))
         variable.assign(variable + ops.cast(ops.sum(present), variable.dtype))
 
@@ -129,7 +129,7 @@ def regularization_loss(model: keras.Model) -> Tensor | None:
     return sum(terms[1:], terms[0]) if terms else None
 
 
-def _tracker_variables(model: keras.Model) -> list[keras.Variable]:
+def tracker_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of the metrics that track the losses of single outputs."""
     trackers = keras_private.output_loss_trackers(model)
     return [variable for metric in trackers for variable in metric.variables]

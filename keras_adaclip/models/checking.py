@@ -131,7 +131,7 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
                 f"Received: augmentation_multiplicity={multiplicity}, augmentation=None"
             )
         return None
-    if not isinstance(layer, keras.layers.Layer):
+    if not isinstance(layer, keras.Layer):
         raise TypeError(
             "Argument `augmentation` must be a Keras layer, such as `keras.layers.RandomFlip()` "
             f"or a `keras.Sequential` of such layers. Received: augmentation={layer!r}"

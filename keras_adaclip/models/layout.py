@@ -168,9 +168,7 @@ def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
             break
         fitting = size
     if fitting == 0:
-        raise ValueError(
-            f"Not even one example at a time fits `memory_limit`. Received: {limit:,} bytes"
-        )
+        raise ValueError(f"Not even one example fits `memory_limit`. Received: {limit:,} bytes")
     return fitting
 
 
@@ -241,6 +239,6 @@ def _num_weights(model: keras.Model) -> int:
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
-def _has(model: keras.Model, *kinds: type[keras.layers.Layer]) -> bool:
+def _has(model: keras.Model, *kinds: type[keras.Layer]) -> bool:
     """Return whether the model has a layer of one of these kinds."""
     return any(isinstance(layer, kinds) for layer in keras_private.flatten_layers(model))

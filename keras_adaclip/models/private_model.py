@@ -97,6 +97,4 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
     """
     if isinstance(model, PrivateTraining):
         raise TypeError("The model is private already. Received: a private model")
-    return converted(
-        model, PrivateSequential, PrivateModel, "privatize", replace_batch_normalization
-    )
+    return converted(model, PrivateSequential, PrivateModel, replace_batch_normalization)

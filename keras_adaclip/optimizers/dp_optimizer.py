@@ -168,9 +168,8 @@ class DPOptimizer(AccountedOptimizer):
         gradients = backend.shares_of_replica(gradients)
         self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped and noised with the old clipping norm.
-        self._clip.update(
-            Release(means, mean_stddevs, statistics, expected_units, self.iterations.value)
-        )
+        step = self.iterations.value
+        self._clip.update(Release(means, mean_stddevs, statistics, expected_units, step))
 
     # Read-outs
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 # Sets the draws apart from the noise, whose keys may come from the same seed.
 _SAMPLING_STREAM = 2
@@ -18,7 +19,7 @@ _SAMPLING_STREAM = 2
 _SHARED, _FIRST_PROCESS = 0, 1
 
 
-def draw_generator(seed: int | Sequence[int] | None, *key: int) -> np.random.Generator:
+def draw_generator(seed: int | Sequence[int] | None, *key: int) -> Generator:
     """Return the random generator of one draw.
 
     Args:
@@ -32,14 +33,12 @@ def draw_generator(seed: int | Sequence[int] | None, *key: int) -> np.random.Gen
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
-def uniform_draw(generator: np.random.Generator, num_units: int, size: int) -> np.ndarray:
+def uniform_draw(generator: Generator, num_units: int, size: int) -> np.ndarray:
     """Return the ascending numbers of `size` distinct units, every set being equally likely."""
     return np.sort(generator.choice(num_units, size, replace=False, shuffle=False))
 
 
-def poisson_draw(
-    generator: np.random.Generator, num_units: int, sampling_probability: float
-) -> np.ndarray:
+def poisson_draw(generator: Generator, num_units: int, sampling_probability: float) -> np.ndarray:
     """Return the ascending numbers of the units in one Poisson draw, which may be empty.
 
     Args:

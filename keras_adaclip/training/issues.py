@@ -136,7 +136,7 @@ def issues_of_clients(finding: Finding) -> list[PrivacyIssue]:
     ]
 
 
-def batch_normalization_issue(model: keras.Model, layer: keras.layers.Layer) -> PrivacyIssue:
+def batch_normalization_issue(model: keras.Model, layer: keras.Layer) -> PrivacyIssue:
     """Return the issue with a batch normalization in training mode, somewhere in `model`."""
     caller = "federate" if getattr(model, "privacy_unit", "") == "client" else "privatize"
     return PrivacyIssue(

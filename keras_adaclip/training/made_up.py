@@ -4,6 +4,7 @@ import math
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
 from keras_adaclip.backend import keras_private
 
@@ -20,7 +21,7 @@ _NUM_WORDS = 100
 
 
 def moved_value(
-    value: np.ndarray, state: int, is_trained: bool, generator: np.random.Generator
+    value: np.ndarray, state: int, is_trained: bool, generator: Generator
 ) -> np.ndarray:
     """Return another value that a variable may come to have.
 
@@ -77,7 +78,7 @@ def known_words(model: keras.Model) -> list[str]:
 
 
 def plausible_rows(
-    value: np.ndarray, size: int, spread: float, generator: np.random.Generator, words: list[str]
+    value: np.ndarray, size: int, spread: float, generator: Generator, words: list[str]
 ) -> np.ndarray:
     """Return random rows with the shape and the kind of the given ones.
 
@@ -104,7 +105,7 @@ def plausible_rows(
     return generator.choice(known, shape).astype(value.dtype)
 
 
-def cut_short(rows: np.ndarray, padding: float, generator: np.random.Generator) -> np.ndarray:
+def cut_short(rows: np.ndarray, padding: float, generator: Generator) -> np.ndarray:
     """Return sequences of random lengths, for layers that mask what follows them.
 
     Args:

@@ -67,11 +67,7 @@ def _make_functional(cls: type, functional: type) -> None:
 
 
 def converted(
-    model: keras.Model,
-    sequential: type,
-    subclassed: type,
-    caller: str,
-    replace_batch_normalization: bool,
+    model: keras.Model, sequential: type, subclassed: type, replace_batch_normalization: bool
 ) -> Any:
     """Return a model of another class that shares the layers and weights of `model`.
 
@@ -79,7 +75,6 @@ def converted(
         model: A Functional or Sequential model.
         sequential: The class for a Sequential model.
         subclassed: The class that users subclass, for a Functional model.
-        caller: The name of the public function, for errors.
         replace_batch_normalization: Whether group normalizations replace batch normalizations.
 
     Raises:
@@ -94,9 +89,10 @@ def converted(
     is_sequential = isinstance(model, keras.Sequential)
     if not is_sequential and not (hasattr(model, "inputs") and hasattr(model, "outputs")):
         raise TypeError(
-            f"`{caller}` takes Functional and Sequential models; {type(model).__name__!r} is a "
-            f"subclassed model. Derive its class from `keras_adaclip.{subclassed.__name__}` in "
-            f"place of `keras.Model`. Received: model={model.name!r} of type {type(model).__name__}"
+            "`privatize` and `federate` take Functional and Sequential models, and "
+            f"{type(model).__name__!r} is a subclassed model. Derive its class from "
+            f"`keras_adaclip.{subclassed.__name__}` in place of `keras.Model`. Received: "
+            f"model={model.name!r} of type {type(model).__name__}"
         )
     cls = f"keras_adaclip.{(sequential if is_sequential else subclassed).__name__}"
     _refuse_own_methods(
@@ -141,7 +137,7 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
         "`replace_batch_normalization` out.",
     )
 
-    def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
+    def replace(layer: keras.Layer) -> keras.Layer:
         """Return the layer, or what replaces it."""
         if id(layer) not in replaced:
             if isinstance(layer, keras.layers.BatchNormalization):
@@ -156,14 +152,14 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
     return keras.models.clone_model(model, clone_function=replace, **call)
 
 
-def _call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+def _call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
     """Call a layer, without the mask if it is a group normalization, which takes none."""
     if isinstance(layer, keras.layers.GroupNormalization):
         kwargs.pop("mask", None)
     return layer(*args, **kwargs)
 
 
-def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.layers.Layer:
+def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.Layer:
     """Return a group normalization with the options of a batch normalization and new weights."""
     return keras.layers.GroupNormalization(
         groups=math.gcd(32, int(layer.moving_mean.shape[0])) if layer.built else 1,
@@ -175,7 +171,7 @@ def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.layers
     )
 
 
-def _holds_batch_normalization(layer: keras.layers.Layer) -> bool:
+def _holds_batch_normalization(layer: keras.Layer) -> bool:
     """Return whether `layer` is a model of layers with a batch normalization among them."""
     if not isinstance(layer, keras.Sequential) and not hasattr(layer, "operations"):
         return False

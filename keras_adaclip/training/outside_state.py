@@ -139,7 +139,7 @@ def _numbers_in(
 
     None stands for a tensor that is being traced.
     """
-    if isinstance(value, (keras.Variable, keras.layers.Layer, keras.KerasTensor, type)):
+    if isinstance(value, (keras.Variable, keras.Layer, keras.KerasTensor, type)):
         return
     if isinstance(value, (int, float, complex)):
         yield path, np.asarray(value)

@@ -151,7 +151,7 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
         ValueError: With the name of the layer.
     """
 
-    def watching(layer: keras.layers.Layer) -> Any:
+    def watching(layer: keras.Layer) -> Any:
         """Return a `call` that refuses training mode."""
         original = layer.call
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch
@@ -141,21 +142,18 @@ class Probe:
         """Return the outputs of the layers, with the variables as they are unless given."""
         if values is None:
             values = [variable.value for variable in self.traced.variables]
-        outputs: list[np.ndarray] = self.traced.forward(rows, (values, self.traced.seed_values(0)))[
-            0
-        ]
-        return outputs
+        return list(self.traced.forward(rows, (values, self.traced.seed_values(0)))[0])
 
     def _unrepeatable(self, first: list[np.ndarray], again: list[np.ndarray]) -> list[PrivacyIssue]:
         """Return an issue with the first layer in which two runs on the same rows differ."""
         number = _first_difference(first, again, False)
         return [] if number is None else [self._issue(self.traced.layers[number], issues.OUTSIDE)]
 
-    def _issue(self, part: keras.layers.Layer | OwnLoss, told: tuple[str, str]) -> PrivacyIssue:
+    def _issue(self, part: keras.Layer | OwnLoss, told: tuple[str, str]) -> PrivacyIssue:
         """Return an issue with a layer, a loss or a variable of the model."""
         return issues.issue_with(self.traced.model, part, *told)
 
-    def _outside_state(self, generator: np.random.Generator) -> list[PrivacyIssue]:
+    def _outside_state(self, generator: Generator) -> list[PrivacyIssue]:
         """Return issues with what a forward pass leaves behind outside of Keras's variables."""
         traced = self.traced
         rows, exchanged = traced.rows(0, generator), traced.rows(0, generator)
@@ -183,7 +181,7 @@ class Probe:
         return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
     def _compared_at(
-        self, state: int, generator: np.random.Generator, with_gradients: bool, dependent: set[int]
+        self, state: int, generator: Generator, with_gradients: bool, dependent: set[int]
     ) -> list[PrivacyIssue]:
         """Compare at one of the states, which include variables that only a pass shows."""
         while True:
@@ -200,7 +198,7 @@ class Probe:
         self,
         values: list[Any],
         state: int,
-        generator: np.random.Generator,
+        generator: Generator,
         with_gradients: bool,
         dependent: set[int],
     ) -> list[PrivacyIssue]:
@@ -252,8 +250,8 @@ class Probe:
         return [] if counting is None else [self._issue(counting, issues.COUNTING)]
 
     def _counting_layer(
-        self, values: Values, state: int, generator: np.random.Generator
-    ) -> keras.layers.Layer | None:
+        self, values: Values, state: int, generator: Generator
+    ) -> keras.Layer | None:
         """Return the first layer whose output for a few rows changes if more rows follow them."""
         if not self._few_and_many:
             return None
@@ -282,7 +280,7 @@ class Probe:
                 break
         return differing
 
-    def _values_at(self, state: int, generator: np.random.Generator) -> list[Any]:
+    def _values_at(self, state: int, generator: Generator) -> list[Any]:
         """Return the values of the variables at one of the states that are tried."""
         if state == 0:
             return [variable.value for variable in self.traced.variables]
@@ -295,10 +293,8 @@ class Probe:
             ]
         trained = {id(variable) for variable in self.traced.model.trainable_variables}
         return [
-            made_up.moved_value(
-                backend.array_of(variable), state, id(variable) in trained, generator
-            )
-            for variable in self.traced.variables
+            made_up.moved_value(backend.array_of(each), state, id(each) in trained, generator)
+            for each in self.traced.variables
         ]
 
 

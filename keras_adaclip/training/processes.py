@@ -191,9 +191,8 @@ def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
     most = int(backend.gathered(np.array(len(first["mask"]))).min())
     first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
     bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
-    return ProcessShare(
-        tuple(counts.tolist()), backend.process_number(), tuple(bits.tolist()), first
-    )
+    number = backend.process_number()
+    return ProcessShare(tuple(counts.tolist()), number, tuple(bits.tolist()), first)
 
 
 def _num_different(data: bytes) -> int:

@@ -132,7 +132,7 @@ def sum_over_chunks(
             non-trainable variables and those of its metrics.
     """
 
-    def parts_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
+    def sums(index: Tensor, chunk: Batch) -> list[Tensor]:
         """Return statistics and gradients of a chunk."""
         part = sum_of_chunk(index, chunk)
         return [part.statistics, *part.gradients]
@@ -144,9 +144,7 @@ def sum_over_chunks(
     shapes = [(model.optimizer.current_clipping.num_statistics,)]
     shapes += [variable.shape for variable in model.trainable_variables]
     start = [ops.zeros(shape, "float32") for shape in shapes]
-    statistics, *gradients = merge_over_chunks(
-        model, batch, size, is_ragged, parts_of_chunk, start, added
-    )
+    statistics, *gradients = merge_over_chunks(model, batch, size, is_ragged, sums, start, added)
     return ClippedSum(gradients, statistics)
 
 

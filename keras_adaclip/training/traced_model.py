@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from numpy.random import Generator
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
@@ -77,10 +78,10 @@ class TracedModel:
         self.variables = [variable for variable in every if id(variable) not in of_seeds]
         self.outside = OutsideVariables([*every, *self.seeds])
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
-        self.layers: list[keras.layers.Layer | OwnLoss] = []
+        self.layers: list[keras.Layer | OwnLoss] = []
         self.updated: list[keras.Variable] = []
-        self.added: list[keras.layers.Layer] = []
-        self._tapped: list[keras.layers.Layer] = []
+        self.added: list[keras.Layer] = []
+        self._tapped: list[keras.Layer] = []
         self._taps_trained_only = False
         self.use_variables(self.variables)
 
@@ -103,7 +104,7 @@ class TracedModel:
 
     def leaking(
         self, rows: list[np.ndarray], values: Values, kept: np.ndarray
-    ) -> keras.layers.Layer | OwnLoss | None:
+    ) -> keras.Layer | OwnLoss | None:
         """Return the layer past which an output of the rows `kept` depends on another row."""
         try:
             leaks, *of_losses = (each([*rows, kept], values) for each in self._backwards)
@@ -119,9 +120,7 @@ class TracedModel:
             return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
         return self.loss if any(leak > 0.0 for each in of_losses for leak in each) else None
 
-    def rows(
-        self, state: int, generator: np.random.Generator, with_padding: bool = True
-    ) -> list[np.ndarray]:
+    def rows(self, state: int, generator: Generator, with_padding: bool = True) -> list[np.ndarray]:
         """Return random inputs, and targets drawn from the given ones.
 
         Args:
@@ -173,7 +172,7 @@ class TracedModel:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
-            def record(layer: keras.layers.Layer, result: Any) -> Any:
+            def record(layer: keras.Layer, result: Any) -> Any:
                 """Note what a layer returns and whether it added a loss."""
                 # Inner layers return first, so a loss counts for the layer that added it.
                 if len(scope.losses) > num_attributed[0]:
@@ -215,7 +214,7 @@ class TracedModel:
             self._tapped[:] = []
             skips = self._taps_trained_only
 
-            def record(layer: keras.layers.Layer, result: Any) -> Any:
+            def record(layer: keras.Layer, result: Any) -> Any:
                 """Return the result with a tap on each tensor of floats."""
 
                 def tapped(value: Any) -> Any:
@@ -256,7 +255,7 @@ class TracedModel:
         plan = getattr(self.model, "gradient_plan", None)
         fast_calls = {} if plan is None else plan.fast_calls
 
-        def watching(layer: keras.layers.Layer) -> Any:
+        def watching(layer: keras.Layer) -> Any:
             """Return a `call` that records the layer's result."""
             original = fast_calls.get(layer) or layer.call
 
@@ -285,7 +284,7 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def _layers_outside_loops(model: keras.Model) -> list[keras.layers.Layer]:
+def _layers_outside_loops(model: keras.Model) -> list[keras.Layer]:
     """Return all layers except those that a recurrent layer calls step by step."""
     inside: set[int] = set()
     layers = []
