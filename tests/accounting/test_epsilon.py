@@ -237,13 +237,19 @@ def test_targets_are_checked(target, error):
         calibrate_noise_multiplier(1.0, 1e-5, 1000, 10, steps=0)
 
 
+def test_scalars_of_numpy_are_welcome():
+    kinds = {"noise_multiplier": np.float32, "delta": np.float64, "steps": np.uint8}
+    kinds |= {"num_examples": np.int64, "batch_size": np.int32}
+    scalars = {name: kind(PLAN[name]) for name, kind in kinds.items()}
+    assert compute_epsilon(**{**PLAN, **scalars}) == compute_epsilon(**PLAN)
+
+
 def test_a_large_delta_is_warned_about_and_the_default_is_small():
-    """And scalars of NumPy are welcome."""
     with pytest.warns(UserWarning, match="below 1 / num_examples = 0.001.*Received: delta=0.001"):
         compute_epsilon(**{**PLAN, "delta": 1e-3})
     with pytest.warns(UserWarning, match="below 1 / num_examples"):
         calibrate_noise_multiplier(1.0, 0.01, 1000, 10, steps=10, accountant="rdp")
-    compute_epsilon(**{**PLAN, "delta": np.float64(0.9e-3), "batch_size": np.int32(10)})
+    compute_epsilon(**{**PLAN, "delta": 0.9e-3})
     assert default_delta(2) < 1 / 2
     with pytest.raises(ValueError, match="`num_examples` must be at least 2"):
         default_delta(1)

@@ -183,6 +183,17 @@ def test_a_full_table_keeps_the_row_of_least_noise(least):
     assert rdp(small) >= rdp(rows)
 
 
+def test_compact_takes_hundreds_of_rows_and_merges_the_nearest():
+    """As a noise schedule leaves them: all differ, and the pairs that lose least are neighbours."""
+    noises = [0.5 + number / 256 + (number % 7) / 4096 for number in range(520)]
+    ledger = append_all(Ledger(), [row(Sampling.STREAM, noise=z, steps=235) for z in noises])
+    small = ledger.compact(512)
+    assert (len(small), small.steps) == (512, ledger.steps)
+    merged = [each.noise_multiplier for each in small if each.steps > 235]
+    assert min(merged) > np.median(noises)
+    assert rdp(ledger) <= rdp(small) <= rdp(ledger) * (1 + 1e-3)
+
+
 def test_compact_says_when_nothing_fits():
     rows = [row(noise=noise, steps=2 * 10**9) for noise in (1.0, 2.0, 3.0)]
     with pytest.raises(ValueError, match="ledger cannot be held in 2 rows"):

@@ -175,6 +175,18 @@ def test_an_exception_leaves_the_ledger_right():
     assert model.privacy_spent(DELTA).steps == 7
 
 
+def test_early_stopping_that_restores_weights_keeps_the_ledger():
+    model, weights = helpers.compiled(), []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(helpers.weights_of(model))
+    )
+    early = keras.callbacks.EarlyStopping("epsilon", 0, 2, mode="min", restore_best_weights=True)
+    history = fit(model, [keep, early, PrivacyCallback(DELTA)], epochs=9)
+    helpers.assert_same_weights(model, weights[0])
+    assert len(history["epsilon"]) == 3
+    assert model.privacy_spent(DELTA).epsilon == pytest.approx(planned(12), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("source", "when"),
     [

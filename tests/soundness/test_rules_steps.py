@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from tests import oracles
 from tests.soundness.setups import (
     COMPILED,
     MODES,
@@ -50,6 +51,22 @@ def test_a_poisson_step_divides_by_the_expected_batch_size(mode, microbatch_size
     np.testing.assert_allclose(updates, rolled_to(drawn / BATCH_SIZE, updates[0]), rtol=1e-6)
     assert counted(model) == (6, 6)
     assert [row.releases for row in model.optimizer.ledger] == [6]
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 5])
+@pytest.mark.parametrize("mode", COMPILED)
+def test_a_draw_of_twelve_times_the_expected_size_loses_no_example(
+    mode, microbatch_size, monkeypatch
+):
+    """Far more rows than batches are padded for, in chunks too; the usual draw comes after."""
+    x, y = line_data(np.linspace(0.25, 4.0, 200))
+    draws = [range(3, 3 + 12 * BATCH_SIZE), range(100, 100 + BATCH_SIZE)]
+    fix_draws(monkeypatch, draws)
+    model = line_model(dp_sgd(1.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
+    updates = recorded_fit(model, x, y, BATCH_SIZE, 2).updates[:, 0]
+    sums = np.ravel([oracles.clipped_sums([x[rows]], 1.0) for rows in draws])
+    np.testing.assert_allclose(updates, rolled_to(sums / BATCH_SIZE, updates[0]), rtol=1e-5)
+    assert counted(model) == (2, 2)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 3])

@@ -185,6 +185,14 @@ def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
         run(hypermodel(), **arguments)
 
 
+def test_another_optimizer_ends_the_search_before_a_step():
+    hp, space = keras_tuner.HyperParameters(), hypermodel()
+    model = space.build(hp)
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1), loss="mse")
+    with pytest.raises(FATAL, match=r"0 steps, noise_multiplier=0\.1,.*; planned: "):
+        space.fit(hp, model, X, Y, verbose=0)
+
+
 def test_arguments_of_search_may_be_given_their_defaults():
     history = run(hypermodel(), batch_size=None, steps_per_epoch=None, sampling="poisson")
     assert len(history.epoch) == 2

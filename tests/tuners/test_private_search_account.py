@@ -5,6 +5,7 @@ import copy
 import keras
 import pytest
 
+import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
 from tests.tuners.hypermodels import (
@@ -115,7 +116,25 @@ class SpendsMoreAndFails(SpendsMore):
         raise ValueError("something else")
 
 
-@pytest.mark.parametrize("hypermodel", [SpendsMore(), SpendsMoreAndFails()])
+class HasAnotherRow(Regression):
+    """Takes the steps that it plans, half of them in larger batches."""
+
+    def fit(self, hp, model, x, y, **arguments):
+        model.fit(x, y, batch_size=16, steps_per_epoch=4, **arguments)
+        return model.fit(x, y, batch_size=8, **arguments)
+
+
+class ReplacesTheOptimizer(Regression):
+    """Takes the steps that it plans, with less noise."""
+
+    def fit(self, hp, model, *data, **arguments):
+        model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.9), "mse")
+        return super().fit(hp, model, *data, **arguments)
+
+
+@pytest.mark.parametrize(
+    "hypermodel", [SpendsMore(), SpendsMoreAndFails(), HasAnotherRow(), ReplacesTheOptimizer()]
+)
 def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermodel):
     draw_numbers(monkeypatch, 3)
     search, models = search_of(hypermodel, tmp_path), []

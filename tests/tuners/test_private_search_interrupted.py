@@ -3,11 +3,15 @@
 import keras_tuner
 import pytest
 
-from keras_adaclip.tuners.private_record import SearchRecord
+from keras_adaclip.tuners.private_record import SearchRecord, SearchState
 from tests.tuners.hypermodels import Scored, draw_numbers, files_below, planned, run, search_of
 from tests.tuners.test_private_search import RELEASED_FILES
 
 DELTA = 1e-3
+
+
+def die(*arguments, **others):
+    raise KeyboardInterrupt
 
 
 class Killed(Scored):
@@ -83,9 +87,6 @@ def test_a_process_killed_between_two_writes_keeps_the_best_run(tmp_path, monkey
     scores = iter([3.0, 1.0, 2.0, 2.0, 2.0])
     first = search_of(Scored(lambda level: next(scores)), tmp_path)
 
-    def die(*arguments, **others):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         if moment == "save":
             save, saves = SearchRecord.save, []
@@ -106,6 +107,16 @@ def test_a_process_killed_between_two_writes_keeps_the_best_run(tmp_path, monkey
     (values,) = second.get_best_hyperparameters()
     assert (second.best_model().get_weights()[0] == values.get("level")).all()
     assert files_below(tmp_path / "p") == RELEASED_FILES
+
+
+def test_a_process_killed_while_it_writes_the_record_leaves_the_old_one(tmp_path, monkeypatch):
+    record = SearchRecord(tmp_path, {})
+    record.begin(planned(), 3)
+    monkeypatch.setattr("os.fsync", die)
+    for write in (lambda: record.save(SearchState(3, 1)), lambda: record.end("released")):
+        with pytest.raises(KeyboardInterrupt):
+            write()
+        assert SearchRecord(tmp_path, {}).state == SearchState(3)
 
 
 def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
