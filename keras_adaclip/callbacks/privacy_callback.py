@@ -6,17 +6,8 @@ from typing import Any
 
 import keras
 
+from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
-from keras_adaclip.accounting import (
-    Ledger,
-    Unit,
-    check_accountant,
-    check_report_path,
-    default_delta,
-    ledger_epsilon,
-    max_steps_within,
-    warn_of_large_delta,
-)
 
 
 class PrivacyCallback(keras.callbacks.Callback):
@@ -57,11 +48,11 @@ class PrivacyCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if report_path is not None:
-            check_report_path(report_path)
+            accounting.check_report_path(report_path)
         self.report_path = report_path
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self.target_epsilon = optional(check_positive, "target_epsilon", target_epsilon)
-        self.accountant = check_accountant(accountant)
+        self.accountant = accounting.check_accountant(accountant)
         self._allowed_steps: int | None = None
 
     def prepare(self, model: Any, data: Any) -> None:
@@ -84,9 +75,11 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.delta is not None:
             self._effective_delta = self.delta
             if data.num_examples > 0:
-                warn_of_large_delta(self.delta, data.num_examples, stacklevel=4, unit=unit)
+                accounting.warn_of_large_delta(
+                    self.delta, data.num_examples, stacklevel=4, unit=unit
+                )
         elif data.num_examples > 1:
-            self._effective_delta = default_delta(data.num_examples)
+            self._effective_delta = accounting.default_delta(data.num_examples)
             print(
                 f"PrivacyCallback: delta = {self._effective_delta:.3g} "
                 f"({data.num_examples} {unit}s to the power -1.1)"
@@ -161,14 +154,18 @@ class PrivacyCallback(keras.callbacks.Callback):
     def _find_allowed_steps(self, model: Any, target: float) -> int:
         """Return the number of further steps within the target."""
         *past, row = model.privacy_ledger.rows
-        allowed = max_steps_within(past, row, self._effective_delta, target, self.accountant)
+        allowed = accounting.max_steps_within(
+            past, row, self._effective_delta, target, self.accountant
+        )
         first = self._execution_size(0)
         if allowed < first:
             spent, after = (
-                ledger_epsilon([*past, row.advance(steps)], self._effective_delta, self.accountant)
+                accounting.ledger_epsilon(
+                    [*past, row.advance(steps)], self._effective_delta, self.accountant
+                )
                 for steps in (0, first)
             )
-            size = "cohort_size" if row.unit is Unit.CLIENT else "batch_size"
+            size = "cohort_size" if row.unit is accounting.Unit.CLIENT else "batch_size"
             raise ValueError(
                 f"The next execution (number of steps: {first}) would bring epsilon from "
                 f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
@@ -188,7 +185,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         *past, following = self.model.optimizer.ledger_of_next_epoch().rows
         if following.mechanism == row.mechanism and not row.sampling.is_counted_in_passes:
             return False
-        allowed = max_steps_within(past, following, self._effective_delta, target, self.accountant)
+        allowed = accounting.max_steps_within(
+            past, following, self._effective_delta, target, self.accountant
+        )
         return allowed < self._execution_size(0)
 
     def _execution_size(self, begin: int) -> int:
@@ -198,7 +197,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         return min(self._steps_per_execution, self._steps_per_epoch - begin)
 
 
-def _steps_by_mechanism(ledger: Ledger) -> tuple[Any, dict[Any, int]]:
+def _steps_by_mechanism(ledger: accounting.Ledger) -> tuple[Any, dict[Any, int]]:
     """Return the open mechanism, and the number of steps of each mechanism."""
     rows = ledger.rows
     return rows[-1].mechanism, {row.mechanism: row.steps for row in rows if row.steps > 0}

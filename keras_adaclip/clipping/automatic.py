@@ -9,7 +9,7 @@ stronger", section 3 (AUTO-S).
 import keras
 import numpy as np
 
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_clip_norm
+from keras_adaclip.clipping.groups import Groups, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import ClippingStrategy, State, Tensor
 
 
@@ -47,7 +47,7 @@ class AutomaticClipping(ClippingStrategy):
         self,
         clip_norm: float = 1.0,
         stabilizer: float = 0.01,
-        groups: GroupsArgument = "flat",
+        groups: Groups = "flat",
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_clip_norm
+from keras_adaclip.clipping.groups import Groups, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import ClippingStrategy
 
 
@@ -45,7 +45,7 @@ class FixedClipping(ClippingStrategy):
     def __init__(
         self,
         clip_norm: float | Sequence[float],
-        groups: GroupsArgument = "flat",
+        groups: Groups = "flat",
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)

@@ -18,9 +18,9 @@ from keras_adaclip._checks import check_positive
 
 # The square of a smaller norm vanishes in float32, and a norm that reads 0 is never clipped; the
 # square of a larger one overflows. Between the two, norms and noise can be trusted.
-SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
+CLIP_NORM_RANGE = SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-10, 1e15
 
-GroupsArgument = str | Callable[[Any], Hashable]
+Groups = str | Callable[[Any], Hashable]
 _NAMES = ("flat", "per_layer")
 
 
@@ -60,7 +60,7 @@ class ParameterGroups:
         return tuple(sizes)
 
     @classmethod
-    def of(cls, groups: GroupsArgument, variables: Sequence[keras.Variable]) -> "ParameterGroups":
+    def of(cls, groups: Groups, variables: Sequence[keras.Variable]) -> "ParameterGroups":
         """Return the groups of variables for a `groups` argument.
 
         Args:
@@ -106,8 +106,7 @@ class ParameterGroups:
         array([0.5, 0.5, 0.5, 0.5], dtype=float32)
         """
         share = clip_norm / self.num_groups**0.5
-        share = min(max(share, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
-        return np.full(self.num_groups, share, np.float32)
+        return np.full(self.num_groups, np.clip(share, *CLIP_NORM_RANGE), np.float32)
 
 
 def check_clip_norm(name: str, value: Any) -> float:
@@ -122,7 +121,7 @@ def check_clip_norm(name: str, value: Any) -> float:
     return norm
 
 
-def check_groups(groups: Any) -> GroupsArgument:
+def check_groups(groups: Any) -> Groups:
     """Return a `groups` argument, deserialized if it is a config.
 
     Raises:

@@ -13,13 +13,7 @@ from keras import ops
 
 from keras_adaclip._checks import check_positive, optional
 from keras_adaclip.clipping.adaptive import AdaptiveClipping
-from keras_adaclip.clipping.groups import (
-    LARGEST_CLIP_NORM,
-    SMALLEST_CLIP_NORM,
-    GroupsArgument,
-    ParameterGroups,
-    check_clip_norm,
-)
+from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, Groups, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import Release, State, Tensor
 
 
@@ -71,7 +65,7 @@ class MeanNormClipping(AdaptiveClipping):
         factor: float = 1.0,
         norm_bound_factor: float = 4.0,
         mean_noise_stddev: float | None = None,
-        groups: GroupsArgument = "flat",
+        groups: Groups = "flat",
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
@@ -98,5 +92,5 @@ class MeanNormClipping(AdaptiveClipping):
         """Return the private mean norm times `factor`."""
         bound = self.norm_bound_factor * state["clip_norm"]
         mean = bound * (release.statistics / release.expected_units + 0.5)
-        clip_norm = ops.clip(self.factor * mean, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
+        clip_norm = ops.clip(self.factor * mean, *CLIP_NORM_RANGE)
         return {"clip_norm": clip_norm}

@@ -19,13 +19,7 @@ from keras import ops
 
 from keras_adaclip._checks import check_between, check_choice, check_positive, optional
 from keras_adaclip.clipping.adaptive import AdaptiveClipping
-from keras_adaclip.clipping.groups import (
-    LARGEST_CLIP_NORM,
-    SMALLEST_CLIP_NORM,
-    GroupsArgument,
-    ParameterGroups,
-    check_clip_norm,
-)
+from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, Groups, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import Release, State, Tensor
 
 
@@ -85,7 +79,7 @@ class QuantileClipping(AdaptiveClipping):
         update: str = "geometric",
         min_clip_norm: float | None = None,
         max_clip_norm: float | None = None,
-        groups: GroupsArgument = "flat",
+        groups: Groups = "flat",
         noise_allocation: str = "global",
     ) -> None:
         super().__init__(groups, noise_allocation)
@@ -97,9 +91,10 @@ class QuantileClipping(AdaptiveClipping):
         self.min_clip_norm = optional(check_clip_norm, "min_clip_norm", min_clip_norm)
         self.max_clip_norm = optional(check_clip_norm, "max_clip_norm", max_clip_norm)
         # The lower bound is above zero, from which no factor leads back.
-        default = SMALLEST_CLIP_NORM if self.update_rule == "geometric" else 1e-6
+        smallest, largest = CLIP_NORM_RANGE
+        default = smallest if self.update_rule == "geometric" else 1e-6
         self._lowest = self.min_clip_norm or min(default, self.initial_clip_norm)
-        self._highest = self.max_clip_norm or LARGEST_CLIP_NORM
+        self._highest = self.max_clip_norm or largest
         if not self._lowest <= self.initial_clip_norm <= self._highest:
             raise ValueError(
                 "Argument `initial_clip_norm` must lie between `min_clip_norm` and "

@@ -13,12 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import schedules
-from keras_adaclip.clipping.groups import (
-    LARGEST_CLIP_NORM,
-    SMALLEST_CLIP_NORM,
-    GroupsArgument,
-    ParameterGroups,
-)
+from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, Groups, ParameterGroups
 from keras_adaclip.clipping.strategy import ClippingStrategy, Release, State
 
 
@@ -55,7 +50,7 @@ class ScheduledClipping(ClippingStrategy):
     """
 
     def __init__(
-        self, schedule: Any, groups: GroupsArgument = "flat", noise_allocation: str = "global"
+        self, schedule: Any, groups: Groups = "flat", noise_allocation: str = "global"
     ) -> None:
         super().__init__(groups, noise_allocation)
         self.schedule = schedules.get(schedule)
@@ -83,7 +78,7 @@ class ScheduledClipping(ClippingStrategy):
         """Return the schedule's value after the steps taken."""
         value = self.schedule(release.step, state["steps_per_epoch"])
         share = ops.cast(value, "float32") / state["clip_norm"].shape[0] ** 0.5
-        share = ops.clip(share, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
+        share = ops.clip(share, *CLIP_NORM_RANGE)
         return {**state, "clip_norm": ops.broadcast_to(share, state["clip_norm"].shape)}
 
     def clip_norm_of_step(self, state: State, step: int) -> np.ndarray:
@@ -93,6 +88,4 @@ class ScheduledClipping(ClippingStrategy):
     def _clip_norm(self, state: State, step: int, steps_per_epoch: int | None) -> np.ndarray:
         """Return the schedule's norm for a step, divided among the groups."""
         share = self.schedule.value_at(step, steps_per_epoch) / len(state["clip_norm"]) ** 0.5
-        return np.full_like(
-            state["clip_norm"], np.clip(share, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
-        )
+        return np.full_like(state["clip_norm"], np.clip(share, *CLIP_NORM_RANGE))

@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_adaclip._checks import check_choice
 from keras_adaclip._configurable import Configurable
-from keras_adaclip.clipping.groups import GroupsArgument, ParameterGroups, check_groups
+from keras_adaclip.clipping.groups import Groups, ParameterGroups, check_groups
 from keras_adaclip.noise import ALLOCATIONS
 
 Tensor = Any
@@ -62,10 +62,10 @@ class ClippingStrategy(Configurable, abc.ABC):
 
     # Whether the state never changes, so that loading a checkpoint must not change it either.
     is_constant: ClassVar[bool] = False
-    groups: GroupsArgument = "flat"
+    groups: Groups = "flat"
     noise_allocation: str = "global"
 
-    def __init__(self, groups: GroupsArgument = "flat", noise_allocation: str = "global") -> None:
+    def __init__(self, groups: Groups = "flat", noise_allocation: str = "global") -> None:
         self.groups = check_groups(groups)
         self.noise_allocation = check_choice("noise_allocation", noise_allocation, ALLOCATIONS)
 

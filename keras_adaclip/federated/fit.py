@@ -8,34 +8,20 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import backend
+from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
+from keras_adaclip.federated import preparation
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.preparation import (
-    chunk_size_of,
-    refuse_unsound_rounds,
-    refuse_unsuited_settings,
-)
 from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training import (
-    StepIsolation,
-    TrainingBase,
-    TrainingData,
-    metric_issues,
-    on_all_devices,
-    refuse,
-    refuse_clients_of_one_process,
-    strings_as_tensors,
-)
 
 
-class FederatedTraining(TrainingBase):
+class FederatedTraining(training.TrainingBase):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
 
     Attributes:
@@ -105,7 +91,7 @@ class FederatedTraining(TrainingBase):
         )
         optimizer = self._adopted(optimizer)
         if optimizer.aggregation is not None:
-            refuse_unsuited_settings(optimizer, settings, jit_compile)
+            preparation.refuse_unsuited_settings(optimizer, settings, jit_compile)
             # Its noise must not be compiled: see `refuse_unsuited_settings`.
             jit_compile = False
         super().compile(  # type: ignore[misc]
@@ -134,7 +120,7 @@ class FederatedTraining(TrainingBase):
         settings = self.federated_settings
         return None if settings is None else settings.client_optimizer
 
-    @on_all_devices
+    @training.on_all_devices
     def fit(
         self,
         clients: ClientData,
@@ -183,7 +169,7 @@ class FederatedTraining(TrainingBase):
         data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        validation_data = strings_as_tensors(validation_data)
+        validation_data = training.strings_as_tensors(validation_data)
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         with self._run_of_fit(callbacks, data, is_pass) as ordered:
@@ -244,17 +230,17 @@ class FederatedTraining(TrainingBase):
             "with that much less noise, and epsilon is that of what ran"
         )
 
-    def _prepare_rounds(self, data: TrainingData) -> None:
+    def _prepare_rounds(self, data: training.TrainingData) -> None:
         """Build and examine the model, and set up local training."""
-        refuse(self, metric_issues(self))
+        training.refuse(self, training.metric_issues(self))
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         row_counts = cohorts.row_counts
-        finding = refuse_unsound_rounds(self, rows, row_counts)
+        finding = preparation.refuse_unsound_rounds(self, rows, row_counts)
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
-        refuse_clients_of_one_process()
-        chunk_size = chunk_size_of(self, cohorts, finding.branches)
+        training.refuse_clients_of_one_process()
+        chunk_size = preparation.chunk_size_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized=chunk_size > 1)
         self._set_in_steps("chunk_size", chunk_size)
 
@@ -267,7 +253,7 @@ class FederatedTraining(TrainingBase):
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         state = self._private_state
         if state.isolation is None or shapes != state.planned_shapes:
-            state.isolation, state.planned_shapes = StepIsolation(self), shapes
+            state.isolation, state.planned_shapes = training.StepIsolation(self), shapes
         # In batches of one size, padding depends on the client alone.
         others_decide = self.federated_settings.client_batch_size is None
         state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)

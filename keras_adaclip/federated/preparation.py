@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip import backend
+from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.cohorts import CohortBatches
@@ -16,17 +16,6 @@ from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training import (
-    CONVOLUTIONS,
-    Finding,
-    PrivacyIssue,
-    Probe,
-    compile_issues,
-    issues_of_clients,
-    refuse,
-    refuse_other_weights,
-    refuse_unsupported,
-)
 
 _RANDOM_LOSS = (
     "It gave two values for the same targets and predictions: it keeps state or draws random "
@@ -41,14 +30,16 @@ _COUNTING_LOSS = (
 )
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
 # recurrent layers loop on their own.
-_SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *CONVOLUTIONS)
+_SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
 # Weights of all clients of a chunk: with gradients and optimizer states they take 256 MiB.
 _MOST_WEIGHTS = 1 << 24
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
 
 
-def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
+def refuse_unsound_rounds(
+    model: keras.Model, rows: Batch, row_counts: list[int]
+) -> training.Finding:
     """Raise if training `model` over clients would not be private, or not what it seems.
 
     Args:
@@ -62,11 +53,11 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]
     Raises:
         ValueError: With every issue, one a line.
     """
-    refuse_unsupported(model)
-    refuse_other_weights(model)
-    finding = Probe(model, rows, counts_rows=True).examined(eagerly=True)
-    found = [*issues_of_clients(finding), *_loss_issues(model, rows, row_counts)]
-    refuse(model, found + compile_issues(model))
+    training.refuse_unsupported(model)
+    training.refuse_other_weights(model)
+    finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)
+    found = [*training.issues_of_clients(finding), *_loss_issues(model, rows, row_counts)]
+    training.refuse(model, found + training.compile_issues(model))
     return finding
 
 
@@ -152,7 +143,9 @@ def _is_fast_side_by_side(model: keras.Model) -> bool:
     return not (backend.loops_in_python() and keras_private.seed_generator_states(model))
 
 
-def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list[PrivacyIssue]:
+def _loss_issues(
+    model: keras.Model, rows: Batch, row_counts: list[int]
+) -> list[training.PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
     rows = finite_rows(rows)
     num_rows = keras.tree.flatten(rows.x)[0].shape[0]
@@ -175,9 +168,9 @@ def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list
     padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
     is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
     if not is_close(again):
-        return [PrivacyIssue("loss", *_RANDOM_LOSS)]
+        return [training.PrivacyIssue("loss", *_RANDOM_LOSS)]
     if not all(map(is_close, padded)):
-        return [PrivacyIssue("loss", *_COUNTING_LOSS)]
+        return [training.PrivacyIssue("loss", *_COUNTING_LOSS)]
     return []
 
 

@@ -11,24 +11,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_adaclip import gradients, training
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import (
-    Batch,
-    BatchGradients,
-    ClippedSum,
-    Materialized,
-    clipped_contributions,
-    update_loss_trackers,
-)
-from keras_adaclip.training import (
-    assign_state,
-    merge_over_chunks,
-    observe_norms,
-    refuse_lost_metrics,
-    sum_of_replicas,
-    sum_over_chunks,
-    update_metrics,
-)
+from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
 
 Tensor = Any
 # Returns the contributions of a chunk of clients.
@@ -48,7 +33,7 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
     contributions_of = functools.partial(model.local_training.contributions, observe=observe)
     combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
     model.optimizer.apply(combined(model, units, contributions_of), model.trainable_variables)
-    assign_state(model)
+    training.assign_state(model)
     return dict(model.get_metrics_result())
 
 
@@ -64,15 +49,17 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
             [Materialized(each) for each in contributions_of(chunk.x)],
             ops.shape(chunk.x["num_steps"])[0],
         )
-        sums, norms, finite, _ = clipped_contributions(
+        sums, norms, finite, _ = gradients.clipped_contributions(
             contributions, chunk.present, clipping, weights=chunk.x["weight"]
         )
-        observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
+        training.observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
-    total = sum_over_chunks(model, units, model._private_state.chunk_size, False, sum_of_chunk)
+    total = training.sum_over_chunks(
+        model, units, model._private_state.chunk_size, False, sum_of_chunk
+    )
     scale = 1.0 if weighting is None else weighting.scale
-    return dataclasses.replace(sum_of_replicas(total), scale=scale)
+    return dataclasses.replace(training.sum_of_replicas(total), scale=scale)
 
 
 def _aggregated(model: keras.Model, units: Batch, contributions_of: Contributions) -> Any:
@@ -83,12 +70,14 @@ def _aggregated(model: keras.Model, units: Batch, contributions_of: Contribution
         """Return the aggregation's state for a chunk of clients."""
         contributions = contributions_of(chunk.x)
         sample, norms, finite = aggregation.accumulated(contributions, chunk.present)
-        observe_norms(model, chunk.present, norms, finite, None)
+        training.observe_norms(model, chunk.present, norms, finite, None)
         return list(sample)
 
     size, start = model._private_state.chunk_size, aggregation.start()
     return aggregation.sample(
-        merge_over_chunks(model, units, size, False, sample_of_chunk, start, aggregation.merged)
+        training.merge_over_chunks(
+            model, units, size, False, sample_of_chunk, start, aggregation.merged
+        )
     )
 
 
@@ -119,7 +108,7 @@ def _observe(
     # Keras weights the increments by all rows, including padding.
     share = counts / ops.cast(ops.shape(present)[1], "float32")
     shares = [ops.where(finite, share * each, 0.0) for each in increments]
-    update_loss_trackers(model, shares, finite)
+    gradients.update_loss_trackers(model, shares, finite)
 
     def rows_of(value: Tensor) -> Tensor:
         """Return the rows of all clients along one axis."""
@@ -139,4 +128,4 @@ def _observe(
     examples = keras.tree.map_structure(rows_of, examples)
     counted = rows_of(ops.logical_and(present, finite[:, None]))
     rows = Batch(examples["x"], examples.get("y"), None, counted)
-    refuse_lost_metrics(model, update_metrics(model, rows, y_pred), "clients")
+    training.refuse_lost_metrics(model, training.update_metrics(model, rows, y_pred), "clients")

@@ -7,15 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip import gradients
 from keras_adaclip._checks import check_integer
-from keras_adaclip.gradients import (
-    Augmentation,
-    Batch,
-    LayerReport,
-    finite_rows,
-    layer_reports,
-    unproven_plan,
-)
+from keras_adaclip.gradients import Augmentation, Batch, LayerReport
 from keras_adaclip.sampling import as_array
 from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
 
@@ -102,8 +96,8 @@ def check(model: keras.Model) -> PrivacyCheck:
         issues = issues or Probe(model, rows, _MANY).examined(at_step_shape=True).issues
         if issues:
             return PrivacyCheck(issues, [])
-        plan = unproven_plan(model, rows)[0]
-        return PrivacyCheck(issues, layer_reports(model, rows, plan), plan.looped_reason)
+        plan = gradients.unproven_plan(model, rows)[0]
+        return PrivacyCheck(issues, gradients.layer_reports(model, rows, plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
@@ -172,7 +166,7 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
     Raises:
         ValueError: If the input shapes are not known.
     """
-    rows = _random_rows(model) if x is None else finite_rows(Batch(x))
+    rows = _random_rows(model) if x is None else gradients.finite_rows(Batch(x))
     if rows is None:
         raise ValueError(
             f"The input shapes of model {model.name!r} are not known. Call "
@@ -180,8 +174,8 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
         )
     if not model.built:
         model(rows.x)
-    plan = model.gradient_plan or unproven_plan(model, rows)[0]
-    reports = layer_reports(model, rows, plan)
+    plan = model.gradient_plan or gradients.unproven_plan(model, rows)[0]
+    reports = gradients.layer_reports(model, rows, plan)
     if not plan.is_layerwise:
         return f"{_as_table(reports)}\n\n{_one_after_another(plan.looped_reason)}"
     text = f"{_as_table(reports)}\n\nAll examples at once, layer by layer."
@@ -215,7 +209,7 @@ def _random_rows(model: keras.Model) -> Batch | None:
 
     structure = getattr(model, "input", None)
     inputs = model.inputs[0] if structure is None else structure
-    return finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
+    return gradients.finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
 
 
 def _one_after_another(reason: str | None) -> str:

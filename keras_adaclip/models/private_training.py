@@ -9,27 +9,18 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import backend
+from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, make_plan
 from keras_adaclip.models.checking import checked_augmentation, summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
-from keras_adaclip.training import (
-    StepIsolation,
-    TrainingBase,
-    TrainingData,
-    on_all_devices,
-    preflight,
-    processes,
-    training_data,
-)
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
 
-class PrivateTraining(TrainingBase):
+class PrivateTraining(training.TrainingBase):
     """Trains a Keras model on clipped and noised gradients of single examples."""
 
     def compile(
@@ -79,7 +70,7 @@ class PrivateTraining(TrainingBase):
         self._private_state.plan = None
         self._private_state.fitting_chunk_sizes = {}
 
-    @on_all_devices
+    @training.on_all_devices
     def fit(
         self,
         x: Any = None,
@@ -154,20 +145,22 @@ class PrivateTraining(TrainingBase):
             "steps_per_epoch": steps_per_epoch,
             "shuffle": shuffle,
         }
-        if training_data.is_array_data(x):
+        if training.training_data.is_array_data(x):
             if validation_batch_size is None:
                 validation_batch_size = batch_size
             if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = training_data.split_off_validation(
-                    x, y, sample_weight, validation_split
+                (x, y, sample_weight), validation_data = (
+                    training.training_data.split_off_validation(
+                        x, y, sample_weight, validation_split
+                    )
                 )
             seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
-            data = training_data.from_arrays(
+            data = training.training_data.from_arrays(
                 x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )
         else:
-            processes.refuse_joined_batches(self, x)
-            data = training_data.from_data_set(
+            training.processes.refuse_joined_batches(self, x)
+            data = training.training_data.from_data_set(
                 x,
                 num_examples=num_examples,
                 once_per_pass=once_per_pass,
@@ -186,14 +179,14 @@ class PrivateTraining(TrainingBase):
                 epochs=epochs,
                 verbose=verbose,
                 callbacks=ordered,
-                validation_data=training_data.strings_as_tensors(validation_data),
+                validation_data=training.training_data.strings_as_tensors(validation_data),
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
 
-    @on_all_devices
+    @training.on_all_devices
     def train_on_batch(
         self,
         x: Any,
@@ -204,9 +197,9 @@ class PrivateTraining(TrainingBase):
     ) -> Any:
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
-        processes.refuse_batch_of_every_replica(self)
-        size, rows = training_data.rows_of(x, y, sample_weight)
-        data = TrainingData(
+        training.processes.refuse_batch_of_every_replica(self)
+        size, rows = training.training_data.rows_of(x, y, sample_weight)
+        data = training.TrainingData(
             sampling=Sampling.STREAM, expected_batch_size=size, num_examples=size, rows=rows
         )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
@@ -215,7 +208,9 @@ class PrivateTraining(TrainingBase):
         with self._run_of_steps(data, take_digests=False):
             self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
-                sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
+                sample_weight = training.training_data.weights_of_classes(
+                    y, class_weight, sample_weight
+                )
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = keras.tree.map_structure(
                 lambda part: None if part is None else keras.ops.convert_to_tensor(part),
@@ -226,7 +221,10 @@ class PrivateTraining(TrainingBase):
             )
 
     def _prepare(
-        self, data: TrainingData, examine: bool = True, augmentation: Augmentation | None = None
+        self,
+        data: training.TrainingData,
+        examine: bool = True,
+        augmentation: Augmentation | None = None,
     ) -> tuple[int, ...]:
         """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
 
@@ -239,10 +237,10 @@ class PrivateTraining(TrainingBase):
         Returns:
             The numbers of rows that batches are padded to.
         """
-        preflight.refuse_unsound_parts(self)
-        processes.refuse_uneven_batches(data)
-        processes.refuse_data_of_one_process(data)
-        processes.refuse_other_settings(self)
+        training.preflight.refuse_unsound_parts(self)
+        training.processes.refuse_uneven_batches(data)
+        training.processes.refuse_data_of_one_process(data)
+        training.processes.refuse_other_settings(self)
         state, rows = self._private_state, data.rows
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
@@ -252,14 +250,14 @@ class PrivateTraining(TrainingBase):
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
-        finding = preflight.refuse_unsound_training(self, rows if examine else None)
+        finding = training.preflight.refuse_unsound_training(self, rows if examine else None)
         if finding is not None:
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         if plan is None or not is_planned or method != state.planned_method:
             plan = make_plan(self, rows, method)
             state.planned_method, state.planned_shapes = method, shapes
-            state.isolation = StepIsolation(self)
+            state.isolation = training.StepIsolation(self)
             self.train_function = None
         state.plan = plan
         try:

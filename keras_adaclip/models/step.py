@@ -9,28 +9,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip import backend
+from keras_adaclip import backend, gradients, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper
-from keras_adaclip.gradients import (
-    Batch,
-    ClippedSum,
-    Observed,
-    clipped_sum,
-    regularization_loss,
-    update_loss_trackers,
-    with_regularization,
-)
-from keras_adaclip.training import (
-    assign_state,
-    observe_norms,
-    preflight,
-    refuse,
-    refuse_lost_metrics,
-    sum_of_replicas,
-    sum_over_chunks,
-    update_metrics,
-)
+from keras_adaclip.gradients import Batch, ClippedSum, Observed
 
 Tensor = Any
 
@@ -49,13 +31,13 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         ValueError: If layers of `model` mix examples.
     """
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
-    refuse(model, preflight.layer_issues(model))
+    training.refuse(model, training.preflight.layer_issues(model))
     batch = Batch.from_data(data)
-    with preflight.refusing_batch_statistics(model):
+    with training.preflight.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
-    total = with_regularization(model, sum_of_replicas(total))
+    total = gradients.with_regularization(model, training.sum_of_replicas(total))
     model.optimizer.apply(total, model.trainable_variables)
-    assign_state(model)
+    training.assign_state(model)
     return logs
 
 
@@ -67,19 +49,19 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     seed = None if state.augmentation is None else optimizer.augmentation_seed
     if state.chunk_size is None:
         copies = _augmented(model, batch, seed, 0)
-        total, observed = clipped_sum(model, copies, clipping, state.plan)
+        total, observed = gradients.clipped_sum(model, copies, clipping, state.plan)
         return total, _observe(model, batch, observed, clipping)
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         """Return the clipped sum of a chunk, and update the metrics."""
         copies = _augmented(model, chunk, seed, index)
-        part, observed = clipped_sum(model, copies, clipping, state.plan)
+        part, observed = gradients.clipped_sum(model, copies, clipping, state.plan)
         logs = _observe(model, chunk, observed, clipping)
-        refuse_lost_metrics(model, logs, "microbatch_size")
+        training.refuse_lost_metrics(model, logs, "microbatch_size")
         return part
 
     is_ragged = not backend.needs_fixed_shapes(model)
-    total = sum_over_chunks(model, batch, state.chunk_size, is_ragged, add_chunk)
+    total = training.sum_over_chunks(model, batch, state.chunk_size, is_ragged, add_chunk)
     return total, model.get_metrics_result()
 
 
@@ -99,11 +81,11 @@ def _observe(
     """Update loss and metrics with the units of the batch; none of this is private."""
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
     losses = ops.where(counted, observed.losses, 0.0)
-    regularization = regularization_loss(model)
+    regularization = gradients.regularization_loss(model)
     if regularization is not None:
         losses = losses + regularization
     keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
-    update_loss_trackers(model, observed.loss_increments, counted)
+    gradients.update_loss_trackers(model, observed.loss_increments, counted)
     clip_norms = clipping.state["clip_norm"]
-    observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
-    return update_metrics(model, batch, observed.y_pred)
+    training.observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
+    return training.update_metrics(model, batch, observed.y_pred)

@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.accounting import (
-    LedgerRow,
-    default_delta,
-    ledger_epsilon,
-    quick_epsilon,
-    rows_relation,
-)
+from keras_adaclip import accounting
 from keras_adaclip.plots.canvas import BLUE, ORANGE, finished, label, panels
 
 _NUM_DELTAS = 33
@@ -66,15 +60,15 @@ def privacy_curve(
     if not rows:
         raise ValueError("No step has run yet: nothing is spent, and there is no curve to draw.")
     if delta is None:
-        delta = default_delta(max(row.num_examples for row in rows))
-    spent = ledger_epsilon(rows, delta, accountant)
+        delta = accounting.default_delta(max(row.num_examples for row in rows))
+    spent = accounting.ledger_epsilon(rows, delta, accountant)
     if math.isinf(spent):
         raise ValueError("A step ran without noise: epsilon is infinite, and there is no curve.")
-    relation = rows_relation(rows)
+    relation = accounting.rows_relation(rows)
 
-    def epsilon(rows_so_far: Iterable[LedgerRow], delta: float) -> float:
+    def epsilon(rows_so_far: Iterable[accounting.LedgerRow], delta: float) -> float:
         """Return an upper bound on epsilon that is quick to compute."""
-        return quick_epsilon(rows_so_far, delta, accountant, relation)
+        return accounting.quick_epsilon(rows_so_far, delta, accountant, relation)
 
     figure, (over_delta, over_time) = panels(2)
     style, dot = {"color": BLUE, "linewidth": 2}, {"color": ORANGE, "zorder": 3}
@@ -102,7 +96,7 @@ def privacy_curve(
     return finished(figure, path, title)
 
 
-def _epochs_of(rows: tuple[LedgerRow, ...]) -> tuple[int, str]:
+def _epochs_of(rows: tuple[accounting.LedgerRow, ...]) -> tuple[int, str]:
     """Return the steps of an epoch, or 1 if rows differ in it, and the label of the axis."""
     sizes = {(row.num_examples, row.expected_batch_size) for row in rows}
     num_examples, batch_size = sizes.pop()
@@ -112,7 +106,7 @@ def _epochs_of(rows: tuple[LedgerRow, ...]) -> tuple[int, str]:
     return steps, f"epochs of {steps:,} step{'s' if steps > 1 else ''}"
 
 
-def _first_steps(rows: tuple[LedgerRow, ...], number: int) -> list[LedgerRow]:
+def _first_steps(rows: tuple[accounting.LedgerRow, ...], number: int) -> list[accounting.LedgerRow]:
     """Return the rows as they were after a number of steps."""
     taken = []
     for row in rows:

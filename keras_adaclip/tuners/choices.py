@@ -14,16 +14,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from keras_adaclip import clipping
 from keras_adaclip._checks import check_choice, check_integer, check_positive
-from keras_adaclip.clipping import (
-    AdaClip,
-    AutomaticClipping,
-    ClippingStrategy,
-    FixedClipping,
-    MeanNormClipping,
-    QuantileClipping,
-    ScheduledClipping,
-)
 from keras_adaclip.schedules import ExponentialDecay, LinearDecay, PowerDecay
 
 STRATEGIES = (
@@ -60,7 +52,7 @@ def clipping_choices(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     total_steps: int | None = None,
     statistics_noise_stddev: float | None = None,
-) -> ClippingStrategy:
+) -> clipping.ClippingStrategy:
     """Let keras-tuner choose a clipping strategy and its parameters.
 
     Call it in a hypermodel, for its optimizer. The hyperparameters are `clipping` (the strategy),
@@ -128,25 +120,31 @@ def _checked_ranges(
 
 def _built(
     strategy: str, values: Mapping[str, Any], total_steps: Any, stddev: float | None
-) -> ClippingStrategy:
+) -> clipping.ClippingStrategy:
     """Return the strategy with a name, from the values of its hyperparameters."""
     if strategy == "adaclip":
         max_variance = values["max_variance"]
-        return AdaClip(min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance)
+        return clipping.AdaClip(
+            min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance
+        )
     norm = values["clip_norm"]
     if strategy == "quantile":
-        return QuantileClipping(
+        return clipping.QuantileClipping(
             target_quantile=values["target_quantile"],
             initial_clip_norm=norm,
             learning_rate=values["clip_norm_learning_rate"],
             count_noise_stddev=stddev,
         )
     if strategy == "linear":
-        return ScheduledClipping(LinearDecay(norm, total_steps))
+        return clipping.ScheduledClipping(LinearDecay(norm, total_steps))
     if strategy == "exponential":
-        return ScheduledClipping(ExponentialDecay(norm, values["decay_rate"], total_steps))
+        return clipping.ScheduledClipping(ExponentialDecay(norm, values["decay_rate"], total_steps))
     if strategy == "power":
-        return ScheduledClipping(PowerDecay(norm, values["decay_power"]))
+        return clipping.ScheduledClipping(PowerDecay(norm, values["decay_power"]))
     if strategy == "mean_norm":
-        return MeanNormClipping(norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
-    return AutomaticClipping(norm) if strategy == "automatic" else FixedClipping(norm)
+        return clipping.MeanNormClipping(norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
+    return (
+        clipping.AutomaticClipping(norm)
+        if strategy == "automatic"
+        else clipping.FixedClipping(norm)
+    )

@@ -8,12 +8,7 @@ from typing import Any, Self
 import keras
 import keras_tuner
 
-from keras_adaclip._checks import (
-    check_batch_size,
-    check_integer,
-    check_noise_multiplier,
-    check_positive,
-)
+from keras_adaclip import _checks
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
@@ -121,20 +116,22 @@ class ClippingHyperModel(keras_tuner.HyperModel):
         parameters = inspect.signature(build_model).parameters.values()
         self._takes_hp = any(each.default is each.empty or each.name == "hp" for each in parameters)
         self.build_model = build_model
-        self.num_examples = check_integer("num_examples", num_examples, minimum=1)
-        self.epochs = check_integer("epochs", epochs, minimum=1)
+        self.num_examples = _checks.check_integer("num_examples", num_examples, minimum=1)
+        self.epochs = _checks.check_integer("epochs", epochs, minimum=1)
         # `calibrate_noise_multiplier` checks these.
         self.target_epsilon: Any = target_epsilon
         self.delta: Any = delta
         self.accountant = accountant
         if noise_multiplier is not None:
-            noise_multiplier = check_noise_multiplier(noise_multiplier)
+            noise_multiplier = _checks.check_noise_multiplier(noise_multiplier)
         self.noise_multiplier = noise_multiplier
         # keras-tuner takes values of one plain type.
         self.batch_sizes = [
-            check_batch_size(size, self.num_examples, "batch_sizes") for size in batch_sizes
+            _checks.check_batch_size(size, self.num_examples, "batch_sizes") for size in batch_sizes
         ]
-        self.learning_rates = [check_positive("learning_rates", rate) for rate in learning_rates]
+        self.learning_rates = [
+            _checks.check_positive("learning_rates", rate) for rate in learning_rates
+        ]
         self.strategies = tuple(strategies)
         self.ranges = ranges
         self.optimizer = check_plain_optimizer("optimizer", optimizer)

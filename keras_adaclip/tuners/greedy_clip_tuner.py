@@ -19,15 +19,7 @@ from keras_adaclip._checks import check_choice, check_integer, check_nonnegative
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.schedules import PiecewiseConstant, PowerDecay
-from keras_adaclip.tuners.greedy_oracle import (
-    CHECKPOINT,
-    CLIP_NORM,
-    EPOCH,
-    PARENT,
-    GreedyOracle,
-    GreedyRule,
-    SearchedEpoch,
-)
+from keras_adaclip.tuners import greedy_oracle as greedy
 
 _INITIAL_WEIGHTS = "initial.weights.h5"
 _LARGEST_POWER = 10.0
@@ -94,7 +86,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         Lin et al. 2022, algorithm 1.
     """
 
-    oracle: GreedyOracle
+    oracle: greedy.GreedyOracle
 
     def __init__(
         self,
@@ -120,7 +112,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         bound = {}
         if max_clip_norm is not None:
             bound["max_clip_norm"] = check_positive("max_clip_norm", max_clip_norm)
-        rule = GreedyRule(
+        rule = greedy.GreedyRule(
             check_positive("start", start),
             check_positive("step", step),
             check_nonnegative("max_drop", max_drop),
@@ -129,7 +121,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             **bound,
         )
         super().__init__(
-            GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
+            greedy.GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
             hypermodel,
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
@@ -181,10 +173,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
             RuntimeError: If training fails.
         """
         values = trial.hyperparameters.values
-        epoch, clip_norm = values[EPOCH], values[CLIP_NORM]
+        epoch, clip_norm = values[greedy.EPOCH], values[greedy.CLIP_NORM]
         callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
-            self._prepare(values[PARENT], clip_norm)
+            self._prepare(values[greedy.PARENT], clip_norm)
             history = self.hypermodel.fit(
                 trial.hyperparameters,
                 self._model,
@@ -209,10 +201,11 @@ class GreedyClipTuner(keras_tuner.Tuner):
         super().on_trial_end(trial)
         if self._verbose > 0:
             values = trial.hyperparameters.values
-            epoch = self.oracle.epoch(values[EPOCH])
+            number = values[greedy.EPOCH]
+            epoch = self.oracle.epoch(number)
             best = "none" if epoch.score is None else f"{epoch.score:.4f} at {epoch.threshold:.4g}"
             print(
-                f"epoch {values[EPOCH]}/{self.oracle.epochs}  clip_norm {values[CLIP_NORM]:.4g}  "
+                f"epoch {number}/{self.oracle.epochs}  clip_norm {values[greedy.CLIP_NORM]:.4g}  "
                 f"{self.oracle.objective.name} {epoch.scores[-1]:.4f}  best {best}",
                 flush=True,
             )
@@ -230,7 +223,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             raise RuntimeError("No epoch is finished yet. Call `search` first.")
         return PiecewiseConstant([norm for norm in norms if norm is not None])
 
-    def searched_epochs(self) -> list[SearchedEpoch]:
+    def searched_epochs(self) -> list[greedy.SearchedEpoch]:
         """Return the norms tried in each finished epoch, with their objectives."""
         return self.oracle.finished_epochs
 
@@ -265,7 +258,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         warnings.warn(statement, stacklevel=2)
         model = self._new_model()
         model.load_weights(self._checkpoint(trial.trial_id))
-        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[CLIP_NORM]
+        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[greedy.CLIP_NORM]
         model.tuning = f"not counted: {statement}"
         return model
 
@@ -315,7 +308,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
 
     def _checkpoint(self, trial_id: str) -> Path:
         """Return the file with the weights of a trial."""
-        return Path(self.get_trial_dir(trial_id)) / CHECKPOINT
+        return Path(self.get_trial_dir(trial_id)) / greedy.CHECKPOINT
 
 
 def _metrics_of(history: Any, epoch: int) -> dict[str, float]:

@@ -23,16 +23,9 @@ from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.noise import fresh_key
 from keras_adaclip.optimizers import Run
 from keras_adaclip.sampling import PoissonDataset
+from keras_adaclip.tuners import private_record
 from keras_adaclip.tuners.plan_guard import in_words
 from keras_adaclip.tuners.private_plans import new_names
-from keras_adaclip.tuners.private_record import (
-    FAILED,
-    NO_RUN,
-    REFUSED,
-    RELEASED,
-    SearchRecord,
-    SearchState,
-)
 
 # The operating system's randomness: what can be reproduced is no secret.
 _RANDOM = secrets.SystemRandom()
@@ -138,7 +131,7 @@ class SearchLoop:
     objective: Any
     bounds: RunBounds
     selection: RandomSelection
-    record: SearchRecord
+    record: private_record.SearchRecord
     fit_args: tuple[Any, ...]
     fit_kwargs: Mapping[str, Any]
 
@@ -158,9 +151,11 @@ class SearchLoop:
                 elif state.best is not None:
                     best = dict(state.best)
                     self.record.keep_best(best.pop("slot"))
-                    self.record.end(RELEASED, best)
+                    self.record.end(private_record.RELEASED, best)
                 else:
-                    self.record.end(FAILED if state.num_runs else NO_RUN)
+                    self.record.end(
+                        private_record.FAILED if state.num_runs else private_record.NO_RUN
+                    )
 
     def _checked_build(self) -> Ledger:
         """Return the ledger of a new model, once the hypermodel is checked, before any run."""
@@ -177,7 +172,7 @@ class SearchLoop:
             raise ValueError(_CONTINUED)
         return ledger
 
-    def _advance(self, state: SearchState) -> None:
+    def _advance(self, state: private_record.SearchState) -> None:
         """Run the next run, or the interrupted one again, and keep its weights if it is best."""
         if state.values is None:
             values = draw_values(self.space, _RANDOM.random)
@@ -199,7 +194,7 @@ class SearchLoop:
                 "build_config": model.get_build_config(),
                 "slot": slot,
             }
-        state = SearchState(state.num_runs, state.num_done + 1, None, best)
+        state = private_record.SearchState(state.num_runs, state.num_done + 1, None, best)
         self.record.save(state)
         self.record.run_weights(state.free_slot).unlink(missing_ok=True)
 
@@ -221,7 +216,7 @@ class SearchLoop:
             else:
                 problem = _CONTINUED
         except keras_tuner.errors.FatalError:
-            self.record.end(REFUSED, _FATAL)
+            self.record.end(private_record.REFUSED, _FATAL)
             raise
         except Exception:
             # The run loses. Its error may depend on the data, so it is not told.
@@ -236,7 +231,7 @@ class SearchLoop:
                 "`declare_hyperparameters` or `hyperparameters`, and begin another search."
             )
         if problem is not None:
-            self.record.end(REFUSED, problem)
+            self.record.end(private_record.REFUSED, problem)
         elif model is not None and model.built:
             self._carry(model)
         return score, model

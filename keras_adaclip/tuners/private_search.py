@@ -6,15 +6,8 @@ from typing import Any
 
 import keras_tuner
 
+from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
-from keras_adaclip.accounting import (
-    Ledger,
-    LedgerRow,
-    RandomSelection,
-    RunBounds,
-    least_noise_multiplier,
-    rounded_up,
-)
 from keras_adaclip.tuners.private_plans import SearchSpent, planned_bounds
 from keras_adaclip.tuners.private_record import FAILED, REFUSED, SearchRecord, search_lock
 from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
@@ -106,7 +99,7 @@ class PrivateSearch(keras_tuner.Tuner):
         mean_trials: float = 10,
         distribution: str = "geometric",
         *,
-        base: Ledger | LedgerRow | None = None,
+        base: accounting.Ledger | accounting.LedgerRow | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
         validation_is_public: bool = False,
@@ -122,7 +115,7 @@ class PrivateSearch(keras_tuner.Tuner):
                 "noise, and epsilon does not cover a choice by it. "
                 f"Received: objective={objective!r}"
             )
-        self._selection = RandomSelection(mean_trials, distribution)
+        self._selection = accounting.RandomSelection(mean_trials, distribution)
         self._delta = optional(check_between_0_and_1, "delta", delta)
         self._validation_is_public = bool(validation_is_public)
         if base is None and not hasattr(hypermodel, "privacy_plan"):
@@ -153,7 +146,9 @@ class PrivateSearch(keras_tuner.Tuner):
         if base is None:
             self._bounds = planned_bounds(hypermodel, self._space)
         else:
-            self._bounds = RunBounds((Ledger((base,)) if isinstance(base, LedgerRow) else base,))
+            self._bounds = accounting.RunBounds(
+                (accounting.Ledger((base,)) if isinstance(base, accounting.LedgerRow) else base,)
+            )
         settings = {
             "mean_trials": self._selection.mean_trials,
             "distribution": self._selection.distribution,
@@ -274,9 +269,9 @@ class PrivateSearch(keras_tuner.Tuner):
         print(f"Private search: {self._selection_in_words()}.")
         if delta is not None:
             spent = self.privacy_spent(delta)
-            epsilon = rounded_up(spent.epsilon)
+            epsilon = accounting.rounded_up(spent.epsilon)
             print(f"epsilon = {epsilon} at delta = {delta:g}, by Rényi divergences")
-            print(f"epsilon of one run = {rounded_up(spent.epsilon_of_one_run)}")
+            print(f"epsilon of one run = {accounting.rounded_up(spent.epsilon_of_one_run)}")
         if released is None:
             print("There was no run, and nothing is released.")
             return
@@ -299,7 +294,9 @@ class PrivateSearch(keras_tuner.Tuner):
             bounds = planned_bounds(hypermodel.with_noise_multiplier(noise_multiplier), self._space)
             return bounds.selection_epsilon(self._selection, self._delta or 0.0)
 
-        return hypermodel.with_noise_multiplier(least_noise_multiplier(epsilon, target_epsilon))
+        return hypermodel.with_noise_multiplier(
+            accounting.least_noise_multiplier(epsilon, target_epsilon)
+        )
 
     def _check_folder(self) -> None:
         """Raise if the folder holds another search, or one that releases nothing."""

@@ -19,14 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.gradients.forms import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.layers.rule import (
-    Call,
-    Gradients,
-    LayerRule,
-    Tap,
-    TappedCall,
-    register,
-)
+from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, Tap, TappedCall, register
 
 Tensor = Any
 Tensors = Sequence[Tensor]
@@ -83,7 +76,12 @@ class RecurrentRule(LayerRule):
         return is_own and has_own_weights and cell.compute_dtype == layer.compute_dtype
 
     def tapped_call(
-        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        layer: Any,
+        call: Callable[..., Any],
+        tap: Tap,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Any, list[Tensor]]:
         """Run the recurrence on projected inputs. Keep inputs, previous outputs and projections."""
         inputs, initial_state, mask, training = _arguments(*args, **kwargs)
