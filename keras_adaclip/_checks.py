@@ -35,12 +35,9 @@ def check_integer(name: str, value: object, *, minimum: int = 0, maximum: int = 
         raise TypeError(f"Argument `{name}` must be an integer. Received: {name}={value!r}")
     number = int(value)
     if not minimum <= number <= maximum:
-        allowed = (
-            f"be at least {minimum}"
-            if maximum == INT32_MAX and number < minimum
-            else f"lie between {minimum} and {maximum}"
-        )
-        raise ValueError(f"Argument `{name}` must {allowed}. Received: {name}={number}")
+        is_low = maximum == INT32_MAX and number < minimum
+        allowed = f"be at least {minimum}" if is_low else f"lie between {minimum} and {maximum}"
+        raise _out_of_range(name, allowed, number)
     return number
 
 
@@ -55,7 +52,7 @@ def check_real(name: str, value: object) -> float:
         raise TypeError(f"Argument `{name}` must be a number. Received: {name}={value!r}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"Argument `{name}` must be finite. Received: {name}={number}")
+        raise _out_of_range(name, "be finite", number)
     return number
 
 
@@ -63,7 +60,7 @@ def check_nonnegative(name: str, value: object) -> float:
     """Returns `value` as a finite `float` of at least 0."""
     number = check_real(name, value)
     if number < 0.0:
-        raise ValueError(f"Argument `{name}` must not be negative. Received: {name}={number}")
+        raise _out_of_range(name, "not be negative", number)
     return number
 
 
@@ -71,7 +68,7 @@ def check_positive(name: str, value: object) -> float:
     """Returns `value` as a positive, finite `float`."""
     number = check_real(name, value)
     if number <= 0.0:
-        raise ValueError(f"Argument `{name}` must be positive. Received: {name}={number}")
+        raise _out_of_range(name, "be positive", number)
     return number
 
 
@@ -79,10 +76,7 @@ def check_between(name: str, value: object, minimum: float, maximum: float) -> f
     """Returns `value` as a `float` between `minimum` and `maximum`, ends included."""
     number = check_real(name, value)
     if not minimum <= number <= maximum:
-        raise ValueError(
-            f"Argument `{name}` must lie between {minimum:g} and {maximum:g}. "
-            f"Received: {name}={number}"
-        )
+        raise _out_of_range(name, f"lie between {minimum:g} and {maximum:g}", number)
     return number
 
 
@@ -97,7 +91,7 @@ def check_between_0_and_1(name: str, value: object, *, with_0: bool = False) -> 
     number = check_real(name, value)
     if not (0.0 < number < 1.0 or (with_0 and number == 0.0)):
         allowed = "be at least 0 and below 1" if with_0 else "lie strictly between 0 and 1"
-        raise ValueError(f"Argument `{name}` must {allowed}. Received: {name}={number}")
+        raise _out_of_range(name, allowed, number)
     return number
 
 
@@ -105,20 +99,14 @@ def check_noise_multiplier(value: object) -> float:
     """Returns a noise multiplier that is not negative and fits float32, the type of the noise."""
     number = check_nonnegative("noise_multiplier", value)
     if number > FLOAT32_MAX:
-        raise ValueError(
-            "Argument `noise_multiplier` must fit float32, the precision of training. "
-            f"Received: noise_multiplier={number}"
-        )
+        raise _out_of_range("noise_multiplier", "fit float32, the precision of training", number)
     return number
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
     """Returns `value`, which must be one of the choices."""
     if value not in choices:
-        raise ValueError(
-            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
-            f"Received: {name}={value!r}"
-        )
+        raise _out_of_range(name, f"be one of {', '.join(map(repr, choices))}", repr(value))
     return str(value)
 
 
@@ -139,10 +127,15 @@ def check_seed(value: object) -> int | None:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={value!r}")
     if value < 0:
-        raise ValueError(f"Argument `seed` must not be negative. Received: seed={value}")
+        raise _out_of_range("seed", "not be negative", value)
     return int(value)
 
 
 def optional(check: Callable[[str, Any], Value], name: str, value: Any) -> Value | None:
     """Returns None unchanged, and any other value as `check(name, value)` does."""
     return None if value is None else check(name, value)
+
+
+def _out_of_range(name: str, allowed: str, value: object) -> ValueError:
+    """Returns the error of an argument that must be as `allowed` says, in words after "must"."""
+    return ValueError(f"Argument `{name}` must {allowed}. Received: {name}={value}")

@@ -297,12 +297,9 @@ class PrivacyReport:
         if self.epsilon_with_selection is not None:
             of_one = ", one run"
             with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
-        epsilon = rounded_up(self.epsilon_pld)
+        accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
         return [
-            (
-                f"epsilon{of_one}",
-                f"{epsilon} at delta = {self.delta:g} ({'RDP' if is_rdp else 'PLD'})",
-            ),
+            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant})"),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", without_amplification),
@@ -355,6 +352,4 @@ def _version(name: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Return `value` as JSON can hold it."""
-    if isinstance(value, tuple):
-        return list(value)
-    return "inf" if value == math.inf else value
+    return list(value) if isinstance(value, tuple) else "inf" if value == math.inf else value

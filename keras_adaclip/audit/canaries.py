@@ -107,20 +107,14 @@ class Canaries:
         generator = np.random.default_rng(seed)
         rows = np.sort(generator.choice(num_examples, num_canaries, replace=False))
 
-        def take_targets(array: np.ndarray) -> None:
-            """Give canaries the targets of other rows."""
-            array[rows] = array[others]
-
-        def randomize(array: np.ndarray) -> None:
-            """Give canaries random inputs."""
-            array[rows] = _random_inputs(array, num_canaries, generator)
-
         if kind != "unchanged":
             num_tries = 10 if kind == "mislabeled" else 0
             others = _other_rows(y, rows, num_examples, generator, num_tries)
-            _mapped(take_targets, y)
+            for array in [] if y is None else keras.tree.flatten(y):
+                array[rows] = array[others]
         if kind == "random":
-            _mapped(randomize, x)
+            for array in keras.tree.flatten(x):
+                array[rows] = _random_inputs(array, num_canaries, generator)
         return cls(x, y, rows, generator.random(num_canaries) < 0.5)
 
     def __len__(self) -> int:

@@ -1,6 +1,5 @@
 """The client arguments of `FederatedModel.compile`, checked."""
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_adaclip._checks import check_integer, check_nonnegative, check_positive, optional
+from keras_adaclip._configurable import Configurable
 from keras_adaclip.optimizers import check_plain_optimizer
 
 # The state of these options is lost when a client's training ends.
@@ -16,7 +16,7 @@ _FORBIDDEN_TO_CLIENTS = ("gradient_accumulation_steps", "use_ema")
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 @dataclass(frozen=True)
-class ByExamples:
+class ByExamples(Configurable):
     """Weights of clients by their number of examples, for `compile(client_weighting=...)`.
 
         weight of client i   v_i = min(n_i, limit) / limit, between 0 and 1
@@ -70,19 +70,6 @@ class ByExamples:
     def scale(self) -> float:
         """The factor on the noised sum over the expected number of clients."""
         return self.limit / self.mean
-
-    def get_config(self) -> dict[str, Any]:
-        """Return every argument under its own name."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ByExamples":
-        """Return the weighting that `get_config` described.
-
-        Args:
-            config: The return value of `get_config`.
-        """
-        return cls(**config)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,8 @@ class LedgerState:
 
     def read(self) -> Ledger:
         """Return all rows with at least one step, and the current row if it was opened."""
-        closed = Ledger.from_arrays(
-            backend.array_of(self._closed), backend.array_of(self._closed_noise)
-        )
+        tables = map(backend.array_of, (self._closed, self._closed_noise))
+        closed = Ledger.from_arrays(*tables)
         current = self.current_row()
         return closed.append(current) if self.is_open or current.steps > 0 else closed
 

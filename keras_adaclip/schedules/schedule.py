@@ -76,9 +76,8 @@ class Schedule(Configurable, abc.ABC):
             factor: positive float.
         """
         config = self.get_config()
-        return self.from_config(
-            {**config, "initial_value": config["initial_value"] * check_value("factor", factor)}
-        )
+        config["initial_value"] *= check_value("factor", factor)
+        return self.from_config(config)
 
     @abc.abstractmethod
     def _formula(self, time: Number, array_namespace: Any) -> Number:
@@ -122,9 +121,8 @@ class EpochSchedule(Schedule):
                 "with the step. Received: steps_per_epoch=None"
             )
         # Integer division: the epoch changes exactly at its first step.
-        return _as_integer("step", step, 0, array_namespace) // _as_integer(
-            "steps_per_epoch", length, 1, array_namespace
-        )
+        length = _as_integer("steps_per_epoch", length, 1, array_namespace)
+        return _as_integer("step", step, 0, array_namespace) // length
 
 
 def check_value(name: str, value: object) -> float:

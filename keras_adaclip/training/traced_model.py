@@ -16,7 +16,13 @@ from numpy.random import Generator
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, call_model, finite_rows, per_example_losses
+from keras_adaclip.gradients import (
+    Batch,
+    call_model,
+    finite_rows,
+    layers_outside_loops,
+    per_example_losses,
+)
 from keras_adaclip.training.equal_draws import EqualDraws
 from keras_adaclip.training.issues import OwnLoss
 from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
@@ -25,8 +31,6 @@ from keras_adaclip.training.outside_state import OutsideVariables
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.
 Values = tuple[list[Any], list[np.ndarray]]
-# Layers that call the layers inside of them step by step.
-_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class TracedModel:
@@ -219,7 +223,7 @@ class TracedModel:
 
                 def tapped(value: Any) -> Any:
                     """Return a tensor with a tap, its mask and its logits attached."""
-                    if not self._has_rows(value) or not _is_floating(value):
+                    if not self._has_rows(value) or not keras.backend.is_float_dtype(value.dtype):
                         return value
                     if skips and not keras_private.own_trainable_variables(layer):
                         return value
@@ -237,7 +241,11 @@ class TracedModel:
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
-            total = sum(ops.sum(_digest(value) * kept) for value in seen if _is_floating(value))
+            total = sum(
+                ops.sum(_digest(value) * kept)
+                for value in seen
+                if keras.backend.is_float_dtype(value.dtype)
+            )
             return total + ops.zeros(()), []
 
         # On JAX what is differentiated assigns all variables in the end.
@@ -265,7 +273,7 @@ class TracedModel:
 
             return call
 
-        layers = _layers_outside_loops(self.model)
+        layers = layers_outside_loops(self.model)
         with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
             yield
 
@@ -284,19 +292,6 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def _layers_outside_loops(model: keras.Model) -> list[keras.Layer]:
-    """Return all layers except those that a recurrent layer calls step by step."""
-    inside: set[int] = set()
-    layers = []
-    for layer in keras_private.flatten_layers(model):
-        if id(layer) in inside:
-            continue
-        if isinstance(layer, _LOOPS):
-            inside.update(id(inner) for inner in keras_private.flatten_layers(layer))
-        layers.append(layer)
-    return layers
-
-
 def _digest(value: Tensor) -> Tensor:
     """Return a weighted sum of each row, of shape `(rows,)`."""
     flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
@@ -309,8 +304,3 @@ def _largest(value: Tensor, rows: Tensor) -> Tensor:
     flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
     sizes = ops.where(ops.isfinite(flat), ops.absolute(flat), 0.0)
     return ops.max(sizes * ops.expand_dims(rows, 1))
-
-
-def _is_floating(value: Tensor) -> bool:
-    """Return whether a tensor holds floats."""
-    return "float" in keras.backend.standardize_dtype(value.dtype)

@@ -23,13 +23,7 @@ _MODULES: dict[str, str] = {
     "initial_norm_from": "initial_norm",
 }
 
-__all__ = [
-    "ClippingHyperModel",
-    "GreedyClipTuner",
-    "PrivateSearch",
-    "clipping_choices",
-    "initial_norm_from",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ mean_norm_factor          "mean_norm"
 max_variance              "adaclip", with a hundredth of it as the minimum, as in Lin et al. 2022
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +18,33 @@ from keras_adaclip import clipping
 from keras_adaclip._checks import check_choice, check_integer, check_positive
 from keras_adaclip.schedules import ExponentialDecay, LinearDecay, PowerDecay
 
-STRATEGIES = (
-    "fixed",
-    "quantile",
-    "linear",
-    "exponential",
-    "power",
-    "automatic",
-    "mean_norm",
-    "adaclip",
-)
+_VARIANCE_RATIO = 100.0
+# Strategies from the values of their hyperparameters, the steps of a run, and the standard
+# deviation of the noise on statistics.
+Maker = Callable[[Mapping[str, Any], Any, float | None], clipping.ClippingStrategy]
+_MAKERS: Mapping[str, Maker] = {
+    "fixed": lambda hp, steps, stddev: clipping.FixedClipping(hp["clip_norm"]),
+    "quantile": lambda hp, steps, stddev: clipping.QuantileClipping(
+        hp["target_quantile"], hp["clip_norm"], hp["clip_norm_learning_rate"], stddev
+    ),
+    "linear": lambda hp, steps, stddev: clipping.ScheduledClipping(
+        LinearDecay(hp["clip_norm"], steps)
+    ),
+    "exponential": lambda hp, steps, stddev: clipping.ScheduledClipping(
+        ExponentialDecay(hp["clip_norm"], hp["decay_rate"], steps)
+    ),
+    "power": lambda hp, steps, stddev: clipping.ScheduledClipping(
+        PowerDecay(hp["clip_norm"], hp["decay_power"])
+    ),
+    "automatic": lambda hp, steps, stddev: clipping.AutomaticClipping(hp["clip_norm"]),
+    "mean_norm": lambda hp, steps, stddev: clipping.MeanNormClipping(
+        hp["clip_norm"], hp["mean_norm_factor"], mean_noise_stddev=stddev
+    ),
+    "adaclip": lambda hp, steps, stddev: clipping.AdaClip(
+        min_variance=hp["max_variance"] / _VARIANCE_RATIO, max_variance=hp["max_variance"]
+    ),
+}
+STRATEGIES = tuple(_MAKERS)
 DEFAULT_STRATEGIES = ("fixed", "quantile", "power", "automatic")
 
 # Smallest and largest value, the sampling between them, and the strategies.
@@ -42,7 +59,6 @@ _RANGES: Mapping[str, tuple[float, float, str, tuple[str, ...]]] = MappingProxyT
         "max_variance": (1e-4, 1.0, "log", ("adaclip",)),
     }
 )
-_VARIANCE_RATIO = 100.0
 
 
 def clipping_choices(
@@ -99,7 +115,7 @@ def clipping_choices(
                     values[name] = hp.Fixed(name, low)
                 else:
                     values[name] = hp.Float(name, low, high, sampling=sampling)
-    return _built(strategy, values, total_steps, statistics_noise_stddev)
+    return _MAKERS[strategy](values, total_steps, statistics_noise_stddev)
 
 
 def _checked_ranges(
@@ -116,35 +132,3 @@ def _checked_ranges(
         low, high = (check_positive(f"ranges[{name!r}]", value) for value in given)
         bounds[name] = (low, high, *_RANGES[name][2:])
     return bounds
-
-
-def _built(
-    strategy: str, values: Mapping[str, Any], total_steps: Any, stddev: float | None
-) -> clipping.ClippingStrategy:
-    """Return the strategy with a name, from the values of its hyperparameters."""
-    if strategy == "adaclip":
-        max_variance = values["max_variance"]
-        return clipping.AdaClip(
-            min_variance=max_variance / _VARIANCE_RATIO, max_variance=max_variance
-        )
-    norm = values["clip_norm"]
-    if strategy == "quantile":
-        return clipping.QuantileClipping(
-            target_quantile=values["target_quantile"],
-            initial_clip_norm=norm,
-            learning_rate=values["clip_norm_learning_rate"],
-            count_noise_stddev=stddev,
-        )
-    if strategy == "linear":
-        return clipping.ScheduledClipping(LinearDecay(norm, total_steps))
-    if strategy == "exponential":
-        return clipping.ScheduledClipping(ExponentialDecay(norm, values["decay_rate"], total_steps))
-    if strategy == "power":
-        return clipping.ScheduledClipping(PowerDecay(norm, values["decay_power"]))
-    if strategy == "mean_norm":
-        return clipping.MeanNormClipping(norm, values["mean_norm_factor"], mean_noise_stddev=stddev)
-    return (
-        clipping.AutomaticClipping(norm)
-        if strategy == "automatic"
-        else clipping.FixedClipping(norm)
-    )

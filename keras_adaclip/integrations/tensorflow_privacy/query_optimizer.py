@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.integrations.tensorflow_privacy import trees
-from keras_adaclip.integrations.tensorflow_privacy.library import library_class
+from keras_adaclip.integrations.tensorflow_privacy.library import is_instance, library_class
 from keras_adaclip.integrations.tensorflow_privacy.query_accounting import QueryAccounting
 from keras_adaclip.optimizers import check_microbatch_size
 
@@ -195,11 +195,11 @@ def _check_query(given: Any) -> Any:
             "Argument `query` must be a `DPQuery` of TensorFlow Privacy, or a function without "
             f"arguments that returns one. Received: query={query!r}"
         )
-    inner = type(trees.unwrapped(query)).__name__
-    if inner in ("TreeCumulativeSumQuery", "QAdaClipTreeResSumQuery"):
+    inner = trees.unwrapped(query)
+    if is_instance(inner, "TreeCumulativeSumQuery", "QAdaClipTreeResSumQuery"):
         raise ValueError(
-            f"A `{inner}` is not supported: its results are sums of all rounds so far, or its "
-            "clipping norm changes with its tree. Use a `TreeResidualSumQuery`."
+            f"A `{type(inner).__name__}` is not supported: its results are sums of all rounds so "
+            "far, or its clipping norm changes with its tree. Use a `TreeResidualSumQuery`."
         )
     trees.refuse_seed(query)
     return query
