@@ -24,7 +24,7 @@ import logging
 import math
 from collections.abc import Iterator
 
-import dp_accounting
+import dp_accounting as dp
 import numpy as np
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting.pld import privacy_loss_distribution
@@ -67,7 +67,7 @@ def composed_epsilon(
     """
     if not events:
         return 0.0
-    if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in events):
+    if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return math.inf
     if accountant == "rdp" or not knows_pld(events):
         return epsilon_of_divergences(composed_divergences(events), delta)
@@ -76,7 +76,7 @@ def composed_epsilon(
 
 def knows_pld(events: CountedEvents) -> bool:
     """Whether all events have known privacy loss distributions."""
-    unknown = (dp_accounting.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
+    unknown = (dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
     return not any(isinstance(event, unknown) for event, _ in events)
 
 
@@ -88,7 +88,7 @@ def rough_epsilon(events: CountedEvents, delta: float) -> float:
 
 def composed_divergences(events: CountedEvents, orders: Orders = ORDERS) -> Floats:
     """Rényi divergences of some events at each order, infinite if something ran without noise."""
-    if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in events):
+    if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return np.full(len(orders), math.inf)
     none = np.zeros(len(orders))
     return sum((count * _release_rdp(event, orders) for event, count in events), start=none)
@@ -104,12 +104,12 @@ def epsilon_of_divergences(divergences: Floats, delta: float, orders: Orders = O
 
 
 @functools.lru_cache(maxsize=4096)
-def _release_rdp(event: dp_accounting.DpEvent, orders: Orders) -> Floats:
+def _release_rdp(event: dp.DpEvent, orders: Orders) -> Floats:
     """Rényi divergences of one release. Shape: `(len(orders),)`."""
     if isinstance(event, SelectedRunsEvent):
         # Divergences grow with the order, so the one at the next order is an upper bound.
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
-    is_fixed_size = isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
+    is_fixed_size = isinstance(event, dp.SampledWithoutReplacementDpEvent)
     relation = Relation.REPLACE_ONE if is_fixed_size else Relation.ADD_OR_REMOVE_ONE
     try:
         accountant = rdp_privacy_accountant.RdpAccountant(orders, relation)
@@ -126,7 +126,7 @@ def _release_rdp(event: dp_accounting.DpEvent, orders: Orders) -> Floats:
         # amplification holds too, whichever unit is replaced.
         noise = event.event.noise_multiplier
         divergence = np.minimum(divergence, np.array(orders) / (2.0 * noise**2))
-    if not isinstance(event, dp_accounting.GaussianDpEvent):
+    if not isinstance(event, dp.GaussianDpEvent):
         divergence = np.maximum(divergence, 0.0) + _RDP_ROUNDING
     divergence.flags.writeable = False
     return divergence
@@ -153,16 +153,12 @@ def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
 
     Its `1 / z**2` is the sum of theirs.
     """
-    gaussians = [
-        (event, count)
-        for event, count in events
-        if isinstance(event, dp_accounting.GaussianDpEvent)
-    ]
+    gaussians = [(event, count) for event, count in events if isinstance(event, dp.GaussianDpEvent)]
     if not gaussians:
         return events
     precision = sum(count / event.noise_multiplier**2 for event, count in gaussians)
-    others = [each for each in events if not isinstance(each[0], dp_accounting.GaussianDpEvent)]
-    return (*others, (dp_accounting.GaussianDpEvent(1 / math.sqrt(precision)), 1))
+    others = [each for each in events if not isinstance(each[0], dp.GaussianDpEvent)]
+    return (*others, (dp.GaussianDpEvent(1 / math.sqrt(precision)), 1))
 
 
 def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
@@ -192,9 +188,9 @@ def _discretization_interval(events: CountedEvents) -> float:
     return math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
 
 
-def _release_loss_range(event: dp_accounting.DpEvent) -> float:
+def _release_loss_range(event: dp.DpEvent) -> float:
     """The largest loss of one sampled release, at ten standard deviations of the noise."""
-    if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
+    if not isinstance(event, dp.PoissonSampledDpEvent):
         return 0.0
     noise_multiplier = event.event.noise_multiplier
     loss = 10 / noise_multiplier + 0.5 / noise_multiplier**2
@@ -235,10 +231,10 @@ def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistri
 
 
 @functools.lru_cache(maxsize=8)
-def _release_pld(event: dp_accounting.DpEvent, interval: float) -> PrivacyLossDistribution:
+def _release_pld(event: dp.DpEvent, interval: float) -> PrivacyLossDistribution:
     """The privacy loss distribution of one release."""
     sampling_probability = 1.0
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+    if isinstance(event, dp.PoissonSampledDpEvent):
         sampling_probability, event = event.sampling_probability, event.event
     return privacy_loss_distribution.from_gaussian_mechanism(
         event.noise_multiplier,

@@ -38,7 +38,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Protocol, Self, TypeGuard
 
-import dp_accounting
+import dp_accounting as dp
 import numpy as np
 
 from keras_adaclip import _checks
@@ -51,11 +51,11 @@ REPLACE_ONE = "replace_one"
 _SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
 
 # Events with the number of times that each happened.
-CountedEvents = tuple[tuple[dp_accounting.DpEvent, int], ...]
+CountedEvents = tuple[tuple[dp.DpEvent, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectedRunsEvent(dp_accounting.DpEvent):
+class SelectedRunsEvent(dp.DpEvent):
     """The best of several runs, of which only Rényi divergences are known.
 
     Args:
@@ -67,26 +67,26 @@ class SelectedRunsEvent(dp_accounting.DpEvent):
 
 def _release_event(
     sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int
-) -> dp_accounting.DpEvent:
+) -> dp.DpEvent:
     """One release; one step for samplings that amplify."""
     if noise_multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
+        return dp.NonPrivateDpEvent()
     if sampling is Sampling.POISSON and batch_size < num_examples:
-        event = dp_accounting.GaussianDpEvent(noise_multiplier)
-        return dp_accounting.PoissonSampledDpEvent(batch_size / num_examples, event)
+        event = dp.GaussianDpEvent(noise_multiplier)
+        return dp.PoissonSampledDpEvent(batch_size / num_examples, event)
     if sampling is Sampling.FIXED:
         # Replacing a unit moves the sum by twice the clip norm.
-        event = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-        return dp_accounting.SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
-    return dp_accounting.GaussianDpEvent(noise_multiplier)
+        event = dp.GaussianDpEvent(noise_multiplier / 2)
+        return dp.SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
+    return dp.GaussianDpEvent(noise_multiplier)
 
 
-def row_event(row: LedgerRow, relation: str) -> dp_accounting.DpEvent:
+def row_event(row: LedgerRow, relation: str) -> dp.DpEvent:
     """The event of one release of a row, in a ledger that is stated under a relation."""
     if row.selection is not None:
         divergences = row.selection.divergences
         is_private = any(math.isfinite(each) for each in divergences)
-        return SelectedRunsEvent(divergences) if is_private else dp_accounting.NonPrivateDpEvent()
+        return SelectedRunsEvent(divergences) if is_private else dp.NonPrivateDpEvent()
     sampling = row.sampling
     if sampling is Sampling.FIXED and relation != REPLACE_ONE:
         sampling = Sampling.STREAM
@@ -108,9 +108,9 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
     return _counted((row_event(row, relation), row.releases) for row in rows if row.releases > 0)
 
 
-def _counted(events: Iterable[tuple[dp_accounting.DpEvent, int]]) -> CountedEvents:
+def _counted(events: Iterable[tuple[dp.DpEvent, int]]) -> CountedEvents:
     """Return the different events with their counts, the most recent one last."""
-    counts: dict[dp_accounting.DpEvent, int] = {}
+    counts: dict[dp.DpEvent, int] = {}
     for event, count in events:
         # An event that comes again moves to the end. The events before the running one then stay
         # the same from one epoch to the next, and their composition is cached.

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip._checks import check_integer, check_nonnegative, check_positive, optional
+from keras_adaclip import _checks
 from keras_adaclip._configurable import Configurable
 from keras_adaclip.optimizers import check_plain_optimizer
 
@@ -50,12 +50,8 @@ class ByExamples(Configurable):
     mean: float
 
     def __post_init__(self) -> None:
-        limit = check_integer("limit", self.limit, minimum=1)
-        mean = check_positive("mean", self.mean)
-        if mean > limit:
-            raise ValueError(
-                f"Argument `mean` must not exceed `limit`. Received: mean={mean}, limit={limit}"
-            )
+        limit = _checks.check_integer("limit", self.limit, minimum=1)
+        mean = _checks.check_between("mean", _checks.check_positive("mean", self.mean), 0.0, limit)
         self.__dict__.update(limit=limit, mean=mean)
 
     def weight(self, num_examples: int) -> float:
@@ -90,14 +86,16 @@ class FederatedSettings:
     cohort_noise_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_count = functools.partial(check_integer, minimum=1)
+        check_count = functools.partial(_checks.check_integer, minimum=1)
         self.__dict__.update(
             client_optimizer=_checked_client_optimizer(self.client_optimizer),
             local_epochs=check_count("local_epochs", self.local_epochs),
             client_weighting=_checked_weighting(self.client_weighting),
-            proximal_strength=check_nonnegative("proximal_strength", self.proximal_strength),
+            proximal_strength=_checks.check_nonnegative(
+                "proximal_strength", self.proximal_strength
+            ),
             **{
-                name: optional(check_count, name, getattr(self, name))
+                name: _checks.optional(check_count, name, getattr(self, name))
                 for name in ("client_batch_size", "client_examples_limit", "cohort_noise_size")
             },
         )

@@ -11,17 +11,12 @@ from dataclasses import dataclass, replace
 import keras
 
 from keras_adaclip import backend
+from keras_adaclip.gradients import layerwise
 from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.examination import unproven_plan
 from keras_adaclip.gradients.forms import PerExampleGradient
 from keras_adaclip.gradients.forward import call_model, stateless
-from keras_adaclip.gradients.layerwise import (
-    GradientPlan,
-    TapRecorder,
-    gradients_of_calls,
-    looped_plan,
-    name_of_rule,
-)
+from keras_adaclip.gradients.layerwise import GradientPlan, TapRecorder
 from keras_adaclip.gradients.proof import is_exact
 
 
@@ -57,9 +52,9 @@ def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     except Exception as error:  # Whatever a backend raises, the last resort is exact.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-        return looped_plan(f"a layer-wise trial failed with {message}")
+        return layerwise.looped_plan(f"a layer-wise trial failed with {message}")
     if not agrees:
-        return looped_plan("layer-wise gradients differ from plain ones on a few rows")
+        return layerwise.looped_plan("layer-wise gradients differ from plain ones on a few rows")
     numbers = sum(part.numbers_per_example or 0 for part in parts.values())
     return replace(plan, numbers_per_example=numbers)
 
@@ -105,7 +100,7 @@ def layer_reports(model: keras.Model, rows: Batch, plan: GradientPlan) -> list[L
             held = [parts[id(variable)].numbers_per_example for variable in used]
         size = None if None in held else 4 * sum(n for n in held if n is not None)
         kind = type(layer).__name__
-        reports.append(LayerReport(layer.name, kind, name_of_rule(rule), norms, size))
+        reports.append(LayerReport(layer.name, kind, layerwise.name_of_rule(rule), norms, size))
     return reports
 
 
@@ -121,7 +116,7 @@ def _forms(model: keras.Model, rows: Batch, plan: GradientPlan) -> dict[int, Per
             with recorder.tapped(plan.rules, plan.fast_calls):
                 call_model(model, rows.x, training=True)
             calls = recorder.calls(recorder.tensors, recorder.taps)
-            parts.update(gradients_of_calls(plan, calls))
+            parts.update(layerwise.gradients_of_calls(plan, calls))
 
     backend.trace(record)
     return parts

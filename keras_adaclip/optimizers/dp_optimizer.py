@@ -113,9 +113,8 @@ class DPOptimizer(AccountedOptimizer):
             )
         check_bytes = functools.partial(check_integer, minimum=1, maximum=2**63 - 1)
         self.memory_limit = optional(check_bytes, "memory_limit", memory_limit)
-        self.gradient_method = check_choice(
-            "gradient_method", gradient_method, ("auto", "layerwise")
-        )
+        methods = ("auto", "layerwise")
+        self.gradient_method = check_choice("gradient_method", gradient_method, methods)
         self.seed = check_seed(seed)
 
     @property

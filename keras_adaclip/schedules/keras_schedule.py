@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 import keras
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_adaclip.schedules.schedule import Number, Schedule, as_float, check_value
 
@@ -29,12 +30,10 @@ class KerasSchedule(Schedule):
     [2.0, 1.0]
     """
 
-    def __init__(
-        self, schedule: keras.optimizers.schedules.LearningRateSchedule, factor: float = 1.0
-    ) -> None:
+    def __init__(self, schedule: LearningRateSchedule, factor: float = 1.0) -> None:
         if isinstance(schedule, dict):
             schedule = keras.saving.deserialize_keras_object(schedule)
-        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        if not isinstance(schedule, LearningRateSchedule):
             raise TypeError(
                 "Argument `schedule` must be a `keras.optimizers.schedules.LearningRateSchedule`. "
                 f"Received: schedule={schedule!r}"
@@ -72,7 +71,7 @@ def get(identifier: Any) -> Schedule:
     found = identifier
     if isinstance(identifier, dict):
         found = keras.saving.deserialize_keras_object(identifier)
-    if isinstance(found, keras.optimizers.schedules.LearningRateSchedule):
+    if isinstance(found, LearningRateSchedule):
         return KerasSchedule(found)
     if isinstance(found, Schedule):
         return found

@@ -12,14 +12,8 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
+from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import (
-    AuditCallback,
-    ClippingMonitor,
-    EpochCheck,
-    PassCounter,
-    PrivacyCallback,
-)
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import padding
@@ -29,7 +23,7 @@ from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.training_data import TrainingData, strings_as_tensors
 
 # The callbacks that are prepared before training and called before the user's.
-_OURS = (PrivacyCallback, ClippingMonitor, AuditCallback)
+_OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callbacks.AuditCallback)
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
@@ -187,13 +181,15 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         given = _flattened(callbacks)
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         isolation = self._private_state.isolation
-        first = PassCounter(
+        first = own_callbacks.PassCounter(
             lambda: self._open_ledger(data), is_pass, lambda: refuse_disagreement(self, data)
         )
-        last = EpochCheck(isolation.prove_again)
+        last = own_callbacks.EpochCheck(isolation.prove_again)
         if isolation.may_move_within_epochs:
             last.before_execution.append(isolation.prove_again_within_epochs)
-        last.before_execution += [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
+        last.before_execution += [
+            c.count_again for c in ours if isinstance(c, own_callbacks.PrivacyCallback)
+        ]
         try:
             self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(any(getattr(c, "private_diagnostics", False) for c in ours))

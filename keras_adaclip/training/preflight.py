@@ -12,16 +12,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip import backend
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import (
-    MIXING_LAYERS,
-    Batch,
-    call_model,
-    compute_loss,
-    finite_rows,
-    repeated,
-)
+from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 from keras_adaclip.training.issues import (
     Finding,
@@ -105,7 +98,7 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
     issues = []
     for layer in keras_private.flatten_layers(model):
         own = keras_private.own_trainable_variables(layer)
-        if isinstance(layer, MIXING_LAYERS):
+        if isinstance(layer, gradients.MIXING_LAYERS):
             told = (
                 f"{type(layer).__name__} mixes the examples of a batch.",
                 "Remove it; augmentations of single examples are fine.",
@@ -233,7 +226,7 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
     own = OwnLoss.of(model)
     if own is None:
         return []
-    batch = repeated(finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
+    batch = gradients.repeated(gradients.finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
     variables = [*model.variables, *model.metrics_variables]
     (losses,) = backend.evaluate_each(lambda _: _losses(model, batch), variables, [()])
     if _is_separable(*losses):
@@ -251,7 +244,7 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
 
 def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
     """Return the loss of the batch, twice, and the losses of its rows, of shape `(rows,)`."""
-    y_pred = call_model(model, batch.x, training=False)
+    y_pred = gradients.call_model(model, batch.x, training=False)
     # Operations drop Keras's masks, so that no mask rescales anything.
     y_pred = keras.tree.map_structure(lambda value: value + 0, y_pred)
     whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
@@ -259,7 +252,7 @@ def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
     def loss(part: Batch) -> Tensor:
         """Return the loss of some rows, with Keras's reduction."""
         named = {} if part.y is None else {"y": part.y}
-        return ops.cast(compute_loss(model, **part.x, **named), "float32")
+        return ops.cast(gradients.compute_loss(model, **part.x, **named), "float32")
 
     singles = [loss(whole.rows(row, 1)) for row in range(_NUM_LOSS_ROWS)]
     return [loss(whole), loss(whole), ops.stack(singles)]

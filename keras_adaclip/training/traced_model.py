@@ -14,15 +14,9 @@ import numpy as np
 from keras import ops
 from numpy.random import Generator
 
-from keras_adaclip import backend
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import (
-    Batch,
-    call_model,
-    finite_rows,
-    layers_outside_loops,
-    per_example_losses,
-)
+from keras_adaclip.gradients import Batch
 from keras_adaclip.training.equal_draws import EqualDraws
 from keras_adaclip.training.issues import OwnLoss
 from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
@@ -68,7 +62,10 @@ class TracedModel:
         # A tuple: the inputs come first, whatever the names.
         self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
         self.examples, self._targets = (
-            [ops.convert_to_numpy(each) for each in keras.tree.flatten(finite_rows(Batch(part)).x)]
+            [
+                ops.convert_to_numpy(each)
+                for each in keras.tree.flatten(gradients.finite_rows(Batch(part)).x)
+            ]
             for part in self._structure
         )
         self._words = known_words(model)
@@ -189,7 +186,7 @@ class TracedModel:
                 return result
 
             with self._watching(record):
-                y_pred = call_model(self.model, x, training=True)
+                y_pred = gradients.call_model(self.model, x, training=True)
             if self.loss is not None:
                 self.layers.append(self.loss)
                 digests.append(self._losses(x, targets, y_pred))
@@ -203,7 +200,7 @@ class TracedModel:
 
     def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
         """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
-        return per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
+        return gradients.per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
 
     def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> list[Tensor]:
         """Return the largest derivative of the outputs of some rows by each tensor of the others.
@@ -237,7 +234,7 @@ class TracedModel:
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
             x = record(self.model, x)
             with self._watching(record):
-                y_pred = call_model(self.model, x, training=True)
+                y_pred = gradients.call_model(self.model, x, training=True)
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
@@ -273,7 +270,7 @@ class TracedModel:
 
             return call
 
-        layers = layers_outside_loops(self.model)
+        layers = gradients.layers_outside_loops(self.model)
         with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
             yield
 

@@ -19,12 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients.forms import (
-    GroupedOuterProduct,
-    Materialized,
-    OuterProduct,
-    PerExampleGradient,
-)
+from keras_adaclip.gradients import forms
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 
 Tensor = Any
@@ -52,10 +47,10 @@ class EinsumDenseRule(LayerRule):
         cotangents = ops.cast(call.cotangents[0], "float32")
         scale = layer.lora_alpha / layer.lora_rank if layer.lora_enabled else 1.0
 
-        def gradient(variable: keras.Variable) -> PerExampleGradient:
+        def gradient(variable: keras.Variable) -> forms.PerExampleGradient:
             """Return the gradient of one variable."""
             if variable is layer.bias:
-                return Materialized(_summed_to(cotangents, variable.shape))
+                return forms.Materialized(_summed_to(cotangents, variable.shape))
             if layer.lora_enabled and variable is layer.lora_kernel_a:
                 factor = ops.cast(layer.lora_kernel_b.value, "float32")
                 axis = equation.outputs.index(equation.kernel[-1])
@@ -123,7 +118,9 @@ class _Equation:
         rank = next(letter for letter in _LETTERS if letter not in str(self))
         return _Equation(self.outputs.replace(last, rank), rank + last, self.outputs)
 
-    def kernel_gradient(self, inputs: Tensor, cotangents: Tensor, shape: Any) -> PerExampleGradient:
+    def kernel_gradient(
+        self, inputs: Tensor, cotangents: Tensor, shape: Any
+    ) -> forms.PerExampleGradient:
         """Return the gradient of the kernel."""
         groups = "".join(x for x in self.kernel if x in self.inputs and x in self.outputs)
         bound = "".join(x for x in self.kernel if x not in self.outputs)
@@ -137,11 +134,11 @@ class _Equation:
             flat = [ops.squeeze(block, axis=1) for block in blocks]
             if self.kernel != bound + free:
                 flat.reverse()
-            return OuterProduct(flat[0], flat[1], shape)
+            return forms.OuterProduct(flat[0], flat[1], shape)
         canonical = groups + bound + free
         sizes = [shape[self.kernel.index(letter)] for letter in canonical]
         order = [canonical.index(letter) for letter in self.kernel]
-        return GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
+        return forms.GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
 
 
 def _arranged(value: Tensor, letters: str, groups: str, positions: str, last: str) -> Tensor:

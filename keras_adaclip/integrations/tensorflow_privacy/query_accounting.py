@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import dp_accounting
+import dp_accounting as dp
 import keras
 import numpy as np
 from keras import ops
@@ -174,7 +174,7 @@ def _is_mean(query: Any) -> bool:
     return found.pop()
 
 
-def noise_of_event(event: dp_accounting.DpEvent) -> Tensor | None:
+def noise_of_event(event: dp.DpEvent) -> Tensor | None:
     """Return the noise multiplier of the Gaussian mechanism that is equivalent to an event.
 
     Args:
@@ -194,16 +194,16 @@ def noise_of_event(event: dp_accounting.DpEvent) -> Tensor | None:
     return ops.cast(ops.rsqrt(sum(precisions)), "float32")
 
 
-def _gaussians(event: dp_accounting.DpEvent, count: Any = 1) -> Iterator[tuple[Any, Any]]:
+def _gaussians(event: dp.DpEvent, count: Any = 1) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of a noise multiplier, None if unknown, and a number of releases."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
+    if isinstance(event, dp.ComposedDpEvent):
         for part in event.events:
             yield from _gaussians(part, count)
-    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+    elif isinstance(event, dp.SelfComposedDpEvent):
         yield from _gaussians(event.event, event.count * count)
-    elif isinstance(event, dp_accounting.GaussianDpEvent):
+    elif isinstance(event, dp.GaussianDpEvent):
         yield event.noise_multiplier, count
-    elif isinstance(event, dp_accounting.NonPrivateDpEvent):
+    elif isinstance(event, dp.NonPrivateDpEvent):
         yield 0.0, count
-    elif not isinstance(event, dp_accounting.NoOpDpEvent):
+    elif not isinstance(event, dp.NoOpDpEvent):
         yield None, count
