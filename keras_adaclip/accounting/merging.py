@@ -45,9 +45,7 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
     if first.mechanism == second.mechanism:
         return add_rows(first, second).begin_segment()
     if first.unit is not second.unit or first.selection or second.selection:
-        raise ValueError(
-            "Rows about examples and clients, or about selected runs, cannot be merged."
-        )
+        raise ValueError("Rows about examples and clients, or of selected runs, cannot be merged.")
     steps = first.steps + second.steps
     noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
     denser = max(first, second, key=_exact_probability)

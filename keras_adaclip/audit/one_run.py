@@ -120,13 +120,11 @@ class OneRunAudit:
         for number in tries:
             num_out = number // 2
             out, members = ascending[:num_out], ascending[num_canaries - (number - num_out) :]
-            num_correct = int(np.sum(~out) + np.sum(members))
-            bound = epsilon_lower_bound(num_canaries, number, num_correct, delta, of_each)
-            found.append((bound, number, num_correct))
-        bound, number, num_correct = max(found, key=lambda entry: entry[0])
-        return cls(
-            bound, confidence, delta, claimed_epsilon, number, num_correct, scores, is_member
-        )
+            correct = int(np.sum(~out) + np.sum(members))
+            bound = epsilon_lower_bound(num_canaries, number, correct, delta, of_each)
+            found.append((bound, number, correct))
+        bound, number, correct = max(found, key=lambda entry: entry[0])
+        return cls(bound, confidence, delta, claimed_epsilon, number, correct, scores, is_member)
 
     def __str__(self) -> str:
         verdict = "they contradict each other" if self.contradicts_accountant else "they agree"

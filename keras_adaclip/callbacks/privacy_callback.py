@@ -153,16 +153,13 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def _find_allowed_steps(self, model: Any, target: float) -> int:
         """Return the number of further steps within the target."""
+        delta = self._effective_delta
         *past, row = model.privacy_ledger.rows
-        allowed = accounting.max_steps_within(
-            past, row, self._effective_delta, target, self.accountant
-        )
+        allowed = accounting.max_steps_within(past, row, delta, target, self.accountant)
         first = self._execution_size(0)
         if allowed < first:
             spent, after = (
-                accounting.ledger_epsilon(
-                    [*past, row.advance(steps)], self._effective_delta, self.accountant
-                )
+                accounting.ledger_epsilon([*past, row.advance(steps)], delta, self.accountant)
                 for steps in (0, first)
             )
             size = "cohort_size" if row.unit is accounting.Unit.CLIENT else "batch_size"
@@ -171,7 +168,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
                 f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. "
-                f"Received: target_epsilon={target}, delta={self._effective_delta:g}, "
+                f"Received: target_epsilon={target}, delta={delta:g}, "
                 f"noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed

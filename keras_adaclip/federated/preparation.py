@@ -16,6 +16,7 @@ from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, finite_rows
 from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.training import Finding, PrivacyIssue
 
 _RANDOM_LOSS = (
     "It gave two values for the same targets and predictions: it keeps state or draws random "
@@ -37,9 +38,7 @@ _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
 
 
-def refuse_unsound_rounds(
-    model: keras.Model, rows: Batch, row_counts: list[int]
-) -> training.Finding:
+def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
     """Raise if training `model` over clients would not be private, or not what it seems.
 
     Args:
@@ -143,9 +142,7 @@ def _is_fast_side_by_side(model: keras.Model) -> bool:
     return not (backend.loops_in_python() and keras_private.seed_generator_states(model))
 
 
-def _loss_issues(
-    model: keras.Model, rows: Batch, row_counts: list[int]
-) -> list[training.PrivacyIssue]:
+def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list[PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
     rows = finite_rows(rows)
     num_rows = keras.tree.flatten(rows.x)[0].shape[0]
@@ -168,9 +165,9 @@ def _loss_issues(
     padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
     is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
     if not is_close(again):
-        return [training.PrivacyIssue("loss", *_RANDOM_LOSS)]
+        return [PrivacyIssue("loss", *_RANDOM_LOSS)]
     if not all(map(is_close, padded)):
-        return [training.PrivacyIssue("loss", *_COUNTING_LOSS)]
+        return [PrivacyIssue("loss", *_COUNTING_LOSS)]
     return []
 
 

@@ -55,9 +55,8 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
         training.observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
-    total = training.sum_over_chunks(
-        model, units, model._private_state.chunk_size, False, sum_of_chunk
-    )
+    size = model._private_state.chunk_size
+    total = training.sum_over_chunks(model, units, size, False, sum_of_chunk)
     scale = 1.0 if weighting is None else weighting.scale
     return dataclasses.replace(training.sum_of_replicas(total), scale=scale)
 

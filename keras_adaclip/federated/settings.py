@@ -86,14 +86,13 @@ class FederatedSettings:
     cohort_noise_size: int | None = None
 
     def __post_init__(self) -> None:
+        strength = _checks.check_nonnegative("proximal_strength", self.proximal_strength)
         check_count = functools.partial(_checks.check_integer, minimum=1)
         self.__dict__.update(
             client_optimizer=_checked_client_optimizer(self.client_optimizer),
             local_epochs=check_count("local_epochs", self.local_epochs),
             client_weighting=_checked_weighting(self.client_weighting),
-            proximal_strength=_checks.check_nonnegative(
-                "proximal_strength", self.proximal_strength
-            ),
+            proximal_strength=strength,
             **{
                 name: _checks.optional(check_count, name, getattr(self, name))
                 for name in ("client_batch_size", "client_examples_limit", "cohort_noise_size")

@@ -20,21 +20,19 @@ _MOST_DRAWN = 65_537
 _NUM_WORDS = 100
 
 
-def moved_value(
-    value: np.ndarray, state: int, is_trained: bool, generator: Generator
-) -> np.ndarray:
+def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generator) -> np.ndarray:
     """Return another value that a variable may come to have.
 
     Args:
         value: The present value.
         state: 1 moves it a little, 2 reverses the sign of what is trained, 3 reverses every sign,
             and 4 draws the value again, three times as wide.
-        is_trained: Whether the optimizer moves the variable.
+        trained: Whether the optimizer moves the variable.
         generator: Draws the noise.
     """
     if value.dtype.kind == "b":
         return np.logical_xor(value, state % 2 == 1)
-    if value.size == 1 and not is_trained and (value.dtype.kind in "iu" or state in (2, 4)):
+    if value.size == 1 and not trained and (value.dtype.kind in "iu" or state in (2, 4)):
         return np.asarray(value + 10.0**state).astype(value.dtype)  # It may count steps.
     if value.dtype.kind in "iu":
         return value  # It may be a table of positions.
@@ -45,7 +43,7 @@ def moved_value(
     if state == 4:
         return np.asarray(3.0 * noise).astype(value.dtype)
     moved = numbers + np.where(numbers == 0.0, np.abs(noise), 0.1 * noise)
-    is_reversed = state == 3 or (state == 2 and is_trained)
+    is_reversed = state == 3 or (state == 2 and trained)
     return np.asarray(-moved if is_reversed else moved).astype(value.dtype)
 
 

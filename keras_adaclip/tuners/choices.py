@@ -23,24 +23,22 @@ _VARIANCE_RATIO = 100.0
 # deviation of the noise on statistics.
 Maker = Callable[[Mapping[str, Any], Any, float | None], clipping.ClippingStrategy]
 _MAKERS: Mapping[str, Maker] = {
-    "fixed": lambda hp, steps, stddev: clipping.FixedClipping(hp["clip_norm"]),
-    "quantile": lambda hp, steps, stddev: clipping.QuantileClipping(
+    "fixed": lambda hp, *_: clipping.FixedClipping(hp["clip_norm"]),
+    "quantile": lambda hp, _, stddev: clipping.QuantileClipping(
         hp["target_quantile"], hp["clip_norm"], hp["clip_norm_learning_rate"], stddev
     ),
-    "linear": lambda hp, steps, stddev: clipping.ScheduledClipping(
-        LinearDecay(hp["clip_norm"], steps)
-    ),
-    "exponential": lambda hp, steps, stddev: clipping.ScheduledClipping(
+    "linear": lambda hp, steps, _: clipping.ScheduledClipping(LinearDecay(hp["clip_norm"], steps)),
+    "exponential": lambda hp, steps, _: clipping.ScheduledClipping(
         ExponentialDecay(hp["clip_norm"], hp["decay_rate"], steps)
     ),
-    "power": lambda hp, steps, stddev: clipping.ScheduledClipping(
+    "power": lambda hp, *_: clipping.ScheduledClipping(
         PowerDecay(hp["clip_norm"], hp["decay_power"])
     ),
-    "automatic": lambda hp, steps, stddev: clipping.AutomaticClipping(hp["clip_norm"]),
-    "mean_norm": lambda hp, steps, stddev: clipping.MeanNormClipping(
+    "automatic": lambda hp, *_: clipping.AutomaticClipping(hp["clip_norm"]),
+    "mean_norm": lambda hp, _, stddev: clipping.MeanNormClipping(
         hp["clip_norm"], hp["mean_norm_factor"], mean_noise_stddev=stddev
     ),
-    "adaclip": lambda hp, steps, stddev: clipping.AdaClip(
+    "adaclip": lambda hp, *_: clipping.AdaClip(
         min_variance=hp["max_variance"] / _VARIANCE_RATIO, max_variance=hp["max_variance"]
     ),
 }

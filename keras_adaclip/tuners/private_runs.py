@@ -84,9 +84,8 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
         if isinstance(callback, PrivacyCallback):
             is_silent = callback.delta is not None and callback.report_path is None
         else:
-            is_silent = not (
-                isinstance(callback, _NOT_SILENT) or getattr(callback, "verbose", False)
-            )
+            is_verbose = bool(getattr(callback, "verbose", False))
+            is_silent = not (is_verbose or isinstance(callback, _NOT_SILENT))
         if not is_silent:
             raise ValueError(
                 f"{type(callback).__name__} would print or write something in every run, but only "
@@ -153,9 +152,8 @@ class SearchLoop:
                     self.record.keep_best(best.pop("slot"))
                     self.record.end(private_record.RELEASED, best)
                 else:
-                    self.record.end(
-                        private_record.FAILED if state.num_runs else private_record.NO_RUN
-                    )
+                    is_empty = state.num_runs == 0
+                    self.record.end(private_record.NO_RUN if is_empty else private_record.FAILED)
 
     def _checked_build(self) -> Ledger:
         """Return the ledger of a new model, once the hypermodel is checked, before any run."""
