@@ -6,8 +6,6 @@ needs, and `backward` returns the gradient by its input and those by its weights
 
 import numpy as np
 
-# ---- clipping ---------------------------------------------------------------------------------
-
 
 def clip_factors(norms, clip_norm):
     """`min(1, clip_norm / norm)`; one at zero, zero where the norm is not finite."""
@@ -82,9 +80,6 @@ class AdaClip:
         self.variance = self.beta2 * self.variance + (1 - self.beta2) * seen
         self.centre = self.beta1 * centre + (1 - self.beta1) * gradient
         return gradient
-
-
-# ---- small nets -------------------------------------------------------------------------------
 
 
 class Dense:
@@ -224,9 +219,6 @@ def per_example_gradients(blocks, x, labels):
             gradients = of_weights + gradients
         examples.append(gradients)
     return np.array(losses), [np.stack(parts) for parts in zip(*examples, strict=True)]
-
-
-# ---- schedules --------------------------------------------------------------------------------
 
 
 def linear_decay(step, initial_value, total_steps):

@@ -171,8 +171,6 @@ def test_orders_that_are_left_out_are_not_warned_of(caplog):
     assert [record.message for record in caplog.records] == ["something else"]
 
 
-# Batches of a fixed size
-
 FIXED = row(Sampling.FIXED, steps=100)
 
 
@@ -201,8 +199,6 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
     full = row(Sampling.STREAM, 1000, 1000, noise / 2, steps=100)
     assert found[-1] == pytest.approx(ledger_epsilon([full], DELTA, "rdp"), rel=1e-6)
 
-
-# Wrong arguments
 
 PLAN = {**MNIST, "num_examples": 1000, "batch_size": 10, "steps": 10, "accountant": "rdp"}
 

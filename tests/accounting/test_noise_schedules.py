@@ -5,14 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keras_adaclip.accounting import (
-    Ledger,
-    LedgerRow,
-    Sampling,
-    calibrate_noise_multiplier,
-    compute_epsilon,
-    ledger_epsilon,
-)
+from keras_adaclip import accounting
 from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
 from tests.accounting.oracles import gaussian_epsilon
 
@@ -23,11 +16,13 @@ STEPS_PER_EPOCH = 7
 
 def ledger_of(schedule, num_steps, sampling):
     """What would be recorded: one row an epoch, of the noise at its first step."""
-    ledger = Ledger()
+    ledger = accounting.Ledger()
     for step in range(num_steps):
         if step % STEPS_PER_EPOCH == 0:
             noise = schedule.value_at(step, STEPS_PER_EPOCH)
-            row = LedgerRow.open(Sampling[sampling.upper()], 150, 1000, noise_multiplier=noise)
+            row = accounting.LedgerRow.open(
+                accounting.Sampling[sampling.upper()], 150, 1000, noise_multiplier=noise
+            )
             ledger = ledger.append(row).begin_segment()
         ledger = ledger.advance(1)
     return ledger
@@ -43,14 +38,16 @@ def ledger_of(schedule, num_steps, sampling):
 def test_a_plan_is_what_its_ledger_will_say(sampling, accountant, num_steps, schedule):
     plan = {"steps": num_steps, "sampling": sampling, "accountant": accountant, **PLAN}
     recorded = ledger_of(schedule, num_steps, sampling)
-    assert compute_epsilon(schedule, **plan) == ledger_epsilon(recorded, DELTA, accountant)
+    assert accounting.compute_epsilon(schedule, **plan) == accounting.ledger_epsilon(
+        recorded, DELTA, accountant
+    )
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_full_releases_of_different_noise_are_one_gaussian(accountant):
     noises = [2.0, 5.0, 3.0]
     plan = {"epochs": 3, "sampling": "shuffle", "accountant": accountant, **PLAN}
-    epsilon = compute_epsilon(PiecewiseConstant(noises), **plan)
+    epsilon = accounting.compute_epsilon(PiecewiseConstant(noises), **plan)
     exact = gaussian_epsilon(sum(noise**-2 for noise in noises) ** -0.5, DELTA)
     assert exact * (1 - 1e-6) <= epsilon <= exact * (1.0005 if accountant == "pld" else 1.2)
 
@@ -66,12 +63,12 @@ def test_full_releases_of_different_noise_are_one_gaussian(accountant):
 )
 def test_a_calibrated_schedule_meets_its_target(schedule, sampling, accountant, target):
     arguments = {"steps": 37, "sampling": sampling, "accountant": accountant, **PLAN}
-    scaled = calibrate_noise_multiplier(target, noise_schedule=schedule, **arguments)
+    scaled = accounting.calibrate_noise_multiplier(target, noise_schedule=schedule, **arguments)
     assert type(scaled) is type(schedule)
     ratios = [scaled.value_at(step, 7) / schedule.value_at(step, 7) for step in range(40)]
     np.testing.assert_allclose(ratios, ratios[0], rtol=1e-12)
-    assert 0.995 * target <= compute_epsilon(scaled, **arguments) <= target
-    recorded = ledger_epsilon(ledger_of(scaled, 37, sampling), DELTA, accountant)
+    assert 0.995 * target <= accounting.compute_epsilon(scaled, **arguments) <= target
+    recorded = accounting.ledger_epsilon(ledger_of(scaled, 37, sampling), DELTA, accountant)
     assert 0.995 * target <= recorded <= target
 
 
@@ -100,7 +97,7 @@ class Odd:
 def test_schedules_that_cannot_be_calibrated(value, message):
     plan = {**PLAN, "epochs": 2, "accountant": "rdp"}
     with pytest.raises(ValueError, match=message):
-        calibrate_noise_multiplier(0.1, noise_schedule=Odd(value), **plan)
+        accounting.calibrate_noise_multiplier(0.1, noise_schedule=Odd(value), **plan)
 
 
 def test_a_schedule_of_keras_is_wrapped():
@@ -108,6 +105,6 @@ def test_a_schedule_of_keras_is_wrapped():
 
     cosine = keras.optimizers.schedules.CosineDecay(2.0, 20, alpha=0.5)
     with pytest.raises(TypeError, match=r"`noise_schedule` .* `keras_adaclip.schedules.get"):
-        calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=cosine, **PLAN)
-    epsilon = compute_epsilon(KerasSchedule(cosine), epochs=2, accountant="rdp", **PLAN)
+        accounting.calibrate_noise_multiplier(1.0, epochs=2, noise_schedule=cosine, **PLAN)
+    epsilon = accounting.compute_epsilon(KerasSchedule(cosine), epochs=2, accountant="rdp", **PLAN)
     assert 0 < epsilon < math.inf

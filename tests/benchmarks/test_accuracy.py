@@ -59,9 +59,6 @@ def test_the_paper_s_settings_and_their_variants_build(method):
         assert isinstance(METHODS[method].build(values, 100), ka.clipping.ClippingStrategy)
 
 
-# Plans
-
-
 def test_runs_are_planned_once_and_reported_seeds_are_not_those_of_the_grid():
     runs = [e.run for e in driver.planned(complete(CONTEXT, lambda run: 0.8)) if e.run]
     assert len({run.key for run in runs}) == len(runs)
@@ -86,9 +83,6 @@ def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
     assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
-# The driver
-
-
 def test_work_resumes(tmp_path, monkeypatch):
     stages = (driver.Stage("paper", (1, 2), driver.FIRST), driver.Stage("grid", (101,)))
     context, file, trained = replace(CONTEXT, methods=("fixed", "power")), ResultsFile(tmp_path), []
@@ -101,9 +95,6 @@ def test_work_resumes(tmp_path, monkeypatch):
         assert driver.work(context, file, None, stages)
         assert len(trained) == 3 + 2 * len(GRID)
     assert first not in trained
-
-
-# Tables and figures
 
 
 def test_tables_hold_means_beside_the_paper(tmp_path):

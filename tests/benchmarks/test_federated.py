@@ -24,9 +24,6 @@ BACKEND = keras.backend.backend()
 on_one_backend = pytest.mark.skipif(BACKEND != "tensorflow", reason="once is enough")
 
 
-# ---- ways ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["ours", "loop"])
 def test_a_small_round_on_this_backend(way):
     framework = ways.load(BACKEND)
@@ -34,9 +31,6 @@ def test_a_small_round_on_this_backend(way):
     loss = framework.build(Workload("linear", 3, 6), way)(2)()
     if way == "loop":
         assert 0.0 < loss / (2 * 3 * 3) < 10.0
-
-
-# ---- the report ---------------------------------------------------------------------------------
 
 
 def record(framework, workload=None, **times):

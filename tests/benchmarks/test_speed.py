@@ -40,9 +40,6 @@ def record(model="cnn-256", framework="tensorflow", round_number=0, memory=None,
     return {**about, "times": results} if memory is None else {**about, "memory": memory}
 
 
-# ---- one process --------------------------------------------------------------------------------
-
-
 def tiny_benchmark():
     def build(keras):
         inputs = keras.Input((784,))
@@ -66,9 +63,6 @@ def test_processes_take_the_commands_that_are_made_for_them():
         options = measure.parse_options(line[line.index("lstm") :])
         assert options.ways == [*ways[:1]]
         assert (options.memory, options.pin, options.limit) == (True, True, 120.0)
-
-
-# ---- the report ---------------------------------------------------------------------------------
 
 
 def some_records():

@@ -36,9 +36,6 @@ def options_of(name, *arguments):
     return parse_options("Title.", SCRIPTS[name]["TASK"], [str(one) for one in arguments])
 
 
-# ---- from end to end --------------------------------------------------------------------------
-
-
 def test_lora_trains_its_own_weights_and_the_last_layer_alone(monkeypatch, capsys, tmp_path):
     printed = run_script("lora", monkeypatch, capsys, "--smoke", "--output", tmp_path / "run.png")
     counts = re.search(r"(\d+) of (\d+) numbers", printed.replace(",", ""))
@@ -68,9 +65,6 @@ def test_without_data(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(download, "require_answer", no_answer)
     with pytest.raises(SystemExit, match=r"(?s)Imagenette is not available here.*`--smoke`"):
         run_script("imagenette", monkeypatch, capsys)
-
-
-# ---- the command line -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)

@@ -54,9 +54,6 @@ def assert_images(found, arrays):
     assert (found.x_train.dtype, found.y_train.dtype) == (np.float32, np.int32)
 
 
-# ---- Fashion-MNIST, which the demo needs anywhere ---------------------------------------------
-
-
 @pytest.mark.usefixtures("no_network")
 def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     keras_arrays = write_fashion_mnist(cache / "fashion-mnist")
@@ -68,9 +65,6 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     found = data.load_fashion_mnist(tmp_path / "nowhere")
     assert found.source.startswith("scikit-learn's digits, 1,500 + 297 images (Fashion-MNIST could")
     assert found.x_train.shape == (1500, 28, 28, 1)
-
-
-# ---- the other loaders ------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("cache", "no_network")

@@ -62,9 +62,6 @@ def test_fashion_mnist_over_clients_and_its_report(tmp_path, monkeypatch, capsys
     assert "[1/" not in run("--smoke")
 
 
-# ---- texts ------------------------------------------------------------------------------------
-
-
 WORDS = text.Vocabulary((b"the", b"cat", b"sat"))
 PAD, THE, CAT, SAT, OTHER, BEGIN, END = range(7)
 
@@ -87,9 +84,6 @@ def test_accuracy_of_tokens():
     metric = text.TokenAccuracy((PAD,))
     metric.update_state(y_true, logits, sample_weight=np.array([1.0, 0.0]))
     assert float(metric.result()) == pytest.approx(2 / 3)
-
-
-# ---- files ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

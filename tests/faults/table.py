@@ -159,8 +159,8 @@ soundness/test_rules_ledger.py::test_compiling_again_carries_what_layers_that_ar
 +             pass
 # the accountant told of twice the noise | accounting/events.py
 accounting/test_epsilon.py::test_reference_values
--     return GaussianDpEvent(noise_multiplier)
-+     return GaussianDpEvent(2 * noise_multiplier)
+-     return dp.GaussianDpEvent(noise_multiplier)
++     return dp.GaussianDpEvent(2 * noise_multiplier)
 # plain gradients taken for clipped ones | optimizers/dp_optimizer.py
 soundness/test_rules_plain_gradients.py::test_apply_refuses_plain_gradients
 -         if not isinstance(grads, ClippedSum):
@@ -172,8 +172,8 @@ models/test_refusals.py::test_a_model_is_refused
 +     return finding
 # fixed-size batches accounted as if a unit were removed, not replaced | accounting/events.py
 accounting/test_epsilon.py::test_epsilon_grows_with_the_batch_up_to_a_full_release
-- event = GaussianDpEvent(noise_multiplier / 2)
-+ event = GaussianDpEvent(noise_multiplier)
+- event = dp.GaussianDpEvent(noise_multiplier / 2)
++ event = dp.GaussianDpEvent(noise_multiplier)
 # the best of many runs accounted as one run | accounting/selection.py
 accounting/test_selection.py::test_reference_costs
 - return np.maximum(divergences, selected)
@@ -311,7 +311,7 @@ federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
 + if False:
 # padding counts in a layer of clients that mixes rows | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
-- finding = Probe(model, rows, counts_rows=True).examined(eagerly=True)
+- finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)
 + finding = Finding([])
 # layers of clients examined in inference alone | training/traced_model.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
@@ -371,8 +371,8 @@ models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 + for state in range(1):
 # isolation not compared again while training goes on | training/base.py
 models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
-- last = EpochCheck(isolation.prove_again)
-+ last = EpochCheck(lambda: None)
+- last = own_callbacks.EpochCheck(isolation.prove_again)
++ last = own_callbacks.EpochCheck(lambda: None)
 # isolation compared before the callbacks of an epoch, not after them | training/base.py
 models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
 - yield [first, *ours, *(c for c in given if not isinstance(c, _OURS)), last]
@@ -449,8 +449,8 @@ federated/test_refusals.py::test_a_layer_that_lets_padding_count_only_later_is_n
 + rows, []
 # the padding of clients examined before the first round only | training/base.py
 federated/test_refusals.py::test_what_was_proved_of_padding_is_proved_again_before_each_epoch
-- last = EpochCheck(isolation.prove_again)
-+ last = EpochCheck(lambda: None)
+- last = own_callbacks.EpochCheck(isolation.prove_again)
++ last = own_callbacks.EpochCheck(lambda: None)
 # a loss that counts the padding of large clients | federated/preparation.py
 federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
 - missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
@@ -462,15 +462,15 @@ models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_
 # layers that draw may heed how many rows were drawn | training/traced_model.py
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
 -             with self._watching(record):
--                 y_pred = call_model(self.model, x, training=True)
+-                 y_pred = gradients.call_model(self.model, x, training=True)
 -             if self.loss
 +             with self._watching(record):
-+                 y_pred = call_model(self.model, x, training=self.draws is None)
++                 y_pred = gradients.call_model(self.model, x, training=self.draws is None)
 +             if self.loss
 # what is loaded within an epoch not counted towards the target | training/base.py
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on
-- [c.count_again for c in ours if isinstance(c, PrivacyCallback)]
-+ []
+- c.count_again for c in ours if isinstance(c, own_callbacks.PrivacyCallback)
++ c.count_again for c in ()
 # processes that were forked off count as one run | optimizers/accounted_optimizer.py
 soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_goes_on_under_another_identity
 -             self._ledger.renew_identity()

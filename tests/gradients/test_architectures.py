@@ -6,19 +6,9 @@ import pytest
 
 from keras_adaclip.clipping import FixedClipping
 from tests import oracles
+from tests.gradients import support
 from tests.gradients.architectures import ARCHITECTURES, case
 from tests.gradients.configurations import TABLES
-from tests.gradients.support import (
-    LOOPED,
-    assert_close,
-    built,
-    check_against_rows,
-    plan_for,
-    row_gradients,
-    rules,
-    runner,
-    with_other_weights,
-)
 
 LOOPED_TOO = ["embedding_masked_mean", "inputs_and_outputs"]
 
@@ -28,9 +18,9 @@ LOOPED_TOO = ["embedding_masked_mean", "inputs_and_outputs"]
 )
 def test_clipped_sums_are_those_of_plain_gradients(name, is_looped):
     architecture, model, x, y = case(name)
-    plan = LOOPED if is_looped else plan_for(model, x, y)
-    assert is_looped or sorted(rules(plan)) == sorted(architecture.rules), plan.describe()
-    check_against_rows(model, x, y, plan)
+    plan = support.LOOPED if is_looped else support.plan_for(model, x, y)
+    assert is_looped or sorted(support.rules(plan)) == sorted(architecture.rules), plan.describe()
+    support.check_against_rows(model, x, y, plan)
 
 
 @pytest.mark.filterwarnings("ignore:.*You passed `rms_scaling=True`, which is deprecated")
@@ -40,19 +30,19 @@ def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
     if keras.backend.backend() in table.not_on:
         pytest.skip("the backend cannot run these layers on a CPU")
     x, y = table.data(rows=3)
-    model = with_other_weights(built(table.model(), x, y))
-    plan = plan_for(model, x, y)
-    assert dict(zip(plan.describe(), rules(plan), strict=True)) == table.rules
+    model = support.with_other_weights(support.built(table.model(), x, y))
+    plan = support.plan_for(model, x, y)
+    assert dict(zip(plan.describe(), support.rules(plan), strict=True)) == table.rules
 
-    expected = row_gradients(model, x, y)
+    expected = support.row_gradients(model, x, y)
     norms = [oracles.gradient_norms([gradients]) for gradients in expected]
     floor = 0.05 * np.max(norms)
     clip_norms = [float(max(np.median(of_variable), floor)) for of_variable in norms]
     clipping = FixedClipping(clip_norms, groups=lambda variable: variable.path)
-    found = runner(model, plan, clipping=clipping)(x, y)
+    found = support.runner(model, plan, clipping=clipping)(x, y)
     np.testing.assert_allclose(found.norms, np.stack(norms, axis=1), rtol=1e-5, atol=1e-5 * floor)
     sums = [
         oracles.clipped_sums([gradients], clip_norm)[0]
         for gradients, clip_norm in zip(expected, clip_norms, strict=True)
     ]
-    assert_close(found.gradients, sums)
+    support.assert_close(found.gradients, sums)

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_adaclip.gradients import (
-    BatchGradients,
-    GroupedOuterProduct,
-    Lookup,
-    Materialized,
-    OuterProduct,
-)
+from keras_adaclip import gradients
 from keras_adaclip.gradients.forms import combined
 from tests.gradients.support import numpy
 
@@ -32,14 +26,14 @@ def forms(second=1.0):
 
     ids = ops.convert_to_tensor(np.array([[1, 1, 4, 0], [2, 3, 2, 2], [0, -1, 4, 4]]))
     return {
-        "written out": Materialized(rows(2, 5)),
-        "single numbers": Materialized(ops.convert_to_tensor(rows())),
-        "one position": OuterProduct(rows(1, 4), rows(1, 2, seed=1), (4, 2)),
-        "few positions": OuterProduct(rows(2, 8), rows(2, 9, seed=1), (8, 9)),
-        "many positions": OuterProduct(rows(7, 2), rows(7, 3, seed=1), (2, 3)),
-        "lookups": Lookup(ids, rows(4, 2), (5, 2)),
-        "groups": GroupedOuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
-        "groups of few positions": GroupedOuterProduct(
+        "written out": gradients.Materialized(rows(2, 5)),
+        "single numbers": gradients.Materialized(ops.convert_to_tensor(rows())),
+        "one position": gradients.OuterProduct(rows(1, 4), rows(1, 2, seed=1), (4, 2)),
+        "few positions": gradients.OuterProduct(rows(2, 8), rows(2, 9, seed=1), (8, 9)),
+        "many positions": gradients.OuterProduct(rows(7, 2), rows(7, 3, seed=1), (2, 3)),
+        "lookups": gradients.Lookup(ids, rows(4, 2), (5, 2)),
+        "groups": gradients.GroupedOuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
+        "groups of few positions": gradients.GroupedOuterProduct(
             rows(2, 2, 8), rows(2, 2, 9, seed=1), (4, 3, 6, 2), (2, 4, 2, 3, 3), (1, 3, 4, 2, 0)
         ),
     }
@@ -91,8 +85,10 @@ def test_what_is_not_finite_stays_out_of_the_sum(name):
 )
 def test_several_uses_add_up_before_the_norm(name, other):
     others = {
-        "many positions of its shape": OuterProduct(array(3, 7, 4), array(3, 7, 2), (4, 2)),
-        "written out in its shape": Materialized(array(3, 2, 3)),
+        "many positions of its shape": gradients.OuterProduct(
+            array(3, 7, 4), array(3, 7, 2), (4, 2)
+        ),
+        "written out in its shape": gradients.Materialized(array(3, 2, 3)),
     }
     parts = [forms()[name], {**forms(second=3.0), **others}[other]]
     values = sum(map(written_out, parts))
@@ -106,7 +102,7 @@ def test_several_uses_add_up_before_the_norm(name, other):
 def test_underflow_never_makes_a_norm_too_small(positions, sizes):
     """The square of 1e-23 is zero in float32, its product with 1e18 is not."""
     factors = [np.full((1, positions, 16), size, np.float32) for size in sizes]
-    form = OuterProduct(*factors, (16, 16))
+    form = gradients.OuterProduct(*factors, (16, 16))
     norm = np.sqrt(numpy(form.squared_norms())[0])
     assert 0 < np.linalg.norm(weighted_sum(form, [1.0])) <= norm
 
@@ -115,7 +111,7 @@ def test_underflow_never_makes_a_norm_too_small(positions, sizes):
 def test_an_example_with_an_id_outside_the_table_contributes_nothing(wrong):
     """Backends clamp such an id, drop it or fail. Norm and sum must not do different things."""
     ids = ops.convert_to_tensor(np.array([[0, wrong], [1, 1]], np.int32))
-    form = Lookup(ids, array(2, 2, 3), (5, 3))
+    form = gradients.Lookup(ids, array(2, 2, 3), (5, 3))
     np.testing.assert_array_equal(np.isnan(numpy(form.squared_norms())), [True, False])
     found = weighted_sum(form, [0.0, 1.0], [False, True])
     np.testing.assert_allclose(found, written_out(form)[1], rtol=1e-5)
@@ -127,7 +123,7 @@ def test_an_example_with_an_id_outside_the_table_contributes_nothing(wrong):
 def in_coordinates(part, centre, scale, num_rows=3):
     variable = SimpleNamespace(shape=centre.shape)
     pairs = [(ops.convert_to_tensor(centre), ops.convert_to_tensor(scale))]
-    return BatchGradients([variable], [part], num_rows).in_coordinates(pairs).parts[0]
+    return gradients.BatchGradients([variable], [part], num_rows).in_coordinates(pairs).parts[0]
 
 
 @pytest.mark.parametrize("name", [*forms(), "unused"])
@@ -154,7 +150,7 @@ def test_no_contribution_beside_the_centre_exceeds_its_bound(seed, distance, siz
     gradient = inputs[0, 0, :, None].astype(np.float64) * cotangents[0, 0]
     centre = (gradient * (1.0 + distance * rng.normal(size=gradient.shape))).astype("float32")
     scales = (scale * np.exp(rng.normal(size=gradient.shape))).astype("float32")
-    form = in_coordinates(OuterProduct(inputs, cotangents, (40, 30)), centre, scales, 1)
+    form = in_coordinates(gradients.OuterProduct(inputs, cotangents, (40, 30)), centre, scales, 1)
     norm = np.sqrt(numpy(form.squared_norms()))
     found = weighted_sum(form, 1.0 / np.maximum(1.0, norm))
     assert np.linalg.norm(found.astype(np.float64)) <= 1.0 + 1e-4
@@ -171,7 +167,7 @@ def test_one_more_unit_beside_a_far_centre_adds_its_bound_at_most(size):
 
     def total(count):
         repeated = (np.repeat(value, count, axis=0) for value in (inputs, cotangents))
-        part = in_coordinates(OuterProduct(*repeated, (4, 2)), centre, scale, count)
+        part = in_coordinates(gradients.OuterProduct(*repeated, (4, 2)), centre, scale, count)
         norms = np.sqrt(numpy(part.squared_norms()))
         return weighted_sum(part, 1.0 / np.maximum(1.0, norms)).astype(np.float64)
 

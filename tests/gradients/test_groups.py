@@ -9,15 +9,7 @@ import keras_adaclip as ka
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients import BatchGradients, clipped_contributions
 from tests import oracles
-from tests.gradients.support import (
-    LOOPED,
-    assert_close,
-    built,
-    plan_for,
-    row_gradients,
-    runner,
-    tensors,
-)
+from tests.gradients import support
 
 ROWS = 5
 
@@ -43,8 +35,8 @@ def case():
     stack = [layers.Conv2D(3, 3, activation="tanh", name="conv"), layers.Flatten()]
     stack += [layers.Dense(4, activation="tanh", name="hidden"), layers.Dense(3, name="logits")]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = built(keras.Sequential([keras.Input(x.shape[1:]), *stack]), x, y, loss=loss)
-    return model, x, y, row_gradients(model, x, y)
+    model = support.built(keras.Sequential([keras.Input(x.shape[1:]), *stack]), x, y, loss=loss)
+    return model, x, y, support.row_gradients(model, x, y)
 
 
 def by_group(gradients, assignment):
@@ -65,9 +57,11 @@ def test_each_part_is_clipped_to_its_own_norm(case, name, is_looped):
     # Some units of each group are clipped and some are not.
     clip_norms = [float(np.median(each)) for each in norms]
     clipping = ka.clipping.FixedClipping(clip_norms, groups=groups)
-    found = runner(model, LOOPED if is_looped else plan_for(model, x, y), clipping=clipping)(x, y)
+    found = support.runner(
+        model, support.LOOPED if is_looped else support.plan_for(model, x, y), clipping=clipping
+    )(x, y)
     sums = [iter(each) for each in map(oracles.clipped_sums, parts, clip_norms)]
-    assert_close(found.gradients, [next(sums[number]) for number in assignment])
+    support.assert_close(found.gradients, [next(sums[number]) for number in assignment])
     np.testing.assert_allclose(found.norms.reshape(ROWS, -1), np.stack(norms, axis=1), rtol=1e-4)
 
 
@@ -83,7 +77,7 @@ def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
     parts = [ka.gradients.Materialized(values[:, :1]), ka.gradients.Materialized(values[:, 1:])]
     clipping = ka.clipping.FixedClipping([1.0, 1.0], groups=lambda variable: variable.name)
     groups = ka.clipping.ParameterGroups.of(clipping.groups, variables)
-    state = tensors(clipping.initial_state(groups))
+    state = support.tensors(clipping.initial_state(groups))
     gradients, current = BatchGradients(variables, parts, 3), Clipper(clipping, groups, state)
     sums, norms, finite, _ = clipped_contributions(gradients, ops.ones((3,), "bool"), current)
     np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])

@@ -9,16 +9,8 @@ import keras_adaclip as ka
 from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
 from keras_adaclip.gradients.layers import rule, rule_for
 from tests import oracles
+from tests.gradients import support
 from tests.gradients.architectures import functional, stack
-from tests.gradients.support import (
-    assert_close,
-    built,
-    check_against_rows,
-    numpy,
-    plan_for,
-    row_gradients,
-    rules,
-)
 
 
 class Mixing(layers.Layer):
@@ -56,10 +48,10 @@ def registry(monkeypatch):
 def test_a_registered_rule_is_used_and_exact():
     ka.gradients.register(Mixing)(MixingRule)
     x = np.random.default_rng(0).normal(size=(3, 4, 3)).astype("float32")
-    model = built(stack(Mixing(3.0), layers.Dense(1), shape=(4, 3)), x, x[:, :, :1])
-    plan = plan_for(model, x, x[:, :, :1])
-    assert rules(plan) == ["Mixing", "Dense"]
-    check_against_rows(model, x, x[:, :, :1], plan)
+    model = support.built(stack(Mixing(3.0), layers.Dense(1), shape=(4, 3)), x, x[:, :, :1])
+    plan = support.plan_for(model, x, x[:, :, :1])
+    assert support.rules(plan) == ["Mixing", "Dense"]
+    support.check_against_rows(model, x, x[:, :, :1], plan)
 
 
 @pytest.mark.usefixtures("registry")
@@ -114,9 +106,9 @@ def test_sizes_that_are_known_only_when_the_step_runs():
 
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=size).astype("float32") for size in ((3, 9, 4), (3, 2)))
-    model = built(functional((None, 4), call), x, y)
-    plan = plan_for(model, x, y)
-    assert "general" not in rules(plan)
+    model = support.built(functional((None, 4), call), x, y)
+    plan = support.plan_for(model, x, y)
+    assert "general" not in support.rules(plan)
     clipping = FixedClipping(0.5)
     groups = ParameterGroups.of("flat", model.trainable_variables)
     current = Clipper(clipping, groups, clipping.initial_state(groups))
@@ -128,7 +120,7 @@ def test_sizes_that_are_known_only_when_the_step_runs():
         return total.gradients, observed.norms[:, 0]
 
     for length in (9, 6):
-        expected = row_gradients(model, x[:, :length], y)
-        gradients, norms = numpy(step(x[:, :length], y))
+        expected = support.row_gradients(model, x[:, :length], y)
+        gradients, norms = support.numpy(step(x[:, :length], y))
         np.testing.assert_allclose(norms, oracles.gradient_norms(expected), rtol=1e-5)
-        assert_close(gradients, oracles.clipped_sums(expected, 0.5))
+        support.assert_close(gradients, oracles.clipped_sums(expected, 0.5))

@@ -7,16 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_adaclip as ka
-from tests.integrations.support import (
-    LOSS,
-    NUM_CLIENTS,
-    SHAPES,
-    SPECS,
-    compiled,
-    population,
-    stack,
-    weights,
-)
+from tests.integrations import support
 
 queries = ka.integrations.tensorflow_privacy
 DELTA = 1e-2
@@ -27,8 +18,8 @@ def sums():
 
 
 def trained(query, **options):
-    model = compiled(query)
-    model.fit(population(), 4, epochs=1, verbose=0, **options)
+    model = support.compiled(query)
+    model.fit(support.population(), 4, epochs=1, verbose=0, **options)
     return model
 
 
@@ -40,24 +31,24 @@ def quantile():
 @keras.saving.register_keras_serializable(package="tests")
 def tree():
     return queries.RestartQuery(
-        queries.TreeResidualSumQuery.build_l2_gaussian_query(0.5, 4.0, SPECS),
+        queries.TreeResidualSumQuery.build_l2_gaussian_query(0.5, 4.0, support.SPECS),
         queries.PeriodicRoundRestartIndicator(5),
     )
 
 
 @pytest.mark.parametrize(("make", "sampling"), [(quantile, "poisson"), (tree, "shuffle")])
 def test_a_loaded_model_goes_on_with_norm_state_and_ledger(make, sampling, tmp_path):
-    model = compiled(make, server=keras.optimizers.SGD(0.5, momentum=0.9))
-    model.fit(population(), 4, epochs=2, verbose=0, sampling=sampling)
+    model = support.compiled(make, server=keras.optimizers.SGD(0.5, momentum=0.9))
+    model.fit(support.population(), 4, epochs=2, verbose=0, sampling=sampling)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.query_metrics == model.optimizer.query_metrics
     assert loaded.privacy_ledger == model.privacy_ledger
-    np.testing.assert_array_equal(weights(loaded), weights(model))
+    np.testing.assert_array_equal(support.weights(loaded), support.weights(model))
     for one in (model, loaded):
-        one.fit(population(), 4, epochs=2, verbose=0, sampling=sampling)
+        one.fit(support.population(), 4, epochs=2, verbose=0, sampling=sampling)
     assert loaded.privacy_spent(DELTA).epsilon == model.privacy_spent(DELTA).epsilon
-    assert loaded.privacy_ledger.steps == 4 * NUM_CLIENTS // 4
+    assert loaded.privacy_ledger.steps == 4 * support.NUM_CLIENTS // 4
     (row,) = loaded.privacy_ledger
     assert row.releases == (4 if sampling == "shuffle" else row.steps)
 
@@ -82,8 +73,8 @@ def test_a_query_that_no_function_made_is_compiled_anew(tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     assert loaded.privacy_spent(DELTA) == model.privacy_spent(DELTA)
-    loaded.compile(optimizer=queries.QueryOptimizer("sgd", quantile()), loss=LOSS)
-    loaded.fit(population(), 4, epochs=1, verbose=0)
+    loaded.compile(optimizer=queries.QueryOptimizer("sgd", quantile()), loss=support.LOSS)
+    loaded.fit(support.population(), 4, epochs=1, verbose=0)
     assert loaded.privacy_ledger.steps == 2 * model.privacy_ledger.steps
 
 
@@ -103,11 +94,11 @@ def test_a_config_of_version_0_1_is_read():
 
 
 def cumulative():
-    return queries.TreeCumulativeSumQuery.build_l2_gaussian_query(1.0, 1.0, SPECS)
+    return queries.TreeCumulativeSumQuery.build_l2_gaussian_query(1.0, 1.0, support.SPECS)
 
 
 def adaptive_tree():
-    return queries.QAdaClipTreeResSumQuery(0.3, 4.0, SPECS, 0.5, 0.4, 3.0, 4)
+    return queries.QAdaClipTreeResSumQuery(0.3, 4.0, support.SPECS, 0.5, 0.4, 3.0, 4)
 
 
 def nested():
@@ -133,19 +124,19 @@ def test_settings_that_do_not_go_with_a_query():
     options = {"jit_compile": True, "cohort_noise_size": 100, "client_weighting": weighting}
     for name, value in options.items():
         with pytest.raises(ValueError, match=f"`{name}` does not go with"):
-            compiled(sums(), **{name: value})
+            support.compiled(sums(), **{name: value})
 
 
 def test_only_rounds_of_a_federated_model_are_taken():
     optimizer = queries.QueryOptimizer("sgd", sums())
     with pytest.raises(ValueError, match="DPOptimizer"):
-        ka.PrivateSequential(stack()).compile(optimizer=optimizer, loss=LOSS)
-    plain = keras.Sequential(stack())
-    plain.compile(optimizer=optimizer, loss=LOSS)
+        ka.PrivateSequential(support.stack()).compile(optimizer=optimizer, loss=support.LOSS)
+    plain = keras.Sequential(support.stack())
+    plain.compile(optimizer=optimizer, loss=support.LOSS)
     with pytest.raises(ValueError, match="FederatedModel"):
-        plain.fit(*population().all_examples(), verbose=0)
+        plain.fit(*support.population().all_examples(), verbose=0)
     model = trained(sums())
-    gradients = [tf.zeros(shape) for shape in SHAPES]
+    gradients = [tf.zeros(shape) for shape in support.SHAPES]
     with pytest.raises(ValueError, match="plain gradients"):
         model.optimizer.apply(gradients, model.trainable_variables)
     with pytest.raises(AttributeError):
@@ -158,8 +149,8 @@ def test_results_unlike_a_record_are_refused():
             result, state, event = super().get_noised_result(sample_state, global_state)
             return result[0], state, event
 
-    model = compiled(First(1.0, 1.0))
-    before = weights(model)
+    model = support.compiled(First(1.0, 1.0))
+    before = support.weights(model)
     with pytest.raises(ValueError, match="like a record"):
-        model.fit(population(), 4, epochs=1, verbose=0)
-    np.testing.assert_array_equal(weights(model), before)
+        model.fit(support.population(), 4, epochs=1, verbose=0)
+    np.testing.assert_array_equal(support.weights(model), before)

@@ -7,17 +7,7 @@ import tensorflow as tf
 
 import keras_adaclip as ka
 from tests.federated import oracle
-from tests.integrations.support import (
-    LOSS,
-    NUM_CLIENTS,
-    SHAPES,
-    SPECS,
-    arrays,
-    compiled,
-    population,
-    stack,
-    weights,
-)
+from tests.integrations import support
 
 queries = ka.integrations.tensorflow_privacy
 COHORT, ROUNDS = 6, 3
@@ -32,7 +22,7 @@ def sums(clip_norm=0.3):
 
 
 def tree():
-    return queries.TreeResidualSumQuery.build_l2_gaussian_query(0.3, 0.0, SPECS)
+    return queries.TreeResidualSumQuery.build_l2_gaussian_query(0.3, 0.0, support.SPECS)
 
 
 # Query, number of clients at a time, whether results are means.
@@ -53,7 +43,7 @@ NOISELESS = {
 def by_hand(query, state, found):
     """Return result and next state of one round."""
     parameters = query.derive_sample_params(state)
-    sample = query.initial_sample_state([tf.zeros(shape) for shape in SHAPES])
+    sample = query.initial_sample_state([tf.zeros(shape) for shape in support.SHAPES])
     for contribution in found:
         record = [tf.constant(part, tf.float32) for part in contribution]
         preprocessed = query.preprocess_record(parameters, record)
@@ -67,11 +57,11 @@ def by_hand(query, state, found):
 def test_rounds_are_those_of_the_query_by_hand(name, monkeypatch):
     make, chunk, is_mean = NOISELESS[name]
     recorded = oracle.record_batches(monkeypatch)
-    model = compiled(make(), server=keras.optimizers.SGD(0.7), chunk=chunk)
+    model = support.compiled(make(), server=keras.optimizers.SGD(0.7), chunk=chunk)
     expected = oracle.arrays(model.trainable_variables)
-    model.fit(population(), COHORT, epochs=1, steps_per_epoch=ROUNDS, verbose=0)
-    plain, query = keras.Sequential(stack()), make()
-    plain.compile(loss=LOSS)
+    model.fit(support.population(), COHORT, epochs=1, steps_per_epoch=ROUNDS, verbose=0)
+    plain, query = keras.Sequential(support.stack()), make()
+    plain.compile(loss=support.LOSS)
     state = query.initial_global_state()
     for batch in recorded[:ROUNDS]:
         found = oracle.contributions(plain, keras.optimizers.SGD(0.5), expected, batch)
@@ -88,18 +78,18 @@ def test_rounds_are_those_of_the_query_by_hand(name, monkeypatch):
 def test_all_data_of_one_client_move_its_own_bounded_contribution(change):
     found, norms = [], []
     for changed in (False, True):
-        x, y, ids = arrays()
+        x, y, ids = support.arrays()
         if changed:
             x[ids == 3] = change
-        model = compiled(quantile())
-        before = weights(model)
+        model = support.compiled(quantile())
+        before = support.weights(model)
         # Everyone takes part, so that the two differ by this client alone.
         clients = ka.federated.ClientData.from_arrays(x, y, ids)
-        model.fit(clients, NUM_CLIENTS, epochs=1, verbose=0)
-        assert np.all(np.isfinite(weights(model)))
-        found.append(weights(model) - before)
+        model.fit(clients, support.NUM_CLIENTS, epochs=1, verbose=0)
+        assert np.all(np.isfinite(support.weights(model)))
+        found.append(support.weights(model) - before)
         norms.append(model.optimizer.clip_norm)
-    moved = NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
+    moved = support.NUM_CLIENTS * np.linalg.norm(found[1] - found[0])
     # Replaced: twice the norm. A client that is not finite adds zeros: once.
     assert 1e-4 < moved <= 0.2 * (1.0 if np.isnan(change) else 2.0) * (1 + 1e-4)
     # One bit of twelve, by the learning rate of the norm, over the expected six.
@@ -112,33 +102,33 @@ def test_a_client_without_examples_abstains(sampling, chunk):
     """The query pays for half a vote: a client that is emptied must not move a whole one."""
     norms, moved = [], []
     for is_emptied in (False, True):
-        x, y, ids = arrays()
+        x, y, ids = support.arrays()
         x[ids == 3] *= 1e3
         kept = ids != 3 if is_emptied else np.full(len(ids), True)
         parts = (x[kept], y[kept], ids[kept])
-        clients = ka.federated.ClientData.from_arrays(*parts, population=range(NUM_CLIENTS))
-        model = compiled(quantile(expected=NUM_CLIENTS), chunk=chunk)
-        before = weights(model)
-        model.fit(clients, NUM_CLIENTS, epochs=1, verbose=0, sampling=sampling)
+        clients = ka.federated.ClientData.from_arrays(*parts, population=range(support.NUM_CLIENTS))
+        model = support.compiled(quantile(expected=support.NUM_CLIENTS), chunk=chunk)
+        before = support.weights(model)
+        model.fit(clients, support.NUM_CLIENTS, epochs=1, verbose=0, sampling=sampling)
         norms.append(model.optimizer.clip_norm)
-        moved.append(NUM_CLIENTS * (weights(model) - before))
+        moved.append(support.NUM_CLIENTS * (support.weights(model) - before))
     assert 0.1 < np.linalg.norm(moved[1] - moved[0]) <= 0.2 * (1 + 1e-4)
-    half_a_vote = 0.5 * 0.4 / NUM_CLIENTS
+    half_a_vote = 0.5 * 0.4 / support.NUM_CLIENTS
     assert abs(np.log(norms[1] / norms[0])) == pytest.approx(half_a_vote, rel=1e-3)
 
 
 def test_no_client_at_all_is_a_round_of_noise(monkeypatch):
     oracle.draw_nobody(monkeypatch)
-    model = compiled(queries.GaussianSumQuery(1.0, 2.0))
-    before = weights(model)
-    model.fit(population(), COHORT, epochs=1, steps_per_epoch=1, verbose=0)
-    assert np.all(weights(model) != before)
+    model = support.compiled(queries.GaussianSumQuery(1.0, 2.0))
+    before = support.weights(model)
+    model.fit(support.population(), COHORT, epochs=1, steps_per_epoch=1, verbose=0)
+    assert np.all(support.weights(model) != before)
 
 
 def test_callbacks_read_norm_and_epsilon():
-    model = compiled(quantile(1.0, 2.0))
+    model = support.compiled(quantile(1.0, 2.0))
     callbacks = [ka.callbacks.ClippingMonitor(), ka.callbacks.PrivacyCallback(delta=1e-2)]
-    logs = model.fit(population(), COHORT, epochs=2, verbose=0, callbacks=callbacks).history
+    logs = model.fit(support.population(), COHORT, epochs=2, verbose=0, callbacks=callbacks).history
     assert logs["clip_norm"][-1] == pytest.approx(model.optimizer.clip_norm)
     assert logs["epsilon"][-1] == model.privacy_spent(1e-2).epsilon
     assert "QuantileAdaptiveClipSumQuery" in str(model.privacy_report(1e-2, group_sizes=()))

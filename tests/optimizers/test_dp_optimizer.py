@@ -23,9 +23,6 @@ def around(inner, noise_multiplier=0.0, clipping=10.0, **options):
     return DPOptimizer(inner, clipping, noise_multiplier=noise_multiplier, **options)
 
 
-# Arguments
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -48,9 +45,6 @@ def test_arguments_out_of_range(arguments, error, message):
 def test_a_noise_multiplier_that_is_set_is_checked():
     with pytest.raises(ValueError, match="`noise_multiplier` must not be negative"):
         dp_sgd().noise_multiplier = -1.0
-
-
-# Config and saving
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -87,9 +81,6 @@ def test_a_config_from_another_backend_makes_the_inner_optimizer_of_this_one():
     assert type(again.inner_optimizer) is type(keras.optimizers.Adam(0.5))
 
 
-# Delegation
-
-
 def test_learning_rate_is_the_inner_ones_and_can_be_set():
     inner = keras.optimizers.SGD(0.5)
     optimizer = around(inner)
@@ -121,9 +112,6 @@ def test_any_keras_optimizer_serves(inner):
     model = train(line_model(around(inner, 0.1)), 2)
     assert np.isfinite(flat_weights(model)).all()
     assert int(model.optimizer.iterations) == model.optimizer.ledger.steps == 2
-
-
-# Read-outs and seeds
 
 
 def test_read_outs_before_and_after_training():
@@ -172,9 +160,6 @@ def test_a_ledger_that_was_overwritten_is_said_to_be():
         variable.assign(np.zeros(variable.shape))
     with pytest.raises(RuntimeError, match="something outside of this package has assigned"):
         model.privacy_spent(1e-3)
-
-
-# Strategies of users' own
 
 
 class Unpaid(ka.clipping.FixedClipping):

@@ -77,9 +77,6 @@ def test_the_counter_is_right_where_a_release_lasts_as_long_as_integers_reach():
     assert ledger.current_row() == row.advance(3)
 
 
-# Whose steps they are
-
-
 def test_an_empty_run_and_an_earlier_state_add_nothing():
     ledger = ran(3)
     earlier = ledger.run
@@ -131,9 +128,6 @@ def test_no_sequence_of_loading_lowers_a_ledger_or_misses_a_step(data):
         assert ledger.read().steps >= len(past[number])
 
 
-# A full table
-
-
 def test_more_mechanisms_than_rows_are_merged_and_no_step_is_lost():
     """A noise schedule leaves hundreds of mechanisms; below `MAX_ROWS` they are held exactly."""
     rows = [fresh_row(noise_multiplier=0.5 + n / 32).advance(2) for n in range(MAX_ROWS - 3)]
@@ -146,9 +140,6 @@ def test_more_mechanisms_than_rows_are_merged_and_no_step_is_lost():
         assert read.steps == 2 * (number + 1)
         assert len(read) == min(number + 1, MAX_ROWS)
         assert read.rows[-1].noise_multiplier == np.float32(0.5 + number / 32)
-
-
-# Saving
 
 
 def test_a_run_is_read_back_from_the_saved_arrays_and_refused_from_others():

@@ -145,9 +145,6 @@ def test_a_search_without_anything_to_show():
         ka.plots.search(SimpleNamespace(privacy_spent=None))
 
 
-# Quantile tracking
-
-
 def test_the_noised_share_and_its_target():
     logs = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
     norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=logs), 0.7).axes
@@ -155,9 +152,6 @@ def test_the_noised_share_and_its_target():
     assert drawn(shares) == {"noised, last step": [0.2, 0.6, 1.1], "target: 0.7": [0.7, 0.7]}
     # Noise may take the share beyond one, and the axis follows.
     assert shares.get_ylim() == pytest.approx((0.0, 1.15))
-
-
-# Epsilon over delta and over the epochs of a ledger
 
 
 def row(steps, noise_multiplier=1.0, sampling=Sampling.POISSON, batch_size=100):
@@ -223,9 +217,6 @@ def test_a_model_and_the_delta_of_its_number_of_examples():
 def test_what_has_no_curve(ledger, words):
     with pytest.raises(ValueError, match=words):
         ka.plots.privacy_curve(ledger)
-
-
-# Clipping norms of several methods
 
 
 def run(*norms, steps=None):

@@ -9,23 +9,13 @@ import pytest
 import keras_adaclip as ka
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers import Run
-from tests.soundness.setups import (
-    dp_sgd,
-    key_of,
-    line_data,
-    line_model,
-    pure_noise_data,
-    pure_noise_model,
-    recorded_fit,
-    spread,
-    steps_and_noise,
-)
+from tests.soundness import setups
 
 DELTA = 1e-5
 
 
 def train(model, num_steps, batch_size=5):
-    x, y = line_data([1.0] * 50)
+    x, y = setups.line_data([1.0] * 50)
     model.fit(x, y, batch_size=batch_size, steps_per_epoch=num_steps, verbose=0)
     return model
 
@@ -50,24 +40,24 @@ def momentum():
 
 
 def test_compiling_again_carries_what_layers_that_are_gone_have_spent():
-    model = train(line_model(dp_sgd()), 3)
+    model = train(setups.line_model(setups.dp_sgd()), 3)
     model.pop()
     model.add(keras.layers.Dense(1))
-    model.compile(optimizer=dp_sgd(), loss="mse")
+    model.compile(optimizer=setups.dp_sgd(), loss="mse")
     assert steps(model) == 3
     assert steps(train(model, 2)) == 5
 
 
 def test_compiling_again_and_back_counts_every_step_once():
-    first, second = dp_sgd(), dp_sgd(noise_multiplier=2.0)
-    model = train(line_model(first), 3)
+    first, second = setups.dp_sgd(), setups.dp_sgd(noise_multiplier=2.0)
+    model = train(setups.line_model(first), 3)
     for optimizer, expected in ((second, (3, 2)), (first, (5, 2)), (second, (5, 4))):
         before = model.privacy_spent(DELTA).epsilon
         model.compile(optimizer=optimizer, loss="mse")
         assert model.privacy_spent(DELTA).epsilon == before
         train(model, 2)
         assert model.privacy_spent(DELTA).epsilon > before
-        assert dict(steps_and_noise(model)) == {1.0: expected[0], 2.0: expected[1]}
+        assert dict(setups.steps_and_noise(model)) == {1.0: expected[0], 2.0: expected[1]}
 
 
 def test_a_file_that_claims_to_hold_another_run_loses_no_steps():
@@ -80,7 +70,7 @@ def test_a_file_that_claims_to_hold_another_run_loses_no_steps():
 
 
 def test_loading_an_older_state_does_not_lower_the_ledger():
-    model = train(line_model(dp_sgd()), 2)
+    model = train(setups.line_model(setups.dp_sgd()), 2)
     store = stored(model.optimizer)
     train(model, 3)
     before = model.privacy_spent(DELTA).epsilon
@@ -94,8 +84,8 @@ def test_loading_an_older_state_does_not_lower_the_ledger():
 
 def test_two_processes_that_go_on_from_one_checkpoint_are_added_up():
     """Both have 5 steps, and 2 of them in common: at least 8 are on the data."""
-    model = train(line_model(dp_sgd()), 2)
-    other = line_model(dp_sgd())
+    model = train(setups.line_model(setups.dp_sgd()), 2)
+    other = setups.line_model(setups.dp_sgd())
     other.optimizer.build(other.trainable_variables)
     other.optimizer.load_own_variables(stored(model.optimizer))
     train(model, 3)
@@ -111,39 +101,42 @@ def test_two_processes_that_go_on_from_one_checkpoint_are_added_up():
 
 def test_a_state_loaded_in_between_does_not_change_what_runs_and_is_counted():
     """As `BackupAndRestore` does: it loads when `fit` has already set up noise and ledger."""
-    saved = pure_noise_model(dp_sgd(1.0, 0.5))
-    recorded_fit(saved, *pure_noise_data(40), 4)
+    saved = setups.pure_noise_model(setups.dp_sgd(1.0, 0.5))
+    setups.recorded_fit(saved, *setups.pure_noise_data(40), 4)
     store = stored(saved.optimizer)
-    model = pure_noise_model(dp_sgd(1.0, 2.0))
+    model = setups.pure_noise_model(setups.dp_sgd(1.0, 2.0))
 
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             self.model.optimizer.load_own_variables(store)
 
-    x, y = pure_noise_data(40)
-    (update,) = recorded_fit(model, x, y, 10, callbacks=[Restore()]).updates
-    spread(update, 2.0 / 10)
+    x, y = setups.pure_noise_data(40)
+    (update,) = setups.recorded_fit(model, x, y, 10, callbacks=[Restore()]).updates
+    setups.spread(update, 2.0 / 10)
     assert {row.expected_batch_size for row in model.privacy_ledger} == {4, 10}
-    assert set(steps_and_noise(model)) == {(0.5, 1), (2.0, 1)}
+    assert set(setups.steps_and_noise(model)) == {(0.5, 1), (2.0, 1)}
 
 
 def test_loading_draws_a_fresh_key():
-    optimizer = dp_sgd(seed=1)
-    optimizer.build(line_model(optimizer).trainable_variables)
-    before = key_of(optimizer)
+    optimizer = setups.dp_sgd(seed=1)
+    optimizer.build(setups.line_model(optimizer).trainable_variables)
+    before = setups.key_of(optimizer)
     optimizer.load_own_variables(stored(optimizer))
-    assert key_of(optimizer) not in (before, bytes(8))
+    assert setups.key_of(optimizer) not in (before, bytes(8))
 
 
 @pytest.mark.parametrize(
     ("make_optimizer", "message"),
-    [(dp_sgd, r"holds \d+ variables, this optimizer has"), (momentum, "has shape .*, the saved")],
+    [
+        (setups.dp_sgd, r"holds \d+ variables, this optimizer has"),
+        (momentum, "has shape .*, the saved"),
+    ],
 )
 def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, message):
-    model = train(line_model(momentum()), 2)
+    model = train(setups.line_model(momentum()), 2)
     before = stored(model.optimizer)
     other = make_optimizer()
-    other.build(line_model(other, num_inputs=2).trainable_variables)
+    other.build(setups.line_model(other, num_inputs=2).trainable_variables)
     with pytest.raises(ValueError, match=message):
         model.optimizer.load_own_variables(stored(other))
     assert_stored(model.optimizer, before)
@@ -153,8 +146,8 @@ def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, me
 def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
     """Keras for JAX puts back the variables that it had before."""
     path = tmp_path / "model.weights.h5"
-    train(line_model(dp_sgd()), 30).save_weights(path)
-    model = line_model(dp_sgd())
+    train(setups.line_model(setups.dp_sgd()), 30).save_weights(path)
+    model = setups.line_model(setups.dp_sgd())
     model.optimizer.build(model.trainable_variables)
 
     def fail(*args):
@@ -166,7 +159,7 @@ def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
                 self.model.load_weights(path)
                 self.model.train_function = fail
 
-    x, y = line_data([1.0] * 50)
+    x, y = setups.line_data([1.0] * 50)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, batch_size=5, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[Load()])
     model.load_weights(path)
@@ -177,7 +170,7 @@ def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
 def test_weights_of_a_model_without_an_optimizer_leave_its_state_alone(tmp_path):
     path = tmp_path / "model.weights.h5"
     keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)]).save_weights(path)
-    model = train(line_model(dp_sgd()), 2)
+    model = train(setups.line_model(setups.dp_sgd()), 2)
     before = stored(model.optimizer)
     model.load_weights(path)
     assert_stored(model.optimizer, before)
@@ -186,7 +179,7 @@ def test_weights_of_a_model_without_an_optimizer_leave_its_state_alone(tmp_path)
 
 def test_the_weights_of_the_optimizer_cannot_be_set():
     with pytest.raises(NotImplementedError, match="hold its privacy ledger"):
-        dp_sgd().set_weights([])
+        setups.dp_sgd().set_weights([])
 
 
 def go_on_as(process, monkeypatch):
@@ -195,7 +188,7 @@ def go_on_as(process, monkeypatch):
 
 
 def test_a_process_that_was_forked_off_goes_on_under_another_identity(monkeypatch):
-    model = train(line_model(dp_sgd(seed=3)), 4)
+    model = train(setups.line_model(setups.dp_sgd(seed=3)), 4)
     before = model.optimizer.run
     go_on_as(-1, monkeypatch)
     ours = train(model, 3).optimizer.run
@@ -209,16 +202,16 @@ def test_a_process_that_was_forked_off_goes_on_under_another_identity(monkeypatc
 
 
 def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkeypatch):
-    model = line_model(dp_sgd(seed=3))
+    model = setups.line_model(setups.dp_sgd(seed=3))
     keys = []
 
     class Fork(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            keys.append(key_of(self.model.optimizer))
+            keys.append(setups.key_of(self.model.optimizer))
             if batch == 1:
                 go_on_as(-1, monkeypatch)
 
-    x, y = line_data([1.0] * 12)
+    x, y = setups.line_data([1.0] * 12)
     model.fit(x, y, batch_size=4, steps_per_epoch=4, verbose=0, callbacks=[Fork()])
     assert keys[0] == keys[1] != keys[2] == keys[3]
     # What is not known to be the other's counts as one's own: too much rather than too little.
@@ -230,7 +223,7 @@ def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkey
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_layers_that_are_quantized_carry_the_ledger_on(mode):
     """Without a bias nothing is left of the variables that were trained."""
-    model = train(line_model(dp_sgd()), 4)
+    model = train(setups.line_model(setups.dp_sgd()), 4)
     model.quantize(mode)
     inputs = keras.Input(model.input_shape[1:])
     layer = model.layers[-1]

@@ -9,42 +9,32 @@ import keras_adaclip as ka
 from keras_adaclip import noise
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.optimizers.noise_state import NoiseState
-from tests.soundness.setups import (
-    COMPILED,
-    NUM_DRAWS,
-    assert_all_different,
-    dp_sgd,
-    line_data,
-    line_model,
-    load,
-    pure_noise_data,
-    pure_noise_model,
-    recorded_fit,
-    without_xla,
-)
+from tests.soundness import setups
 
 
 def noise_of(model, num_steps=1):
     """The noise of each step on each of the two kernels, from one global seed."""
     keras.utils.set_random_seed(5)
-    updates = recorded_fit(model, *pure_noise_data(), 4, num_steps).updates
+    updates = setups.recorded_fit(model, *setups.pure_noise_data(), 4, num_steps).updates
     return [half for update in updates for half in np.split(update, 2)]
 
 
-@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.parametrize("mode", setups.COMPILED)
 @pytest.mark.parametrize("seed", [None, 11])
 def test_noise_never_repeats(mode, seed, tmp_path):
-    model = pure_noise_model(dp_sgd(seed=seed), **COMPILED[mode])
+    model = setups.pure_noise_model(setups.dp_sgd(seed=seed), **setups.COMPILED[mode])
     drawn = noise_of(model, 3)
     model.save(tmp_path / "model.keras")
     drawn += noise_of(model)  # another fit
-    model.compile(optimizer=dp_sgd(seed=seed), loss="mse", **without_xla(COMPILED[mode]))
+    model.compile(
+        optimizer=setups.dp_sgd(seed=seed), loss="mse", **setups.without_xla(setups.COMPILED[mode])
+    )
     drawn += noise_of(model, 2)  # compiled again
     loaded = keras.models.load_model(tmp_path / "model.keras")
     drawn += noise_of(loaded, 2)  # loaded in a state before some of these
     loaded.load_weights(tmp_path / "model.keras")
     drawn += noise_of(loaded)  # rewound
-    assert_all_different(drawn)
+    setups.assert_all_different(drawn)
 
 
 def test_the_key_is_what_the_operating_system_gives(monkeypatch):
@@ -53,27 +43,29 @@ def test_the_key_is_what_the_operating_system_gives(monkeypatch):
 
 
 def test_a_seed_makes_the_noise_repeatable_and_another_seed_does_not():
-    one, again, other = (noise_of(pure_noise_model(dp_sgd(seed=seed))) for seed in (3, 3, 4))
+    one, again, other = (
+        noise_of(setups.pure_noise_model(setups.dp_sgd(seed=seed))) for seed in (3, 3, 4)
+    )
     np.testing.assert_array_equal(one, again)
-    assert_all_different([*one, *other])
+    setups.assert_all_different([*one, *other])
 
 
 def test_sums_and_statistics_have_noise_of_their_own_and_augmentation_a_seed_of_each_step():
     """Equal noise on two releases would cancel out of their difference."""
     made = NoiseState(
         lambda name, value: keras.Variable(value, trainable=False, dtype=str(value.dtype)),
-        ParameterGroups.single([(NUM_DRAWS,)]),
+        ParameterGroups.single([(setups.NUM_DRAWS,)]),
         "global",
     )
     made.configure(1.0, 1.0, 1)
-    zeros, drawn, seeds = ops.zeros((NUM_DRAWS,), "float32"), [], set()
+    zeros, drawn, seeds = ops.zeros((setups.NUM_DRAWS,), "float32"), [], set()
     for _ in range(2):
         made.begin_draw()
         drawn += [made.noised_means([zeros], [1.0])[0], made.noised_statistics(zeros)]
         seed = ops.convert_to_numpy(made.augmentation_seed)
         assert seed.min() >= 0
         seeds |= set(seed.tolist())
-    assert_all_different([ops.convert_to_numpy(each) for each in drawn])
+    setups.assert_all_different([ops.convert_to_numpy(each) for each in drawn])
     assert len(seeds) == 4
     made.key.assign(made.key + 1)
     assert not seeds & set(ops.convert_to_numpy(made.augmentation_seed).tolist())
@@ -94,20 +86,20 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_every_fit_draws_other_rows(seed, drawn):
-    model = line_model(dp_sgd(seed=seed))
+    model = setups.line_model(setups.dp_sgd(seed=seed))
     for _ in range(3):
-        model.fit(*line_data([1.0] * 200), batch_size=50, epochs=1, verbose=0)
+        model.fit(*setups.line_data([1.0] * 200), batch_size=50, epochs=1, verbose=0)
     assert len(drawn) >= 12
     assert len(set(drawn)) == len(drawn)
 
 
 def test_two_runs_that_go_on_from_one_file_draw_different_rows(drawn, tmp_path):
     """Their ledgers add up as independent draws, with one seed too."""
-    model = line_model(dp_sgd(seed=3))
+    model = setups.line_model(setups.dp_sgd(seed=3))
     fit = {"batch_size": 50, "epochs": 1, "verbose": 0}
-    model.fit(*line_data([1.0] * 200), **fit)
+    model.fit(*setups.line_data([1.0] * 200), **fit)
     model.save(tmp_path / "model.keras")
-    for each in (model, load(tmp_path / "model.keras")):
-        each.fit(*line_data([1.0] * 200), **fit)
+    for each in (model, setups.load(tmp_path / "model.keras")):
+        each.fit(*setups.line_data([1.0] * 200), **fit)
     assert len(drawn) >= 12
     assert len(set(drawn)) == len(drawn)

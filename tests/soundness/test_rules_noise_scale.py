@@ -15,19 +15,7 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.optimizers import RunSettings
 from tests import oracles
-from tests.soundness.setups import (
-    COMPILED,
-    NUM_DRAWS,
-    dp_sgd,
-    fix_draws,
-    line_data,
-    line_model,
-    pure_noise_data,
-    pure_noise_model,
-    recorded_fit,
-    spread,
-    steps_and_noise,
-)
+from tests.soundness import setups
 
 BATCH_SIZE = 5
 COUNT_NOISE = 4.0
@@ -50,20 +38,22 @@ def noise_of_sums(total, num_groups):
     return (total**-2 - num_groups * (2.0 * COUNT_NOISE) ** -2) ** -0.5
 
 
-@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.parametrize("mode", setups.COMPILED)
 @pytest.mark.parametrize(
     ("strategy", "microbatch_size"), [("fixed", None), ("fixed", 2), ("quantile", 2)]
 )
 def test_the_noise_is_what_the_ledger_says(mode, strategy, microbatch_size):
     """`2 * NUM_DRAWS` draws; half a step's noise or twice it is 70 standard errors away."""
-    optimizer = dp_sgd(CLIPPING[strategy](), noise_multiplier=5.0, microbatch_size=microbatch_size)
-    model = pure_noise_model(optimizer, **COMPILED[mode])
-    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE, 2)
+    optimizer = setups.dp_sgd(
+        CLIPPING[strategy](), noise_multiplier=5.0, microbatch_size=microbatch_size
+    )
+    model = setups.pure_noise_model(optimizer, **setups.COMPILED[mode])
+    recorder = setups.recorded_fit(model, *setups.pure_noise_data(15), BATCH_SIZE, 2)
     (row,) = optimizer.ledger
     assert row.sampling_probability == 1 / 3
     of_sum = noise_of_sums(row.noise_multiplier, 1 if strategy == "quantile" else 0)
-    assert recorder.updates.size == 2 * NUM_DRAWS
-    spread(recorder.updates, of_sum * 0.7 / row.expected_batch_size)
+    assert recorder.updates.size == 2 * setups.NUM_DRAWS
+    setups.spread(recorder.updates, of_sum * 0.7 / row.expected_batch_size)
     assert stats.kstest(recorder.updates.ravel() / np.std(recorder.updates), "norm").pvalue > 1e-6
 
 
@@ -94,7 +84,7 @@ FURTHER = {
         ("quantile", "per_layer", "optimal"),
     ],
 )
-@pytest.mark.parametrize("mode", COMPILED)
+@pytest.mark.parametrize("mode", setups.COMPILED)
 @pytest.mark.filterwarnings("ignore:The statistics of `.*` take much")
 def test_the_noise_of_each_group_is_what_the_ledger_says(mode, strategy, groups, allocation):
     """One or two steps, each with the thresholds from before it: 10,000 draws at least."""
@@ -103,38 +93,40 @@ def test_the_noise_of_each_group_is_what_the_ledger_says(mode, strategy, groups,
     of_sum = noise_of_sums(5.0, num_groups if has_statistics else 0)
     # Noise makes the mean of no norms at all negative or not, and the next threshold tiny or not.
     num_steps = 1 if strategy == "mean" else 2
-    optimizer = dp_sgd(FURTHER[strategy](groups=groups, noise_allocation=allocation), 5.0)
-    model = pure_noise_model(optimizer, **COMPILED[mode])
-    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE, num_steps)
-    assert steps_and_noise(model) == [(5.0, num_steps)]
+    optimizer = setups.dp_sgd(FURTHER[strategy](groups=groups, noise_allocation=allocation), 5.0)
+    model = setups.pure_noise_model(optimizer, **setups.COMPILED[mode])
+    recorder = setups.recorded_fit(model, *setups.pure_noise_data(15), BATCH_SIZE, num_steps)
+    assert setups.steps_and_noise(model) == [(5.0, num_steps)]
     for update, clip_norms in zip(recorder.updates, recorder.clip_norms, strict=False):
-        clip_norms, sizes = np.atleast_1d(clip_norms), [NUM_DRAWS / num_groups] * num_groups
+        clip_norms, sizes = np.atleast_1d(clip_norms), [setups.NUM_DRAWS / num_groups] * num_groups
         stddevs = oracles.group_stddevs(allocation, of_sum, clip_norms, sizes)
         np.testing.assert_allclose(np.sum((clip_norms / stddevs) ** 2), of_sum**-2)
         for stddev, part in zip(stddevs, np.split(update, num_groups), strict=True):
-            spread(part, stddev / BATCH_SIZE)
+            setups.spread(part, stddev / BATCH_SIZE)
 
 
 def test_the_noise_of_adaclip_is_z_in_each_scaled_coordinate():
     """In the first step all scales are equal: `b = sqrt(s sum s) = s sqrt(size)`, centre zero."""
-    model = pure_noise_model(dp_sgd(ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2), 5.0))
-    recorder = recorded_fit(model, *pure_noise_data(15), BATCH_SIZE)
-    scale = math.sqrt(1e-4) * math.sqrt(NUM_DRAWS)
-    spread(recorder.updates, 5.0 * scale / BATCH_SIZE)
+    model = setups.pure_noise_model(
+        setups.dp_sgd(ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2), 5.0)
+    )
+    recorder = setups.recorded_fit(model, *setups.pure_noise_data(15), BATCH_SIZE)
+    scale = math.sqrt(1e-4) * math.sqrt(setups.NUM_DRAWS)
+    setups.spread(recorder.updates, 5.0 * scale / BATCH_SIZE)
 
 
 class ManyStatistics(ka.clipping.FixedClipping):
     """Releases `NUM_DRAWS` statistics, all zero, and keeps what was released in its state."""
 
     def num_statistics(self, num_groups):
-        return NUM_DRAWS
+        return setups.NUM_DRAWS
 
     def initial_state(self, groups):
-        released = np.zeros(NUM_DRAWS, np.float32)
+        released = np.zeros(setups.NUM_DRAWS, np.float32)
         return {**super().initial_state(groups), "released": released}
 
     def statistics(self, state, norms, finite):
-        return ops.zeros((ops.shape(norms)[0], NUM_DRAWS))
+        return ops.zeros((ops.shape(norms)[0], setups.NUM_DRAWS))
 
     def noise_split(self, noise_multiplier, expected_units, num_groups=1):
         return 1.001 * noise_multiplier, COUNT_NOISE
@@ -144,22 +136,22 @@ class ManyStatistics(ka.clipping.FixedClipping):
 
 
 def test_the_noise_of_the_statistics_is_what_the_strategy_asks_for():
-    model = line_model(dp_sgd(ManyStatistics(1.0)))
+    model = setups.line_model(setups.dp_sgd(ManyStatistics(1.0)))
     released = []
     for _ in range(2):
-        recorded_fit(model, *line_data([1.0] * 12), 4)
+        setups.recorded_fit(model, *setups.line_data([1.0] * 12), 4)
         variable = next(v for v in model.optimizer.variables if v.name == "released")
         released.append(np.array(ops.convert_to_numpy(variable.value), np.float64))
-        spread(released[-1], COUNT_NOISE)
-    assert abs(np.corrcoef(released)[0, 1]) < 6 / math.sqrt(NUM_DRAWS)
+        setups.spread(released[-1], COUNT_NOISE)
+    assert abs(np.corrcoef(released)[0, 1]) < 6 / math.sqrt(setups.NUM_DRAWS)
 
 
 @pytest.mark.parametrize("noise_multiplier", [1e-3, 0.3, 1.1, 7.9])
 @pytest.mark.parametrize("strategy", CLIPPING)
 @pytest.mark.filterwarnings("ignore:The statistics of `QuantileClipping` take much")
 def test_rounding_to_float32_never_lowers_the_noise(strategy, noise_multiplier):
-    optimizer = dp_sgd(CLIPPING[strategy](), noise_multiplier)
-    optimizer.build(line_model(optimizer).trainable_variables)
+    optimizer = setups.dp_sgd(CLIPPING[strategy](), noise_multiplier)
+    optimizer.build(setups.line_model(optimizer).trainable_variables)
     row = optimizer.configure(RunSettings(Sampling.POISSON, 3, 6))
     values = {v.name: ops.convert_to_numpy(v.value) for v in optimizer.own_variables}
     needed = noise_of_sums(row.noise_multiplier, 1 if strategy == "quantile" else 0)
@@ -173,18 +165,18 @@ def test_rounding_to_float32_never_lowers_the_noise(strategy, noise_multiplier):
 def test_the_noise_is_float32_under_mixed_precision():
     """Noise of 1e-7 is below what half precision can hold; 20,000 draws differ in float32."""
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = pure_noise_model(dp_sgd(1e-6, 1.0))
-    recorder = recorded_fit(model, *pure_noise_data(20), 10)
+    model = setups.pure_noise_model(setups.dp_sgd(1e-6, 1.0))
+    recorder = setups.recorded_fit(model, *setups.pure_noise_data(20), 10)
     assert type(model.optimizer) is ka.optimizers.DPOptimizer
     assert {v.dtype for v in model.trainable_variables} == {"float32"}
-    spread(recorder.updates, 1e-7)
-    assert len(np.unique(recorder.updates)) > 0.95 * NUM_DRAWS
+    setups.spread(recorder.updates, 1e-7)
+    assert len(np.unique(recorder.updates)) > 0.95 * setups.NUM_DRAWS
 
 
 def test_norms_and_sums_are_float32_under_mixed_precision(monkeypatch):
     """The square of 300 is not finite in float16, nor is a sum of 300 clipped examples exact."""
     keras.config.set_dtype_policy("mixed_float16")
-    fix_draws(monkeypatch, [range(301)])
-    model = line_model(dp_sgd(1.0, 0.0))
-    (update,) = recorded_fit(model, *line_data([300.0] * 400), 1).updates
+    setups.fix_draws(monkeypatch, [range(301)])
+    model = setups.line_model(setups.dp_sgd(1.0, 0.0))
+    (update,) = setups.recorded_fit(model, *setups.line_data([300.0] * 400), 1).updates
     np.testing.assert_allclose(update, [301.0], rtol=1e-5)

@@ -17,16 +17,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import keras_adaclip as ka
-from tests.soundness.setups import (
-    assert_all_different,
-    dp_sgd,
-    flat_weights,
-    line_data,
-    line_model,
-    load,
-    pure_noise_data,
-    pure_noise_model,
-)
+from tests.soundness import setups
 
 DELTA = 1e-5
 NUM_EXAMPLES, STEPS_PER_EPOCH, EPOCHS = 50, 3, 3
@@ -59,19 +50,19 @@ class Notes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.step += 1
-        np.save(f"{self.folder}/weights-{self.step:03d}.npy", flat_weights(self.model))
+        np.save(f"{self.folder}/weights-{self.step:03d}.npy", setups.flat_weights(self.model))
         if self.step == self.dying_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_with_backups(folder, notes):
     """Trains on pure noise, seeded, from the backup in the folder if there is one."""
-    model = pure_noise_model(dp_sgd(quantile(), seed=5))
+    model = setups.pure_noise_model(setups.dp_sgd(quantile(), seed=5))
     backup = keras.callbacks.BackupAndRestore(
         f"{folder}/backup", save_freq=2, delete_checkpoint=False
     )
     run = {"batch_size": 4, "epochs": EPOCHS, "steps_per_epoch": STEPS_PER_EPOCH, "verbose": 0}
-    model.fit(*pure_noise_data(), callbacks=[backup, notes], **run)
+    model.fit(*setups.pure_noise_data(), callbacks=[backup, notes], **run)
     return model
 
 
@@ -101,7 +92,7 @@ def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path):
     uninterrupted = ka.accounting.compute_epsilon(1.0, 12, 4, steps=whole, delta=DELTA)
     assert model.privacy_spent(DELTA).epsilon >= uninterrupted * (1 - 1e-9)
     # No step has the noise of a step that was lost, though the seed is the same.
-    assert_all_different([*np.diff(before, axis=0), *np.diff(after, axis=0)])
+    setups.assert_all_different([*np.diff(before, axis=0), *np.diff(after, axis=0)])
 
 
 class Interruption(BaseException):
@@ -125,9 +116,9 @@ class Interrupts(keras.callbacks.Callback):
 
 
 def new_model(setting):
-    optimizer = dp_sgd(setting["clipping"], setting["noise_multiplier"], learning_rate=0.1)
+    optimizer = setups.dp_sgd(setting["clipping"], setting["noise_multiplier"], learning_rate=0.1)
     eager = keras.backend.backend() == "tensorflow"  # tracing each model would take seconds
-    return line_model(optimizer, run_eagerly=eager)
+    return setups.line_model(optimizer, run_eagerly=eager)
 
 
 def resumed_by_backup(folder, setting, interruption):
@@ -145,7 +136,7 @@ def resumed_by_checkpoint(folder, setting, interruption):
     weights_only = setting["save_freq"] == "epoch"
     ending = "weights.h5" if weights_only else "keras"
     done = sorted(folder.glob(f"*.{ending}"))
-    model = load(done[-1]) if done and not weights_only else new_model(setting)
+    model = setups.load(done[-1]) if done and not weights_only else new_model(setting)
     if done and weights_only:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(done[-1])
@@ -175,7 +166,7 @@ def test_an_interrupted_run_never_ends_with_a_lower_epsilon(number, tmp_path):
         interruption = [] if moment is None else [Interrupts(moment)]
         model, options = resumed(tmp_path, setting, interruption)
         with contextlib.suppress(Interruption):
-            model.fit(*line_data([1.0] * NUM_EXAMPLES), verbose=0, **run, **options)
+            model.fit(*setups.line_data([1.0] * NUM_EXAMPLES), verbose=0, **run, **options)
     least = STEPS_PER_EPOCH * EPOCHS
     uninterrupted = ka.accounting.compute_epsilon(
         setting["noise_multiplier"], NUM_EXAMPLES, batch_size, steps=least, delta=DELTA
@@ -187,10 +178,10 @@ def test_an_interrupted_run_never_ends_with_a_lower_epsilon(number, tmp_path):
 
 def test_all_that_changed_between_fits_is_composed():
     """Batch size, data set size, noise, clipping and sampling: against `dp_accounting` itself."""
-    model = line_model(dp_sgd(quantile(), 1.0))
+    model = setups.line_model(setups.dp_sgd(quantile(), 1.0))
 
     def fit(num_examples, **options):
-        x, y = line_data([1.0] * num_examples)
+        x, y = setups.line_data([1.0] * num_examples)
         model.fit(x, y, verbose=0, **options)
 
     fit(40, batch_size=10, steps_per_epoch=2)
@@ -198,10 +189,10 @@ def test_all_that_changed_between_fits_is_composed():
     fit(80, batch_size=20, steps_per_epoch=4)
     model.optimizer.noise_multiplier = 1.5
     fit(80, batch_size=20, steps_per_epoch=5)
-    model.compile(optimizer=dp_sgd(0.5, 2.0), loss=model.loss, jit_compile=model.jit_compile)
+    model.compile(optimizer=setups.dp_sgd(0.5, 2.0), loss=model.loss, jit_compile=model.jit_compile)
     fit(80, batch_size=20, steps_per_epoch=6)
     fit(80, batch_size=20, epochs=2, sampling="shuffle")
-    model.train_on_batch(*line_data([1.0] * 20))
+    model.train_on_batch(*setups.line_data([1.0] * 20))
 
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     poisson = [(10 / 40, 1.0, 2), (20 / 40, 1.0, 3), (20 / 80, 1.0, 4), (20 / 80, 1.5, 5)]
@@ -227,8 +218,8 @@ print(model.privacy_spent(1e-5).epsilon)
 def test_a_ledger_goes_on_from_backend_to_backend(tmp_path):
     for backend in ("jax", "torch"):
         pytest.importorskip(backend)
-    model = line_model(dp_sgd(quantile()))
-    model.fit(*line_data([1.0] * 50), batch_size=10, steps_per_epoch=1, verbose=0)
+    model = setups.line_model(setups.dp_sgd(quantile()))
+    model.fit(*setups.line_data([1.0] * 50), batch_size=10, steps_per_epoch=1, verbose=0)
     path, spent = tmp_path / "start.keras", [model.privacy_spent(DELTA).epsilon]
     model.save(path)
     for batch_size, backend in enumerate(("jax", "torch", "tensorflow"), 11):
@@ -237,7 +228,7 @@ def test_a_ledger_goes_on_from_backend_to_backend(tmp_path):
         assert run.returncode == 0, run.stderr[-2000:]
         path = new_path
         spent.append(float(run.stdout.split()[-1]))
-    last = load(path)
+    last = setups.load(path)
     counted = {row.expected_batch_size: row.steps for row in last.privacy_ledger if row.steps}
     assert counted == {10: 1, 11: 1, 12: 1, 13: 1}
     assert spent == sorted(spent)

@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
+import dp_accounting
 import keras
 import pytest
-from dp_accounting import (
-    ComposedDpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-)
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
@@ -47,12 +42,14 @@ def searched(folder, hypermodel=None, **arguments):
 
 def cost_with(num_steps, mean_trials=10):
     """Epsilon of the search and so many steps after it, by `dp_accounting` alone."""
-    step = PoissonSampledDpEvent(BATCH_SIZE / NUM_EXAMPLES, GaussianDpEvent(NOISE))
-    one_run = SelfComposedDpEvent(step, STEPS)
+    step = dp_accounting.PoissonSampledDpEvent(
+        BATCH_SIZE / NUM_EXAMPLES, dp_accounting.GaussianDpEvent(NOISE)
+    )
+    one_run = dp_accounting.SelfComposedDpEvent(step, STEPS)
     events = [RepeatAndSelectDpEvent(one_run, mean_trials, 1)]
     if num_steps:
-        events.append(SelfComposedDpEvent(step, num_steps))
-    return RdpAccountant().compose(ComposedDpEvent(events)).get_epsilon(DELTA)
+        events.append(dp_accounting.SelfComposedDpEvent(step, num_steps))
+    return RdpAccountant().compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(DELTA)
 
 
 def test_the_model_says_what_the_search_costs(search):
