@@ -355,11 +355,6 @@ def built_already(model: BuiltBeforeFit) -> AbstractContextManager[None]:
     return replaced_attributes([(model, "_is_built_already", True)])
 
 
-def _itself(value: Any) -> Any:
-    """Return the argument."""
-    return value
-
-
 def without_scaling_for_replicas() -> AbstractContextManager[None]:
     """Return a context in which losses are not divided by the number of `tf.distribute` replicas.
 
@@ -371,7 +366,7 @@ def without_scaling_for_replicas() -> AbstractContextManager[None]:
     from keras.src.losses import loss
 
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    return replaced_attributes((loss, name, _itself) for name in names)
+    return replaced_attributes((loss, name, lambda value: value) for name in names)
 
 
 def without_regularizers(model: keras.Model) -> AbstractContextManager[None]:

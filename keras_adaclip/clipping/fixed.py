@@ -50,7 +50,7 @@ class FixedClipping(ClippingStrategy):
     ) -> None:
         super().__init__(groups, noise_allocation)
         self.clip_norm: float | list[float]
-        if isinstance(clip_norm, (list, tuple, np.ndarray)):
+        if isinstance(clip_norm, (list, tuple, np.ndarray)) and np.ndim(clip_norm) > 0:
             self.clip_norm = [check_clip_norm("clip_norm", value) for value in clip_norm]
         else:
             self.clip_norm = check_clip_norm("clip_norm", clip_norm)

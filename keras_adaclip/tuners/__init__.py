@@ -23,7 +23,13 @@ _MODULES: dict[str, str] = {
     "initial_norm_from": "initial_norm",
 }
 
-__all__ = [*_MODULES]
+__all__ = [
+    "ClippingHyperModel",
+    "GreedyClipTuner",
+    "PrivateSearch",
+    "clipping_choices",
+    "initial_norm_from",
+]
 
 
 def __getattr__(name: str) -> Any:

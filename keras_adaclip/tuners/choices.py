@@ -11,7 +11,6 @@ max_variance              "adaclip", with a hundredth of it as the minimum, as i
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from keras_adaclip import clipping
@@ -46,17 +45,15 @@ STRATEGIES = tuple(_MAKERS)
 DEFAULT_STRATEGIES = ("fixed", "quantile", "power", "automatic")
 
 # Smallest and largest value, the sampling between them, and the strategies.
-_RANGES: Mapping[str, tuple[float, float, str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "clip_norm": (0.05, 5.0, "log", STRATEGIES[:-1]),
-        "target_quantile": (0.1, 0.9, "linear", ("quantile",)),
-        "clip_norm_learning_rate": (0.05, 1.0, "log", ("quantile",)),
-        "decay_rate": (1.2, 8.0, "log", ("exponential",)),
-        "decay_power": (0.3, 0.6, "linear", ("power",)),
-        "mean_norm_factor": (0.25, 2.0, "log", ("mean_norm",)),
-        "max_variance": (1e-4, 1.0, "log", ("adaclip",)),
-    }
-)
+_RANGES: Mapping[str, tuple[float, float, str, tuple[str, ...]]] = {
+    "clip_norm": (0.05, 5.0, "log", STRATEGIES[:-1]),
+    "target_quantile": (0.1, 0.9, "linear", ("quantile",)),
+    "clip_norm_learning_rate": (0.05, 1.0, "log", ("quantile",)),
+    "decay_rate": (1.2, 8.0, "log", ("exponential",)),
+    "decay_power": (0.3, 0.6, "linear", ("power",)),
+    "mean_norm_factor": (0.25, 2.0, "log", ("mean_norm",)),
+    "max_variance": (1e-4, 1.0, "log", ("adaclip",)),
+}
 
 
 def clipping_choices(

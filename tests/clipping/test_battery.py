@@ -280,6 +280,7 @@ def test_a_trained_optimizer_tells_what_was_paid():
         (1e-30, ValueError, "must lie between 1e-10"),
         (1e30, ValueError, "must lie between 1e-10"),
         (True, TypeError, "must be a number"),
+        (np.array(1.0), TypeError, "must be a number"),
     ],
 )
 def test_a_clip_norm_out_of_range_is_refused(cls, argument, value, error, message):

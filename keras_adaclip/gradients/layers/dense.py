@@ -35,7 +35,7 @@ class EinsumDenseRule(LayerRule):
 
     def covers(self, layer: Any) -> bool:
         """Return whether the first axis is the batch, and no letter occurs twice in one term."""
-        equation = _Equation.of(layer, layer.input_spec.ndim or 2)
+        equation = _Equation.of(layer, getattr(layer.input_spec, "ndim", None) or 2)
         if layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs):
             return False
         return equation.is_batched and (equation.ends_free or not layer.lora_enabled)
