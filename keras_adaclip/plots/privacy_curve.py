@@ -48,7 +48,7 @@ def privacy_curve(
 
     Example:
 
-    >>> from keras_adaclip.accounting import Sampling
+    >>> from keras_adaclip.accounting import LedgerRow, Sampling
     >>> row = LedgerRow.open(Sampling.POISSON, 1024, 60_000, noise_multiplier=1.37).advance(2360)
     >>> figure = privacy_curve([row], delta=1e-5)
     >>> over_delta, over_epochs = figure.axes
