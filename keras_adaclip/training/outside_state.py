@@ -160,8 +160,10 @@ def _numbers_in(
     elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
         children = enumerate(value)
     elif hasattr(value, "__dict__") and (_is_module(value) or not callable(value)):
-        # Keras's own lists and dicts hold what a layer was given; its other objects do not.
-        is_of_keras = _is_of_library(type(value), ("keras", "keras_adaclip"))
+        # Keras's own lists and dicts hold what a layer was given; its other objects do not. Nor do
+        # the strategies of `tf.distribute`, which count what their workers send.
+        is_strategy = type(value).__module__.startswith("tensorflow.python.distribute.")
+        is_of_keras = is_strategy or _is_of_library(type(value), ("keras", "keras_adaclip"))
         children = () if is_of_keras else vars(value).items()
     for key, child in list(children):
         yield from _numbers_in(child, (*path, str(key)), seen)

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="trains in one proces
 
 REFUSED = {
     "same_rows": "Two processes were given the same rows",
-    "shuffled_share": "takes arrays, of which each process gives its own share",
-    "own_draws": "takes arrays, of which each process gives its own share",
+    "shuffled_share": "and each process gives its own share",
+    "own_draws": "and each process gives its own share",
     "other_thresholds": "have compiled the model with different optimizers",
     "other_state_later": "Received different values of: clip_norm",
 }
