@@ -12,7 +12,7 @@ from keras_adaclip.gradients import example_losses
 from keras_adaclip.sampling import PoissonDataset, as_array, common_length
 
 CANARY_KINDS = ("random", "mislabeled", "unchanged")
-"""What canaries can be made of; `Canaries.draw` says what each kind is."""
+"""Kinds of canaries; `Canaries.draw` describes each of them."""
 
 
 class Canaries:

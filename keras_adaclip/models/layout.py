@@ -121,7 +121,7 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     is_compiled = backend.needs_fixed_shapes(model)
     if numbers == 0 or (is_compiled and _has(model, *CONVOLUTIONS)):
         return None
-    # What an own `compute_metrics` returns besides the metrics does not leave a loop.
+    # A loop cannot return the other entries of a user's own `compute_metrics`.
     if keras_private.is_own(model, "compute_metrics"):
         return None
     if not backend.computes_on_cpu():

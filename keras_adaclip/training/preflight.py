@@ -151,7 +151,7 @@ def refusing_batch_statistics(model: keras.Model) -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             """Call the layer, unless in training mode."""
             training = inspect.signature(original).bind(*args, **kwargs).arguments.get("training")
-            # Whatever is not known to be false may be true.
+            # A tensor may be true when the step runs.
             if layer.trainable and training is not None and training is not False:
                 refuse(model, [batch_normalization_issue(model, layer)])
             return original(*args, **kwargs)

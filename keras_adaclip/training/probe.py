@@ -223,7 +223,7 @@ class Probe:
         again, _ = traced.forward(rows, further)
         if unrepeatable := self._unrepeatable(first, again):
             return unrepeatable
-        # What runs on the same rows to the last bit must do so on the same row.
+        # If a repeated pass agrees to the last bit, kept rows must agree to the last bit too.
         is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
         first_half = generator.permutation(traced.size) < traced.size // 2
@@ -266,7 +266,7 @@ class Probe:
             outputs = many.forward(rows, values)[0]
             alone = few.forward([each[: few.size] for each in rows], values)[0]
             layers = few.layers
-            if layers != many.layers:  # What has as many entries as there are rows is not known.
+            if layers != many.layers:  # Another axis is as long as one of the batches.
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
             differing = next(
                 (
@@ -303,7 +303,7 @@ def _first_difference(
 ) -> int | None:
     """Return the number of the first layer output that differs in `rows`, or None."""
     for number, (value, changed) in enumerate(zip(one, other, strict=True)):
-        # Nothing is known of an axis that is not that of the rows.
+        # An output without an axis of rows cannot be compared row by row.
         if isinstance(rows, np.ndarray) and len(value) != len(rows):
             continue
         if _differ(value[rows], changed[rows], is_exact):

@@ -96,7 +96,7 @@ def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of:
 
     Args:
         model: A compiled model.
-        logs: What `update_metrics` returned.
+        logs: The result of `update_metrics`.
         because_of: The cause of the loop.
 
     Raises:

@@ -276,7 +276,7 @@ class TracedModel:
 
     def _has_rows(self, value: Any) -> bool:
         """Return whether a tensor holds numbers of each row."""
-        # What is ragged, or text, has no numbers; the layers behind it show what it does.
+        # Ragged tensors and texts have no digest; the layers behind them show their effect.
         if not ops.is_tensor(value) or hasattr(value, "row_splits"):
             return False
         if keras.backend.standardize_dtype(value.dtype) == "string":

@@ -188,7 +188,7 @@ class QueryRounds:
             if name in values:
                 variable.assign(tf.cast(np.asarray(values[name]), variable.dtype))
 
-    # What is traced
+    # Traced functions
 
     def _accumulated(self, deltas: list[Tensor], present: Tensor) -> Any:
         """Return what `accumulated` returns."""
