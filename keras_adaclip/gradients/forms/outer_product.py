@@ -120,8 +120,8 @@ class OuterProduct(SumOverPositions):
         # One sum for all three terms, since XLA would compute the Gram matrices again for each.
         error = input_error + ROUNDING * (2 * positions + 8)
         pairs = input_gram * cotangent_gram
-        pairs = pairs + error * _pairwise_products(sizes) * ops.abs(cotangent_gram)
-        pairs = pairs + cotangent_error * _pairwise_products(cotangent_sizes) * ops.abs(input_gram)
+        pairs = pairs + _all_products(error**0.5 * sizes) * ops.abs(cotangent_gram)
+        pairs = pairs + _all_products(cotangent_error**0.5 * cotangent_sizes) * ops.abs(input_gram)
         lengths = sizes * cotangent_sizes
         guard = input_error * cotangent_error + guard_of_sums(positions + 2)
         # The term added to each row keeps XLA from fusing one long sum over all pairs.
@@ -147,7 +147,7 @@ def _gram(values: Tensor, in_blocks: bool) -> tuple[Tensor, float]:
     return sum(products[1:], products[0]), ROUNDING * (min(block, size) + len(parts))
 
 
-def _pairwise_products(sizes: Tensor) -> Tensor:
+def _all_products(sizes: Tensor) -> Tensor:
     """Return the products of all pairs in a tensor of shape `(batch_size, positions)`."""
     return sizes[:, :, None] * sizes[:, None, :]
 
