@@ -20,7 +20,7 @@ NUM_TRIES = int(os.environ.get("KERAS_ADACLIP_FUZZ", {"torch": 150}.get(BACKEND,
 NUM_EXAMPLES = 12
 NAN, INF = float("nan"), float("inf")
 # How often something good is drawn, so that not every run has something bad in it.
-GOOD, BAD = 15, 1
+GOOD, BAD = 40, 1
 
 
 def mostly(good, bad):

@@ -84,7 +84,7 @@ def same(one, other):
 def test_an_epoch_begins_with_what_the_best_trial_ended_with(tmp_path):
     """Weights and momentum; and every first trial with the same weights. The ledger only grows."""
     notes = []
-    tuner = tuner_in(tmp_path, lambda hp: build(hp, noise_multiplier=1.0))
+    tuner = tuner_in(tmp_path, lambda hp: build(hp, 3.0, noise_multiplier=1.0))
     search(tuner, callbacks=[Notes(notes)])
     assert [note["epoch"] for note in notes] == [0, 0, 1, 1]
     assert [note["before"]["clip_norm"] for note in notes] == [0.5, 1.0] * 2
