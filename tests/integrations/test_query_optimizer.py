@@ -47,7 +47,9 @@ def test_a_loaded_model_goes_on_with_norm_state_and_ledger(make, sampling, tmp_p
     np.testing.assert_array_equal(support.weights(loaded), support.weights(model))
     for one in (model, loaded):
         one.fit(support.population(), 4, epochs=2, verbose=0, sampling=sampling)
-    assert loaded.privacy_spent(DELTA).epsilon == model.privacy_spent(DELTA).epsilon
+    # An adaptive norm changes the last digits of the noise multiplier.
+    epsilon = model.privacy_spent(DELTA).epsilon
+    assert loaded.privacy_spent(DELTA).epsilon == pytest.approx(epsilon, rel=1e-5)
     assert loaded.privacy_ledger.steps == 4 * support.NUM_CLIENTS // 4
     (row,) = loaded.privacy_ledger
     assert row.releases == (4 if sampling == "shuffle" else row.steps)
