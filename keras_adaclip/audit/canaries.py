@@ -1,6 +1,5 @@
 """Canaries: examples that training sees or does not see by the toss of a coin."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,8 +7,8 @@ import numpy as np
 from numpy.random import Generator
 
 from keras_adaclip._checks import check_choice, check_integer
-from keras_adaclip.gradients import example_losses
-from keras_adaclip.sampling import PoissonDataset, as_array, common_length
+from keras_adaclip.gradients import example_losses, mapped
+from keras_adaclip.sampling import PoissonDataset, as_arrays, common_length
 
 CANARY_KINDS = ("random", "mislabeled", "unchanged")
 """Kinds of canaries; `Canaries.draw` describes each of them."""
@@ -99,7 +98,7 @@ class Canaries:
             ValueError: If an argument is out of range, or lengths differ.
         """
         check_choice("kind", kind, CANARY_KINDS)
-        x, y = (_mapped(lambda value: np.array(as_array(value)), part) for part in (x, y))
+        x, y = mapped(np.array, as_arrays((x, y)))
         if y is None and kind == "mislabeled":
             raise ValueError("Canaries of the kind 'mislabeled' need targets. Received: y=None")
         num_examples = common_length({"x": x} if y is None else {"x": x, "y": y})
@@ -145,8 +144,7 @@ class Canaries:
         Args:
             model: A compiled model.
         """
-        x, y = (_mapped(lambda array: array[self.rows], part) for part in (self.x, self.y))
-        return example_losses(model, x, y)
+        return example_losses(model, *mapped(lambda array: array[self.rows], (self.x, self.y)))
 
 
 def _other_rows(
@@ -173,8 +171,3 @@ def _random_inputs(array: np.ndarray, num_canaries: int, generator: Generator) -
     if np.issubdtype(array.dtype, np.floating):
         return np.asarray(low + (high - low) * generator.random(shape))
     return generator.integers(low, high, size=shape, dtype=array.dtype, endpoint=True)
-
-
-def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
-    """Return a structure of arrays with a function applied to each; None unchanged."""
-    return None if part is None else keras.tree.map_structure(function, part)

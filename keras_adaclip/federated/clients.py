@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.sampling import as_array, common_length
+from keras_adaclip.sampling import as_array, as_arrays, common_length
 
 _GROUP = "examples"
 
@@ -149,10 +149,8 @@ class _ArrayClients(ClientData):
                 "Argument `client_ids` must be one integer or string for each example. "
                 f"Received: an array of shape {ids.shape} and dtype {ids.dtype}"
             )
-        parts = {"x": x} if y is None else {"x": x, "y": y}
-        parts = keras.tree.lists_to_tuples(keras.tree.map_structure(as_array, parts))
-        common_length({**parts, "client_ids": ids})
-        self._examples = parts["x"], parts.get("y")
+        self._examples = x, y = as_arrays((x, y))
+        common_length({"x": x, "client_ids": ids} | ({} if y is None else {"y": y}))
         found, numbers = np.unique(ids, return_inverse=True)
         self._ids: list[Any] = found.tolist() if population is None else list(population)
         unknown = [client_id for client_id in found.tolist() if client_id not in self._positions]

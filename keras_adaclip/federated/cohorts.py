@@ -22,7 +22,7 @@ from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import (
-    as_array,
+    as_arrays,
     draw_generator,
     padding,
     poisson_draw,
@@ -291,7 +291,7 @@ def rounded_up(number: int) -> int:
 
 def _as_parts(x: Any, y: Any) -> dict[str, Any]:
     """Return inputs and targets by name, as NumPy arrays; targets are absent if None."""
-    return keras.tree.map_structure(as_array, {"x": x} if y is None else {"x": x, "y": y})
+    return as_arrays({"x": x} if y is None else {"x": x, "y": y})
 
 
 def _rows_of(parts: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

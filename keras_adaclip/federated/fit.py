@@ -169,7 +169,7 @@ class FederatedTraining(training.TrainingBase):
         data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        validation_data = training.strings_as_tensors(validation_data)
+        validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         with self._run_of_fit(callbacks, data, is_pass) as ordered:

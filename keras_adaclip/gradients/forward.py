@@ -15,7 +15,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.augmentation import drawing_for_each_example
 from keras_adaclip.gradients.batch import Batch, mapped
 from keras_adaclip.gradients.losses import compute_loss, per_example_losses
-from keras_adaclip.sampling import as_array, common_length
+from keras_adaclip.sampling import as_arrays, common_length
 
 Tensor = Any
 
@@ -151,7 +151,7 @@ def example_losses(model: keras.Model, x: Any, y: Any = None) -> np.ndarray:
         TypeError: If the data are not arrays.
         ValueError: If lengths differ.
     """
-    data = mapped(as_array, (x, y))
+    data = as_arrays((x, y))
     given = {name: part for name, part in zip("xy", data, strict=True) if part is not None}
     num_examples = common_length(given)
 

@@ -12,10 +12,12 @@ import keras
 from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, make_plan
+from keras_adaclip.gradients import Augmentation, make_plan, mapped
 from keras_adaclip.models.checking import checked_augmentation, summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
+from keras_adaclip.sampling import from_frames
+from keras_adaclip.training import training_data
 
 _SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
@@ -103,8 +105,9 @@ class PrivateTraining(training.TrainingBase):
         is divided by `batch_size`, not by the number drawn.
 
         Args:
-            x: Arrays (on TensorFlow also of strings), or a data set (which is accounted without
-                amplification by sampling, unless it is a `PoissonDataset`).
+            x: Arrays, lists or frames of numbers (on TensorFlow also of strings), or a data set
+                (which is accounted without amplification by sampling, unless it is a
+                `PoissonDataset`).
             y: Targets.
             batch_size: Expected number of examples in a step, 32 by default.
             epochs: As for Keras.
@@ -145,22 +148,20 @@ class PrivateTraining(training.TrainingBase):
             "steps_per_epoch": steps_per_epoch,
             "shuffle": shuffle,
         }
-        if training.training_data.is_array_data(x):
-            if validation_batch_size is None:
-                validation_batch_size = batch_size
+        x, y, sample_weight = map(from_frames, (x, y, sample_weight))
+        if training_data.is_array_data(x):
+            validation_batch_size = validation_batch_size or batch_size
             if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = (
-                    training.training_data.split_off_validation(
-                        x, y, sample_weight, validation_split
-                    )
+                (x, y, sample_weight), validation_data = training_data.split_off_validation(
+                    x, y, sample_weight, validation_split
                 )
             seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
-            data = training.training_data.from_arrays(
+            data = training_data.from_arrays(
                 x, y, sample_weight, batch_size=batch_size, seed=seed, **common
             )
         else:
             training.processes.refuse_joined_batches(self, x)
-            data = training.training_data.from_data_set(
+            data = training_data.from_data_set(
                 x,
                 num_examples=num_examples,
                 once_per_pass=once_per_pass,
@@ -179,7 +180,7 @@ class PrivateTraining(training.TrainingBase):
                 epochs=epochs,
                 verbose=verbose,
                 callbacks=ordered,
-                validation_data=training.training_data.strings_as_tensors(validation_data),
+                validation_data=training_data.for_keras(validation_data),
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
@@ -198,7 +199,8 @@ class PrivateTraining(training.TrainingBase):
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
         training.processes.refuse_batch_of_every_replica(self)
-        size, rows = training.training_data.rows_of(x, y, sample_weight)
+        x, y, sample_weight = map(from_frames, (x, y, sample_weight))
+        size, rows = training_data.rows_of(x, y, sample_weight)
         data = training.TrainingData(
             sampling=Sampling.STREAM, expected_batch_size=size, num_examples=size, rows=rows
         )
@@ -208,14 +210,9 @@ class PrivateTraining(training.TrainingBase):
         with self._run_of_steps(data, take_digests=False):
             self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
-                sample_weight = training.training_data.weights_of_classes(
-                    y, class_weight, sample_weight
-                )
+                sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
-            x, y, sample_weight = keras.tree.map_structure(
-                lambda part: None if part is None else keras.ops.convert_to_tensor(part),
-                (x, y, sample_weight),
-            )
+            x, y, sample_weight = mapped(keras.ops.convert_to_tensor, (x, y, sample_weight))
             return super().train_on_batch(  # type: ignore[misc]
                 x, y, sample_weight=sample_weight, return_dict=return_dict
             )

@@ -1,10 +1,14 @@
 """Conversion and checks of arrays whose first axis counts units."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+# Entries of lists that are data, rather than the inputs of a model with several.
+_NUMBERS = (bool, int, float, str, bytes, np.generic)
 
 
 def common_length(parts: dict[str, Any]) -> int:
@@ -36,12 +40,48 @@ def holds_strings(array: np.ndarray) -> bool:
     """Return whether every entry is a string of text or bytes."""
     if array.dtype.kind in "SUT":
         return True
-    return array.dtype == object and all(isinstance(each, (str, bytes)) for each in array.flat)
+    texts = (isinstance(each, (str, bytes)) for each in array.flat)
+    return array.dtype == object and array.size > 0 and all(texts)
 
 
 def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Return an array of zeros, or of empty strings where the dtype is `object`."""
     return np.full(shape, "" if dtype.kind == "O" else 0, dtype)
+
+
+def from_frames(parts: Any) -> Any:
+    """Return the same structure with frames, series and lists of numbers as NumPy arrays.
+
+    Args:
+        parts: A structure of arrays, tensors, pandas or polars frames and series, PyArrow tables
+            and columns, or a data set. Arrays, tensors and data sets are returned unchanged.
+    """
+    return keras.tree.traverse(_from_frame, parts)
+
+
+def _from_frame(part: Any) -> np.ndarray | None:
+    """Return a frame, a column or a list of numbers as an array, None for anything else."""
+    kind = type(part)
+    if isinstance(part, list):
+        is_array = all(isinstance(each, _NUMBERS) for each in keras.tree.flatten(part))
+    else:
+        is_array = hasattr(kind, "__array__") and not hasattr(kind, "device")
+    if not is_array or isinstance(part, np.ndarray):
+        return None
+    array = np.asarray(part)
+    # Columns of several types, such as bool and float, give objects.
+    if array.dtype == object and not holds_strings(array):
+        with contextlib.suppress(TypeError, ValueError):
+            return array.astype(keras.config.floatx())
+    return array
+
+
+def as_arrays(parts: Any) -> Any:
+    """Return a structure of data, also of frames, as tuples and dicts of arrays, None unchanged."""
+    arrays = keras.tree.map_structure(
+        lambda part: None if part is None else as_array(part), from_frames(parts)
+    )
+    return keras.tree.lists_to_tuples(arrays)
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_batch_size, check_integer, check_seed
-from keras_adaclip.sampling.arrays import as_array, common_length, padding
+from keras_adaclip.sampling.arrays import as_arrays, common_length, padding
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw
 
 
@@ -21,8 +21,8 @@ class PoissonDataset(keras.utils.PyDataset):
     Batches differ in size; `fit` pads them if the backend needs few shapes.
 
     Args:
-        x: An array, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`. Batches
-            hold tuples in place of lists. On TensorFlow, arrays may hold strings.
+        x: An array or frame, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`.
+            Batches hold tuples in place of lists. On TensorFlow, arrays may hold strings.
         y: Targets of the same length, or None.
         sample_weight: Weights of the same length, or None.
         expected_batch_size: An integer from 1 to `num_examples`. Each row is drawn with probability
@@ -71,7 +71,7 @@ class PoissonDataset(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         self._parts = {
-            name: keras.tree.lists_to_tuples(keras.tree.map_structure(as_array, part))
+            name: as_arrays(part)
             for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
             if part is not None
         }

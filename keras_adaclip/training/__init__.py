@@ -25,4 +25,4 @@ from keras_adaclip.training.step_parts import (
     sum_over_chunks,
     update_metrics,
 )
-from keras_adaclip.training.training_data import TrainingData, strings_as_tensors
+from keras_adaclip.training.training_data import TrainingData, for_keras

@@ -16,11 +16,11 @@ from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
-from keras_adaclip.sampling import padding
+from keras_adaclip.sampling import from_frames, padding
 from keras_adaclip.training import weight_digests
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
-from keras_adaclip.training.training_data import TrainingData, strings_as_tensors
+from keras_adaclip.training.training_data import TrainingData, for_keras
 
 # The callbacks that are prepared before training and called before the user's.
 _OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callbacks.AuditCallback)
@@ -90,13 +90,13 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
         return [*super().metrics, *(self._private_state.diagnostics or {}).values()]  # type: ignore[misc]
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as Keras does; on TensorFlow also on arrays of strings of any kind."""
-        return super().evaluate(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as Keras does, also on frames, and on TensorFlow on any arrays of strings."""
+        return super().evaluate(for_keras(x), from_frames(y), *args, **kwargs)  # type: ignore[misc]
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Predict as Keras does; on TensorFlow also from arrays of strings of any kind."""
-        return super().predict(strings_as_tensors(x), *args, **kwargs)  # type: ignore[misc]
+        """Predict as Keras does, also from frames, and on TensorFlow from any arrays of strings."""
+        return super().predict(for_keras(x), *args, **kwargs)  # type: ignore[misc]
 
     def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
         """Make each step assign to variables what a forward pass on a row of zeros assigns."""

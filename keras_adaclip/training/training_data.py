@@ -14,14 +14,14 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling
-from keras_adaclip.gradients import Batch
+from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
     FixedShapeBatches,
     PoissonDataset,
     as_array,
     common_length,
-    holds_strings,
+    from_frames,
 )
 from keras_adaclip.training.processes import host_share
 
@@ -99,7 +99,7 @@ def from_arrays(
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
             rows=rows,
             fit_arguments={
-                "x": strings_as_tensors(x),
+                "x": for_keras(x),
                 "y": y,
                 "sample_weight": sample_weight,
                 "class_weight": class_weight,
@@ -153,11 +153,6 @@ def from_data_set(
             "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`); to "
             "protect single examples, give `x, y = clients.all_examples()`. "
             f"Received: x of type {type(data).__name__}"
-        )
-    if isinstance(data, (list, tuple, dict, str)):
-        raise TypeError(
-            "Training data must be arrays, not plain Python numbers: convert them with "
-            f"`np.asarray`. Received: x of type {type(data).__name__}"
         )
     _refuse_given(of_arrays, f"a data set of type {type(data).__name__}, which has its own")
     if isinstance(data, PoissonDataset):
@@ -263,20 +258,15 @@ def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
 def _first_rows(name: str, value: Any) -> np.ndarray:
     """Return up to three rows of an array, which sparse and ragged ones do not have."""
     try:
-        head = value[:3]
-        head = np.asarray(head.detach().cpu() if hasattr(head, "detach") else head)
+        head, _ = as_array(value[:3]), len(value)
     # Every framework has its own error for this.
-    except Exception:
-        head = np.asarray(None)
-    if head.ndim > 0 and holds_strings(head):
-        return as_array(head)
-    if head.ndim == 0 or head.dtype == object or not hasattr(value, "__len__"):
+    except Exception as error:
         raise TypeError(
-            f"Argument `{name}` must be a dense array of numbers (on TensorFlow, or of strings) "
-            "whose first axis counts the examples, or a dict or list of such arrays. Convert it "
-            "first, such as with `np.asarray`, `.toarray()` or by padding. Received: an object of "
-            f"type {type(value).__name__}"
-        )
+            f"Argument `{name}` must be a dense array or frame of numbers (on TensorFlow, or of "
+            "strings) whose rows are the examples, or a dict or list of such arrays. Convert it "
+            "first, such as with `np.asarray`, `.toarray()`, by encoding or by padding. "
+            f"Received: an object of type {type(value).__name__} ({error})"
+        ) from error
     return head
 
 
@@ -332,23 +322,20 @@ def split_off_validation(
 
     def cut(rows: slice) -> tuple[Any, ...]:
         """Return some rows of each part."""
-        return keras.tree.map_structure(
-            lambda value: None if value is None else value[rows], (x, y, sample_weight)
-        )
+        return mapped(lambda value: value[rows], (x, y, sample_weight))
 
     return cut(slice(0, start)), cut(slice(start, None))
 
 
-def strings_as_tensors(parts: Any) -> Any:
-    """Return the same structure with arrays of strings as tensors; Keras takes few kinds."""
+def for_keras(parts: Any) -> Any:
+    """Return the same structure as arrays, and strings as tensors; Keras takes fewer kinds."""
 
     def convert(value: Any) -> Any:
         """Return an array of strings as a tensor, anything else unchanged."""
-        if getattr(getattr(value, "dtype", None), "kind", "") not in ("O", "S", "T", "U"):
-            return value
-        return keras.ops.convert_to_tensor(as_array(value))
+        is_text = getattr(getattr(value, "dtype", None), "kind", "") in ("O", "S", "T", "U")
+        return keras.ops.convert_to_tensor(as_array(value)) if is_text else value
 
-    return keras.tree.map_structure(convert, parts)
+    return keras.tree.map_structure(convert, from_frames(parts))
 
 
 def peek(data: Any) -> tuple[Any, Any]:

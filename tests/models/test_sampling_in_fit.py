@@ -130,16 +130,31 @@ def test_every_step_has_a_draw_of_its_own(steps_per_execution, monkeypatch):
         assert len(drawn) >= steps
 
 
-def test_tensors_are_arrays_too_and_the_last_rows_may_be_for_validation():
-    x, y = (keras.ops.convert_to_tensor(part) for part in (X, Y))
-    model = helpers.compiled()
-    options = {"initial_epoch": 2, "epochs": 4, "steps_per_epoch": 2}
-    history = helpers.quiet_fit(model, x, y, batch_size=6, validation_split=0.25, **options)
-    assert len(history["val_loss"]) == 2
-    row = only_row(model)
-    assert (row.num_examples, row.expected_batch_size, row.steps) == (18, 6, 4)
-    expected = model.evaluate(X[18:], Y[18:], verbose=0)
-    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
+def as_pandas(values):
+    pandas = pytest.importorskip("pandas")
+    # Rows count, whatever the index says. Booleans beside floats make columns of objects.
+    index = np.arange(len(values))[::-1] + 5
+    if values.ndim == 1:
+        return pandas.Series(values, index)
+    return pandas.DataFrame(values, index).assign(last=values[:, -1] > 0).drop(columns=3)
+
+
+@pytest.mark.parametrize("convert", [keras.ops.convert_to_tensor, np.ndarray.tolist, as_pandas])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_tensors_lists_and_frames_are_arrays_whose_last_rows_may_validate(convert, sampling):
+    arrays, found = (np.where(np.arange(4) == 3, X > 0, X).astype("float32"), Y), []
+    for x, y in (arrays, map(convert, arrays)):
+        keras.utils.set_random_seed(0)
+        model = helpers.compiled(noise_multiplier=0.0, seed=3)
+        options = {"batch_size": 6, "validation_split": 0.25, "sampling": sampling}
+        history = helpers.quiet_fit(model, x, y, epochs=2, shuffle=False, **options)
+        row = only_row(model)
+        assert (row.num_examples, row.expected_batch_size, row.steps) == (18, 6, 6)
+        evaluated = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).sum()
+        found.append(np.concatenate([history["val_loss"], np.ravel(evaluated)]))
+        last = model.evaluate(*(part[18:] for part in arrays), verbose=0)
+        assert history["val_loss"][-1] == pytest.approx(last, rel=1e-5)
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("sampling", "steps_per_release"), [("poisson", 1), ("shuffle", 4)])
