@@ -40,8 +40,7 @@ def holds_strings(array: np.ndarray) -> bool:
     """Return whether every entry is a string of text or bytes."""
     if array.dtype.kind in "SUT":
         return True
-    texts = (isinstance(each, (str, bytes)) for each in array.flat)
-    return array.dtype == object and array.size > 0 and all(texts)
+    return array.dtype == object and all(isinstance(each, (str, bytes)) for each in array.flat)
 
 
 def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -70,7 +69,7 @@ def _from_frame(part: Any) -> np.ndarray | None:
         return None
     array = np.asarray(part)
     # Columns of several types, such as bool and float, give objects.
-    if array.dtype == object and not holds_strings(array):
+    if array.dtype == object and not (array.size and holds_strings(array)):
         with contextlib.suppress(TypeError, ValueError):
             return array.astype(keras.config.floatx())
     return array

@@ -328,7 +328,7 @@ def split_off_validation(
 
 
 def for_keras(parts: Any) -> Any:
-    """Return the same structure as arrays, and strings as tensors; Keras takes fewer kinds."""
+    """Return the parts as Keras takes them: frames and lists as arrays, strings as tensors."""
 
     def convert(value: Any) -> Any:
         """Return an array of strings as a tensor, anything else unchanged."""
@@ -346,6 +346,8 @@ def peek(data: Any) -> tuple[Any, Any]:
         ValueError: If there is no batch.
     """
     try:
+        if isinstance(data, (list, tuple, dict, str)):
+            raise TypeError
         if isinstance(data, keras.utils.PyDataset):
             return data[0], data
         if hasattr(data, "__next__"):

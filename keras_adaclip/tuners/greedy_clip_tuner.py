@@ -154,7 +154,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 )
         verbose = fit_kwargs.pop("verbose", "auto")
         self._verbose = 1 if verbose == "auto" else int(verbose)
-        self._model = self._new_model(self.oracle.rule.start)
+        self._model = self._new_model()
         if self._verbose > 0:
             print(_NOT_PRIVATE, flush=True)
         super().search(*fit_args, **fit_kwargs)
@@ -256,7 +256,9 @@ class GreedyClipTuner(keras_tuner.Tuner):
             "private: the epsilon of this model does not hold for the data of the search."
         )
         warnings.warn(statement, stacklevel=2)
-        model = self._new_model(trial.hyperparameters.values[greedy.CLIP_NORM])
+        model = self._new_model()
+        # Before the optimizer is built, which happens when weights are loaded.
+        model.optimizer.clipping.clip_norm = trial.hyperparameters.values[greedy.CLIP_NORM]
         model.load_weights(self._checkpoint(trial.trial_id))
         model.tuning = f"not counted: {statement}"
         return model
@@ -281,12 +283,10 @@ class GreedyClipTuner(keras_tuner.Tuner):
             print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
         print(_NOT_PRIVATE)
 
-    def _new_model(self, clip_norm: float) -> Any:
-        """Return a new model of the hypermodel, checked, with a built optimizer and this norm."""
+    def _new_model(self) -> Any:
+        """Return a new model of the hypermodel, checked."""
         model = self.hypermodel.build(self.oracle.get_space())
         _check_model(model)
-        model.optimizer.clipping.clip_norm = clip_norm
-        model.optimizer.build(model.trainable_variables)
         return model
 
     def _prepare(self, parent: str, clip_norm: float) -> None:

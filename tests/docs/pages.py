@@ -25,15 +25,7 @@ _COMMAND = re.compile(r"^python -m keras_adaclip (.+)$", flags=re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code on a page.
-
-    Args:
-        language: The word behind the backticks.
-        options: The text behind the language.
-        text: The lines of the block.
-        line: The number of its first line on the page.
-        follows_directly: Whether only blank lines separate it from the previous block.
-    """
+    """A block of code: the words behind its backticks, its lines, and where it stands."""
 
     language: str
     options: str
@@ -70,12 +62,9 @@ def blocks(page):
 
 
 def run(path, names, compare):
-    """Run the Python and the commands of a page in one namespace.
+    """Run the Python and the commands of a page in the namespace `names`.
 
-    Args:
-        path: The page.
-        names: The namespace.
-        compare: Whether each block must print what its arrows or the block of text below it say.
+    With `compare`, each block must print what its arrows or the block of text below it say.
     """
     found = blocks(path.read_text(encoding="utf-8"))
     for block, after in zip(found, [*found[1:], None], strict=True):

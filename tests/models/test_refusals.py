@@ -142,6 +142,7 @@ DATA = {
     "unknown sampling": ({"sampling": "uniform"}, ValueError, "sampling='uniform'"),
     "objects": ({"x": np.array([[None]] * 24)}, TypeError, "`x` must be a dense array"),
     "lists of lists": ({"x": [[1.0, 2.0], [3.0]]}, ValueError, "inhomogeneous"),
+    "a list of others": ({"x": [X, None], "y": None, "batch_size": None}, TypeError, "type list"),
     "nothing": ({"x": None, "y": None, "batch_size": None}, TypeError, "must be arrays"),
     "negative split": ({"validation_split": -0.5}, ValueError, "validation_split=-0.5"),
     "both weights": ({"class_weight": {0: 2}, "sample_weight": Y}, ValueError, "exclude each"),

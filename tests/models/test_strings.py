@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
+from keras_adaclip.sampling import as_array
 from tests.models import helpers
 from tests.models.test_refusals import MeanOverBatchInTraining
 
@@ -130,6 +131,8 @@ def test_rows_that_pad_are_empty_strings():
     dataset = ka.sampling.PoissonDataset(SINGLE, expected_batch_size=1)
     assert dataset.take(np.arange(0))["x"].tolist() == [""]
     assert dataset.take(np.arange(1), 3)["x"].tolist() == [SINGLE[0], "", ""]
+    # A client may have no text at all.
+    assert as_array(np.array([], object)).shape == (0,)
 
 
 def test_objects_that_are_no_strings_are_refused():

@@ -1,5 +1,6 @@
 """Figures of runs, audits, searches, clipping norms, and of epsilon over delta and epochs."""
 
+import sys
 from types import SimpleNamespace
 
 import keras
@@ -45,6 +46,12 @@ def test_a_loss_that_was_validated_every_other_epoch():
     assert [line.get_xdata().tolist() for line in axes.lines] == [[1, 2, 3, 4], [2, 4]]
     with pytest.raises(ValueError, match="no epoch"):
         ka.plots.history({"loss": []})
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
+        ka.plots.history(HISTORY)
 
 
 def test_scores_and_bounds_of_an_audit(tmp_path):
