@@ -19,14 +19,18 @@ class PrivacyCallback(keras.callbacks.Callback):
     `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means `num_examples ** -1.1`, which is printed. For a federated
-            model, the number of clients replaces `num_examples`.
+        delta: float in (0, 1); None means `num_examples ** -1.1`, which the first line of `fit`
+            says. For a federated model, the number of clients replaces `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: file to which `model.privacy_report` is written when training ends, as JSON,
             Markdown or text by its suffix (`.json`, `.md`, `.txt`); None writes none. A missing
             folder is created. Keras does not notify callbacks of a `fit` that was interrupted; call
             `model.privacy_report` then.
+
+    Attributes:
+        effective_delta: The delta in use, once training has begun.
+        has_stopped: Whether the callback has ended the latest training.
 
     Raises:
         ValueError: If an argument is out of range; when training begins, if the next step would
@@ -54,6 +58,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self.target_epsilon = optional(check_positive, "target_epsilon", target_epsilon)
         self.accountant = accounting.check_accountant(accountant)
         self._allowed_steps: int | None = None
+        self.has_stopped = False
 
     def prepare(self, model: Any, data: Any) -> None:
         """Choose delta and count the allowed steps; `fit` calls it before training.
@@ -73,17 +78,13 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._epoch_ends_executions = data.epoch_ends_executions(model)
         unit = data.unit.label
         if self.delta is not None:
-            self._effective_delta = self.delta
+            self.effective_delta = self.delta
             if data.num_examples > 0:
                 accounting.warn_of_large_delta(
                     self.delta, data.num_examples, stacklevel=4, unit=unit
                 )
         elif data.num_examples > 1:
-            self._effective_delta = accounting.default_delta(data.num_examples)
-            print(
-                f"PrivacyCallback: delta = {self._effective_delta:.3g} "
-                f"({data.num_examples} {unit}s to the power -1.1)"
-            )
+            self.effective_delta = accounting.default_delta(data.num_examples)
         else:
             raise ValueError(
                 f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "
@@ -91,6 +92,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"Received: {data.num_examples} {unit}s (0: unknown)"
             )
         self._steps_done = self._steps_when_counted = 0
+        self.has_stopped = False
         self._counted_ledger = model.privacy_ledger
         self._num_inclusions = model.optimizer.num_inclusions
         self._steps_per_execution = int(model.steps_per_execution)
@@ -124,7 +126,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self._steps_per_epoch is not None and following >= self._steps_per_epoch:
             following = 0
         if self._steps_done + self._execution_size(following) > self._allowed_steps:
-            self.model.stop_training = True
+            self._stop()
 
     def count_again(self) -> None:
         """Count the allowed steps again if another run was loaded in the middle of an epoch.
@@ -141,19 +143,23 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add `epsilon` to the logs."""
         if logs is not None:
-            spent = self.model.privacy_spent(self._effective_delta, self.accountant)
+            spent = self.model.privacy_spent(self.effective_delta, self.accountant)
             logs["epsilon"] = spent.epsilon
         if self.target_epsilon is not None and self._next_epoch_exceeds(self.target_epsilon):
-            self.model.stop_training = True
+            self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Write the report if `report_path` was given."""
         if self.report_path is not None:
-            self.model.privacy_report(self._effective_delta).save(self.report_path)
+            self.model.privacy_report(self.effective_delta).save(self.report_path)
+
+    def _stop(self) -> None:
+        """End the training."""
+        self.has_stopped = self.model.stop_training = True
 
     def _find_allowed_steps(self, model: Any, target: float) -> int:
         """Return the number of further steps within the target."""
-        delta = self._effective_delta
+        delta = self.effective_delta
         *past, row = model.privacy_ledger.rows
         allowed = accounting.max_steps_within(past, row, delta, target, self.accountant)
         first = self._execution_size(0)
@@ -183,7 +189,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if following.mechanism == row.mechanism and not row.sampling.is_counted_in_passes:
             return False
         allowed = accounting.max_steps_within(
-            past, following, self._effective_delta, target, self.accountant
+            past, following, self.effective_delta, target, self.accountant
         )
         return allowed < self._execution_size(0)
 

@@ -139,6 +139,9 @@ class FederatedTraining(training.TrainingBase):
     ) -> Any:
         """Train for some rounds, each of them a step, and return Keras's `History`.
 
+        Its `ended_early` says why a `PrivacyCallback` has ended training before the last round; it
+        is None otherwise.
+
         Args:
             clients: The population; its size counts as public.
             cohort_size: The expected number of clients in a round, which divides the noised sum.
@@ -172,7 +175,8 @@ class FederatedTraining(training.TrainingBase):
         validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
-        with self._run_of_fit(callbacks, data, is_pass) as ordered:
+        num_epochs = epochs - initial_epoch
+        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(  # type: ignore[misc]
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
                 epochs=epochs,

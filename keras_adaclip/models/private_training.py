@@ -135,7 +135,8 @@ class PrivateTraining(training.TrainingBase):
                 no privacy. The time of a step grows in proportion.
 
         Returns:
-            Keras's `History`.
+            Keras's `History`. Its `ended_early` says why a `PrivacyCallback` has ended training
+            before the last step; it is None otherwise.
 
         Raises:
             ValueError: If an argument is out of range, or the model has a part that breaks the
@@ -174,7 +175,8 @@ class PrivateTraining(training.TrainingBase):
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         sizes = self._prepare(data, augmentation=wanted)
         is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
-        with self._run_of_fit(callbacks, data, is_pass, wanted) as ordered:
+        num_epochs = epochs - initial_epoch
+        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
             return super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,

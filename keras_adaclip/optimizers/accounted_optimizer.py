@@ -184,7 +184,7 @@ class AccountedOptimizer(WrappingOptimizer):
             )
         self._run_settings = settings
         self._prepare_run(settings)
-        row = self._row_now()
+        row = self._row_at(self._steps_taken)
         split = self._noise_split(row)
         self._begin_schedules(self._steps_taken, settings.steps_per_epoch)
         # Nothing after this can fail and leave less noise than the open row says.
@@ -201,7 +201,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 "The run of steps ended before its `fit` did: something called `fit` or "
                 "`train_on_batch` on the same optimizer meanwhile. Train after `fit` has returned."
             )
-        row = self._row_now()
+        row = self._row_at(self._steps_taken)
         if row.noise_multiplier != self.open_row.noise_multiplier:
             self._open(row, self._noise_split(row))
         elif is_pass:
@@ -209,10 +209,26 @@ class AccountedOptimizer(WrappingOptimizer):
 
     def ledger_of_next_epoch(self) -> Ledger:
         """Return the ledger as `begin_epoch(is_pass=True)` would leave it."""
-        row, ledger = self._row_now(), self.ledger
+        row, ledger = self._row_at(self._steps_taken), self.ledger
         if row.noise_multiplier == self.open_row.noise_multiplier:
             return ledger.begin_segment()
         return ledger.append(row)
+
+    def planned_rows(self, num_epochs: int, is_pass: bool) -> list[LedgerRow]:
+        """Return what the next epochs of the run add to the ledger if all of their steps run.
+
+        Args:
+            num_epochs: number of epochs; of one step each, if their length is not known.
+            is_pass: whether each epoch begins a new pass over the data.
+        """
+        size, rows = self._run_settings.steps_per_epoch or 1, list[LedgerRow]()
+        for epoch in range(num_epochs):
+            row = self._row_at(self._steps_taken + epoch * size)
+            if rows and rows[-1].noise_multiplier == row.noise_multiplier:
+                row = rows.pop()
+                row = row.begin_segment() if is_pass else row
+            rows.append(row.advance(size))
+        return rows
 
     def end_run(self) -> None:
         """End the run that `configure` began; a later step counts as a full release.
@@ -313,14 +329,14 @@ class AccountedOptimizer(WrappingOptimizer):
             value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
         return float(np.float32(value * self._run_settings.noise_scale))
 
-    def _row_now(self) -> LedgerRow:
-        """Return the row of an epoch that begins now, in the current run."""
+    def _row_at(self, step: int) -> LedgerRow:
+        """Return the row of an epoch of the current run that begins with a step."""
         settings = self._run_settings
         return LedgerRow.open(
             settings.sampling,
             settings.expected_batch_size,
             settings.num_examples,
-            noise_multiplier=self._noise_multiplier_at(self._steps_taken, settings.steps_per_epoch),
+            noise_multiplier=self._noise_multiplier_at(step, settings.steps_per_epoch),
             steps_per_release=settings.steps_per_release,
             unit=settings.unit,
         )

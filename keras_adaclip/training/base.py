@@ -160,6 +160,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         callbacks: Any,
         data: TrainingData,
         is_pass: bool,
+        num_epochs: int,
+        verbose: Any,
         augmentation: Augmentation | None = None,
     ) -> Iterator[list[keras.callbacks.Callback]]:
         """Surround Keras's `fit` of a prepared model by the run of its steps.
@@ -168,6 +170,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             callbacks: The callbacks given to `fit`.
             data: The training data.
             is_pass: Whether each epoch begins a new pass over the data.
+            num_epochs: The number of epochs.
+            verbose: As for Keras's `fit`.
             augmentation: How the examples are augmented.
 
         Yields:
@@ -180,16 +184,18 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         """
         given = _flattened(callbacks)
         ours = [callback for callback in given if isinstance(callback, _OURS)]
+        budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         isolation = self._private_state.isolation
+        notice = own_callbacks.RunNotice(data, num_epochs, is_pass, budgets)
         first = own_callbacks.PassCounter(
             lambda: self._open_ledger(data), is_pass, lambda: refuse_disagreement(self, data)
         )
         last = own_callbacks.EpochCheck(isolation.prove_again)
         if isolation.may_move_within_epochs:
             last.before_execution.append(isolation.prove_again_within_epochs)
-        last.before_execution += [
-            c.count_again for c in ours if isinstance(c, own_callbacks.PrivacyCallback)
-        ]
+        last.before_execution += [budget.count_again for budget in budgets]
+        if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
+            given.append(own_callbacks.BarOfStepsThatRan())
         try:
             self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(any(getattr(c, "private_diagnostics", False) for c in ours))
@@ -198,7 +204,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
                     callback.prepare(self, data)
                 _refuse_legacy_checkpoints(given)
                 _warn_of_monitors(given)
-                yield [first, *ours, *(c for c in given if not isinstance(c, _OURS)), last]
+                others = [c for c in given if not isinstance(c, _OURS)]
+                yield [notice, first, *ours, *others, last]
         finally:
             self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
