@@ -14,6 +14,7 @@ statement and draws `fashion_mnist.png`: accuracy, epsilon and clipping norm by 
 epochs on the first 512 images.
 """
 
+import quiet_start  # noqa: F401, I001  (first, or TensorFlow prints its start-up lines)
 import keras
 from keras import layers
 
