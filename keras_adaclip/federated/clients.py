@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.sampling import as_array, as_arrays, common_length
+from keras_adaclip.sampling import as_array, as_arrays, common_length, holds_strings
 
 _GROUP = "examples"
 
@@ -40,7 +40,7 @@ class ClientData(abc.ABC):
                 hold strings on TensorFlow.
             y: Targets of the same length, or None.
             client_ids: The client of each example: integers or strings of shape `(num_examples,)`,
-                such as a function of `keras_adaclip.federated.partition` returns.
+                a column of a frame, or what a function of `federated.partition` returns.
             population: The ids of all clients, including those without an example. None takes the
                 ids that occur.
 
@@ -144,6 +144,8 @@ class _ArrayClients(ClientData):
 
     def __init__(self, x: Any, y: Any, client_ids: Any, population: Any) -> None:
         ids = np.asarray(client_ids)
+        if ids.dtype == object and holds_strings(ids):  # As a column of a frame holds them.
+            ids = np.asarray(ids.tolist())
         if ids.ndim != 1 or ids.dtype.kind in "Of":
             raise TypeError(
                 "Argument `client_ids` must be one integer or string for each example. "

@@ -22,13 +22,25 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def on_all_devices(method: _Method) -> _Method:
-    """Return a method of a model that makes and assigns its variables on every device."""
+    """Return a method of a model that makes and assigns its variables on every device.
+
+    TensorFlow's error about strings that should be numbers is explained.
+    """
 
     @functools.wraps(method)
     def within(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the scope of the devices."""
-        with backend.scope_of_devices(model):
-            return method(model, *args, **kwargs)
+        try:
+            with backend.scope_of_devices(model):
+                return method(model, *args, **kwargs)
+        except Exception as error:
+            if "Cast string to" not in str(error):
+                raise
+            raise TypeError(
+                "The data hold strings where the model or its loss takes numbers. Turn them into "
+                "numbers first, for example with `pandas.get_dummies`, `pandas.factorize` or a "
+                "`keras.layers.StringLookup`, or let the model begin with such a layer."
+            ) from error
 
     return within  # type: ignore[return-value]
 

@@ -4,6 +4,7 @@ import pickle
 
 import h5py
 import numpy as np
+import pandas
 import pytest
 
 from keras_adaclip.federated import ClientData, partition
@@ -13,8 +14,9 @@ Y = np.arange(6)
 IDS = ["b", "a", "b", "c", "a", "b"]
 
 
-def test_examples_by_client_keep_their_order():
-    clients = ClientData.from_arrays(X, Y, IDS)
+@pytest.mark.parametrize("ids", [IDS, np.array(IDS, object), pandas.Series(IDS, dtype="category")])
+def test_examples_by_client_keep_their_order(ids):
+    clients = ClientData.from_arrays(X, Y, ids)
     assert (len(clients), list(clients)) == (3, ["a", "b", "c"])
     x, y = clients["b"]
     assert (x.tolist(), y.tolist()) == (X[[0, 2, 5]].tolist(), [0, 2, 5])
@@ -46,6 +48,7 @@ def test_structures_of_arrays():
     [
         ((X, Y, IDS[:-1]), ValueError, "same number of rows"),
         ((X, Y, np.zeros(6)), TypeError, "one integer or string"),
+        ((X, Y, np.array([*IDS[:-1], None])), TypeError, "one integer or string"),
         ((X, Y, IDS, ["a", "b"]), ValueError, "such as 'c'"),
         ((3.0, Y, IDS), TypeError, "first axis"),
     ],

@@ -127,6 +127,16 @@ def test_layers_that_mix_examples_of_strings_are_found(where, word):
 
 
 @on_tensorflow
+def test_strings_that_should_be_numbers_are_refused_with_what_to_do():
+    model = helpers.compiled()
+    strings = np.array([["ant"] * helpers.NUM_FEATURES] * NUM, object)
+    for x, y in ((strings, Y), (helpers.features(), SINGLE)):
+        with pytest.raises(TypeError, match=r"hold strings where .* takes numbers"):
+            helpers.quiet_fit(model, x, y, batch_size=6)
+    assert model.privacy_ledger.steps == 0
+
+
+@on_tensorflow
 def test_rows_that_pad_are_empty_strings():
     dataset = ka.sampling.PoissonDataset(SINGLE, expected_batch_size=1)
     assert dataset.take(np.arange(0))["x"].tolist() == [""]
