@@ -45,8 +45,12 @@ _CONTRACT = (
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
     "tests/test_noise.py",
 )
-# Processes of their own, of minutes each: `make test-all` alone runs them.
-NIGHTLY = ("tests/distribution", "tests/docs/test_notebooks.py")
+# Minutes each: `make test-all` alone runs them.
+NIGHTLY = (
+    "tests/distribution",
+    "tests/docs/test_notebooks.py",
+    "tests/models/test_conveniences.py",
+)
 # Compares what the runs on the three backends have recorded.
 _APART = ("tests/golden",)
 
