@@ -116,6 +116,10 @@ class PrivacyCallback(keras.callbacks.Callback):
                 self.model, self.target_epsilon
             )
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Note delta and target in `History.params`, which Keras shares among the callbacks."""
+        self.params |= {"delta": self._effective_delta, "target_epsilon": self.target_epsilon}
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop if the next execution could exceed the target."""
         if self._allowed_steps is None:

@@ -1,15 +1,92 @@
 """A figure with panels side by side: its axes, their labels, and its file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keras_adaclip._checks import check_positive
+
 # The colours of Okabe and Ito, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Dots per inch of a figure, unless the caller says otherwise.
+DPI = 120
 # Above this factor small norms could not be told apart on a linear axis.
 _WIDE = 10.0
+# Curves of so few points are drawn with dots, and a curve of one point is seen.
+_FEW = 20
+# Part of the height that a legend of two lines takes.
+_ROOM = 0.22
+
+
+class Canvas:
+    """A new figure with panels side by side, or axes that the caller has.
+
+    Args:
+        names: The names of the panels, for an error message.
+        ax: The axes of the caller, one for each panel; None makes a new figure.
+        dpi: Dots per inch of a new figure and of the file.
+        width: The width of each panel of a new figure, in inches.
+
+    Attributes:
+        figure: The figure of matplotlib.
+        axes: The axes of the panels, from left to right.
+        is_new: Whether the figure was made here.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        TypeError: If `ax` holds anything but axes, or `dpi` is no number.
+        ValueError: If `ax` has another number of axes than there are panels, or `dpi` is not
+            positive.
+    """
+
+    def __init__(self, names: Sequence[str], ax: Any, dpi: float, width: float = 4.0) -> None:
+        try:
+            from matplotlib.axes import Axes
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
+            ) from error
+        self._dpi = check_positive("dpi", dpi)
+        self.is_new = ax is None
+        if self.is_new:
+            size = (width * len(names), 3.4)
+            self.figure: Any = Figure(figsize=size, dpi=self._dpi, layout="constrained")
+            ax = self.figure.subplots(1, len(names))
+        self.axes = list(np.ravel(np.asarray(ax, object)))
+        if strangers := [each for each in self.axes if not isinstance(each, Axes)]:
+            raise TypeError(
+                "Argument `ax` must be matplotlib axes, or a sequence of them. "
+                f"Received: ax={strangers[0]!r}"
+            )
+        if len(self.axes) != len(names):
+            raise ValueError(
+                f"Argument `ax` must have {len(names)} axes, one for each panel "
+                f"({', '.join(names)}): `figure, ax = plt.subplots(1, {len(names)})`. "
+                f"Received: ax with {len(self.axes)} axes"
+            )
+        # The axes of a subfigure belong to the canvas of the whole figure.
+        self.figure = self.axes[0].figure.canvas.figure
+
+    def finish(self, path: str | Path | None, title: str | None, default: str) -> Any:
+        """Return the figure with its title, written to its file.
+
+        Args:
+            path: The file, PNG, PDF or SVG by its suffix; None writes none.
+            title: The title; None takes the default one for a new figure, and none for axes of the
+                caller, above whose first panel a title is written.
+            default: The default title.
+        """
+        if self.is_new:
+            self.figure.suptitle(default if title is None else title)
+        elif title is not None:
+            self.axes[0].set_title(title)
+        if path is not None:
+            self.figure.savefig(path, dpi=self._dpi)
+        return self.figure
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -18,43 +95,43 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": _COLOURS[colour], "linestyle": ("-", "--", ":")[dashes % 3], "linewidth": 2}
 
 
-def panels(number: int, width: float = 4.0) -> tuple[Any, list[Any]]:
-    """Return a new figure and its axes, from left to right.
+def draw_curve(axes: Any, x: Any, y: Any, words: str, colour: str, **style: Any) -> None:
+    """Draw a curve, with dots if it has few points.
 
     Args:
-        number: The number of panels.
-        width: The width of each panel, in inches.
-
-    Raises:
-        ImportError: If matplotlib is missing.
+        axes: The axes.
+        x: The horizontal coordinates.
+        y: The vertical coordinates.
+        words: The name of the curve in the legend.
+        colour: Its colour.
+        **style: Further arguments of matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
-        ) from error
-    figure = Figure(figsize=(width * number, 3.4), layout="constrained")
-    return figure, list(figure.subplots(1, number, squeeze=False)[0])
+    dots = {"marker": "o", "markersize": 4} if len(x) <= _FEW else {}
+    axes.plot(x, y, label=words, color=colour, **{"linewidth": 2, **dots, **style})
 
 
-def label(axes: Any, x: str, y: str, *, integers: bool = True, legend: bool = True) -> None:
-    """Label the axes of a panel, and draw its grid.
+def label(axes: Any, x: str, y: str, *, integers: bool = True, is_crowded: bool = False) -> None:
+    """Label the axes of a panel, draw its grid, and a legend if it has several series.
 
     Args:
         axes: The axes.
         x: The label of the horizontal axis.
         y: The label of the vertical axis.
         integers: Whether the horizontal axis counts.
-        legend: Whether the panel has a legend.
+        is_crowded: Whether points are everywhere, so that the legend needs room above them.
     """
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.3)
     if integers:
-        axes.locator_params(axis="x", integer=True)
-    if legend:
-        axes.legend(frameon=False)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    place = {}
+    if is_crowded:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + _ROOM * (high - low))
+        place = {"loc": "upper left", "ncols": 2}
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", **place)
 
 
 def scale_norms(axes: Any, norms: np.ndarray) -> None:
@@ -64,26 +141,13 @@ def scale_norms(axes: Any, norms: np.ndarray) -> None:
         axes: The axes.
         norms: All norms that are drawn there.
     """
-    from matplotlib.ticker import StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     shown = norms[np.isfinite(norms) & (norms > 0)]
     if len(shown) and shown.max() > _WIDE * shown.min():
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0.0)
-
-
-def finished(figure: Any, path: str | Path | None, title: str | None) -> Any:
-    """Return the figure with its title, written to its file.
-
-    Args:
-        figure: A figure of matplotlib.
-        path: The file, PNG, PDF or SVG by its suffix; None writes none.
-        title: The title of the figure; None means none.
-    """
-    if title is not None:
-        figure.suptitle(title)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure

@@ -5,26 +5,77 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip.plots.canvas import BLUE, GREEN, ORANGE, finished, label, panels
+from keras_adaclip import accounting
+from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
+from keras_adaclip.plots.canvas import (
+    BLUE,
+    DPI,
+    GREEN,
+    GREY,
+    ORANGE,
+    Canvas,
+    draw_curve,
+    label,
+    scale_norms,
+)
 
 
-def history(history: Any, path: str | Path | None = None, title: str | None = None) -> Any:
+def history(
+    history: Any,
+    path: str | Path | None = None,
+    title: str | None = None,
+    *,
+    delta: float | None = None,
+    target_epsilon: float | None = None,
+    ax: Any = None,
+    dpi: float = DPI,
+) -> Any:
     """Draw accuracy (or loss), epsilon and clipping norm by epoch, one panel each.
 
     Args:
         history: The `History` that `fit` returned, or its dict.
         path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
-        title: The title of the figure.
+        title: The title; None takes one that says what is drawn (none on given axes), `""` none.
+        delta: A float in (0, 1), the delta of the curve of epsilon. None takes that of the
+            `PrivacyCallback`, which `History` knows and its dict does not.
+        target_epsilon: A positive float, drawn as a horizontal line. None takes the target of the
+            `PrivacyCallback`, if it has one.
+        ax: Axes of matplotlib to draw on, one for each panel; None makes a new figure.
+        dpi: Dots per inch of a new figure and of the file, a positive number.
 
     Returns:
         The matplotlib figure.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If the history is empty.
+        TypeError: If `ax` holds anything but axes.
+        ValueError: If the history is empty, `ax` has another number of axes than the figure has
+            panels, a number is out of range, or `delta` or `target_epsilon` is given for a history
+            without epsilon.
+
+    Example:
+
+    >>> logs = {"accuracy": [0.5, 0.7], "epsilon": [1.1, 1.5], "clip_norm": [0.2, 0.3]}
+    >>> figure = history(logs, delta=1e-5, target_epsilon=2.0)
+    >>> [axes.get_ylabel() for axes in figure.axes]
+    ['accuracy', 'epsilon at delta 1e-05', 'clipping norm (L2)']
+    >>> figure.get_suptitle()
+    'Training of 2 epochs: epsilon 1.5 at delta 1e-05'
     """
     values = getattr(history, "history", history)
     values = {name: list(curve) for name, curve in values.items() if len(curve) > 0}
+    given = {"delta": delta, "target_epsilon": target_epsilon}
+    if "epsilon" not in values and any(value is not None for value in given.values()):
+        raise ValueError(
+            "Arguments `delta` and `target_epsilon` are about epsilon, which the history does not "
+            "have. Train with a `keras_adaclip.callbacks.PrivacyCallback` among the callbacks. "
+            f"Received: delta={delta}, target_epsilon={target_epsilon}"
+        )
+    known = getattr(history, "params", None) or {}
+    given = {name: known.get(name) if value is None else value for name, value in given.items()}
+    delta = optional(check_between_0_and_1, "delta", given["delta"])
+    target = optional(check_positive, "target_epsilon", given["target_epsilon"])
+    at_delta = "" if delta is None else f" at delta {delta:.3g}"
     scores = [name for name in values if "accuracy" in name and not name.startswith("val_")]
     score = [*scores, "loss"][0]
     # The label of each panel, with the name, label and colour of its curves.
@@ -33,22 +84,32 @@ def history(history: Any, path: str | Path | None = None, title: str | None = No
             (score, "training (not private)", BLUE),
             (f"val_{score}", "validation", ORANGE),
         ],
-        "epsilon spent": [
+        f"epsilon{at_delta}": [
             ("epsilon", "at most, by the accountant", GREEN),
             ("audit_epsilon", "at least, by the audit", ORANGE),
         ],
-        "clipping norm": [("clip_norm", "clip norm", GREEN)],
+        "clipping norm (L2)": [("clip_norm", "clip norm", GREEN)],
     }
     layout = {name: curves for name, curves in layout.items() if curves[0][0] in values}
     if not layout:
         raise ValueError("The history holds no epoch to plot.")
     num_epochs = max(len(curve) for curve in values.values())
-    figure, all_axes = panels(len(layout))
-    for axes, (name, curves) in zip(all_axes, layout.items(), strict=True):
+    canvas = Canvas(list(layout), ax, dpi)
+    for axes, (name, curves) in zip(canvas.axes, layout.items(), strict=True):
         for key, words, colour in curves:
             if key in values:
                 # Fewer values than epochs come from `validation_freq`.
                 epochs = np.arange(1, len(values[key]) + 1) * (num_epochs // len(values[key]))
-                axes.plot(epochs, values[key], label=words, color=colour, linewidth=2)
-        label(axes, "epoch", name, legend=len(axes.lines) > 1)
-    return finished(figure, path, title)
+                draw_curve(axes, epochs, values[key], words, colour)
+        first = curves[0][0]
+        if first == "epsilon":
+            if target is not None:
+                axes.axhline(target, label=f"target: {target:g}", color=GREY, linestyle="--")
+            axes.set_ylim(bottom=0.0)
+        elif first == "clip_norm":
+            scale_norms(axes, np.asarray(values[first]))
+        label(axes, "epoch", name)
+    default = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
+    if "epsilon" in values:
+        default += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"
+    return canvas.finish(path, title, default)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import accounting
-from keras_adaclip.plots.canvas import BLUE, ORANGE, finished, label, panels
+from keras_adaclip.plots.canvas import BLUE, DPI, ORANGE, Canvas, draw_curve, label
 
 _NUM_DELTAS = 33
 _NUM_TIMES = 20
@@ -23,6 +23,8 @@ def privacy_curve(
     *,
     delta: float | None = None,
     accountant: str = "pld",
+    ax: Any = None,
+    dpi: float = DPI,
 ) -> Any:
     """Draw epsilon over delta, and over the epochs so far, of everything that a ledger holds.
 
@@ -33,18 +35,21 @@ def privacy_curve(
     Args:
         model_or_ledger: A private model, its `Ledger`, or rows of one.
         path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
-        title: The title of the figure.
+        title: The title; None takes one that says what is drawn (none on given axes), `""` none.
         delta: A float in (0, 1), the delta that is marked and that the second panel uses; None
             means `num_examples ** -1.1`, as for `PrivacyCallback`.
         accountant: `"pld"` (tight) or `"rdp"`.
+        ax: Axes of matplotlib to draw on, one for each panel; None makes a new figure.
+        dpi: Dots per inch of a new figure and of the file, a positive number.
 
     Returns:
         The matplotlib figure.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If no step has run or one ran without noise, or `delta` is missing and the
-            number of examples is not known.
+        TypeError: If `ax` holds anything but axes.
+        ValueError: If no step has run or one ran without noise, `delta` is missing and the number
+            of examples is not known, or `ax` has another number of axes than the figure has panels.
 
     Example:
 
@@ -52,8 +57,8 @@ def privacy_curve(
     >>> row = LedgerRow.open(Sampling.POISSON, 1024, 60_000, noise_multiplier=1.37).advance(2360)
     >>> figure = privacy_curve([row], delta=1e-5)
     >>> over_delta, over_epochs = figure.axes
-    >>> over_epochs.get_xlabel(), over_epochs.get_title()
-    ('epochs of 59 steps', 'at delta = 1e-05')
+    >>> over_epochs.get_xlabel(), over_epochs.get_ylabel()
+    ('epochs of 59 steps', 'epsilon at delta 1e-05')
     """
     ledger = getattr(model_or_ledger, "privacy_ledger", model_or_ledger)
     rows = tuple(row for row in ledger if row.steps > 0)
@@ -70,30 +75,31 @@ def privacy_curve(
         """Return an upper bound on epsilon that is quick to compute."""
         return accounting.quick_epsilon(rows_so_far, delta, accountant, relation)
 
-    figure, (over_delta, over_time) = panels(2)
-    style, dot = {"color": BLUE, "linewidth": 2}, {"color": ORANGE, "zorder": 3}
+    canvas = Canvas(("epsilon over delta", "epsilon over epochs"), ax, dpi)
+    over_delta, over_time = canvas.axes
+    spent_in_words = f"epsilon {accounting.rounded_up(spent, 3)} at delta {delta:.3g}"
+    bound = "upper bound"
+    dot = {"color": ORANGE, "zorder": 3, "label": spent_in_words}
     # Some decades of deltas on both sides of the given one, none above a tenth.
     exponent = math.log10(delta)
     highest = max(min(exponent + _DECADES_AROUND, -1.0), exponent)
     deltas = np.logspace(exponent - _DECADES_AROUND, highest, _NUM_DELTAS)
-    over_delta.plot(deltas, [epsilon(rows, each) for each in deltas], **style)
-    over_delta.scatter([delta], [spent], label=f"epsilon {spent:.3g} at delta {delta:.2g}", **dot)
+    draw_curve(over_delta, deltas, [epsilon(rows, each) for each in deltas], bound, BLUE)
+    over_delta.scatter([delta], [spent], **dot)
     over_delta.set_xscale("log")
-    over_delta.set_title("of all that has run", fontsize="medium")
-    label(over_delta, "delta", "epsilon (upper bound)", integers=False)
+    label(over_delta, "delta", "epsilon", integers=False)
 
     total = sum(row.steps for row in rows)
     # Epsilon grows about like a square root: most points are where it is steep.
     steps = np.unique(np.ceil(total * np.linspace(0.0, 1.0, _NUM_TIMES + 1) ** 2).astype(int))
     steps_per_epoch, unit = _epochs_of(rows)
     values = [epsilon(_first_steps(rows, int(number)), delta) for number in steps]
-    over_time.plot(steps / steps_per_epoch, values, **style)
+    draw_curve(over_time, steps / steps_per_epoch, values, bound, BLUE, marker=None)
     over_time.scatter([total / steps_per_epoch], [spent], **dot)
-    over_time.set_title(f"at delta = {delta:.2g}", fontsize="medium")
-    label(over_time, unit, "epsilon (upper bound)", legend=False)
+    label(over_time, unit, f"epsilon at delta {delta:.3g}")
     for axes in (over_delta, over_time):
         axes.set_ylim(bottom=0.0)
-    return finished(figure, path, title)
+    return canvas.finish(path, title, f"Privacy spent: {spent_in_words}")
 
 
 def _epochs_of(rows: tuple[accounting.LedgerRow, ...]) -> tuple[int, str]:

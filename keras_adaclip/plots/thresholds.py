@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import schedules
-from keras_adaclip.plots.canvas import finished, label, line_style, panels, scale_norms
+from keras_adaclip.plots.canvas import DPI, Canvas, label, line_style, scale_norms
 from keras_adaclip.schedules import PiecewiseConstant, Schedule
 
 
@@ -18,6 +18,8 @@ def thresholds(
     *,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
+    ax: Any = None,
+    dpi: float = DPI,
 ) -> Any:
     """Draw the clipping norms of several methods over the epochs.
 
@@ -32,20 +34,22 @@ def thresholds(
             among its callbacks, or its dict; a sequence of these, one for each run; a schedule of
             `keras_adaclip.schedules` or of Keras; numbers, the norm of each epoch.
         path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
-        title: The title of the figure.
+        title: The title; None takes one that says what is drawn (none on given axes), `""` none.
         epochs: The number of epochs that schedules are drawn for; None means those of the
             longest run.
         steps_per_epoch: The steps of an epoch, for schedules that count in steps; None takes those
             of a run.
+        ax: Axes of matplotlib to draw on, one for each panel; None makes a new figure.
+        dpi: Dots per inch of a new figure and of the file, a positive number.
 
     Returns:
         The matplotlib figure.
 
     Raises:
         ImportError: If matplotlib is missing.
-        TypeError: If a method is none of these.
-        ValueError: If there is nothing to draw, a run has no `clip_norm`, or the epochs of a
-            schedule are not known.
+        TypeError: If a method is none of these, or `ax` is no axes.
+        ValueError: If there is nothing to draw, a run has no `clip_norm`, the epochs of a schedule
+            are not known, or `ax` has several axes.
 
     Example:
 
@@ -64,7 +68,8 @@ def thresholds(
         epochs = max(map(_num_epochs, given.values()))
     if epochs < 1:
         raise ValueError("The number of epochs is not known without a run. Give `epochs`.")
-    figure, (axes,) = panels(1, width=6.0)
+    canvas = Canvas(("clipping norms",), ax, dpi, width=6.0)
+    (axes,) = canvas.axes
     drawn = []
     for number, (name, method) in enumerate(given.items()):
         style = line_style(number)
@@ -80,9 +85,11 @@ def thresholds(
                 axes.fill_between(at, *band, color=style["color"], alpha=0.2, linewidth=0)
         drawn.append(norms.ravel())
     scale_norms(axes, np.concatenate(drawn))
-    label(axes, "epochs of training", "clipping norm (L2)", legend=False)
-    figure.legend(loc="outside right center", frameon=False)
-    return finished(figure, path, title)
+    label(axes, "epochs of training", "clipping norm (L2)")
+    # Many methods do not fit into the panel; the axes of the caller may have no room beside them.
+    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if canvas.is_new else {}
+    axes.legend(frameon=False, **outside)
+    return canvas.finish(path, title, "Clipping norms")
 
 
 def _schedule_or_runs(name: str, method: Any) -> Schedule | list[np.ndarray]:
