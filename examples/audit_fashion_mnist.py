@@ -102,7 +102,7 @@ def main() -> None:
             flush=True,
         )
     print(f"{num_above} of {options.runs} bounds lie above epsilon {claimed:.3f}.")
-    ka.plots.audit(found, options.output, title="An audit of private training")
+    ka.plots.audit(found, options.output, title=f"An audit on {data.name}")
     print(f"Figure: {options.output}")
 
 

@@ -95,7 +95,7 @@ class Task:
     """A data set and the defaults of its script.
 
     Args:
-        title: name of the data set.
+        title: name of the data set, or of the method; the figure's file is named after it.
         epsilon: privacy budget.
         delta: delta of the budget.
         batch_size: expected number of examples a step.
@@ -170,7 +170,7 @@ def main(
     result = model.evaluate(data.x_test, data.y_test, verbose=0, return_dict=True)
     print(f"\nTest accuracy {result['accuracy']:.2%} after {seconds:.0f} s of training.")
     print(model.privacy_spent(options.delta))
-    ka.plots.history(history, options.output, title=f"Private training on {task.title}")
+    ka.plots.history(history, options.output, title=f"Private training on {data.name}")
     print(f"Figure: {options.output}")
 
 

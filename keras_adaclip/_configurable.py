@@ -1,12 +1,27 @@
 """Config and printed form of a class from the arguments of its constructor."""
 
+import contextlib
 import inspect
+import reprlib
+from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
 
 
-class Configurable:
+class Printable:
+    """A class that prints itself by its constructor arguments, attributes of the same names."""
+
+    def __repr__(self) -> str:
+        names = [name for name in constructor_parameters(type(self)) if hasattr(self, name)]
+        return printed(self, {name: self._argument(name) for name in names})
+
+    def _argument(self, name: str) -> Any:
+        """Return the value of a constructor argument."""
+        return getattr(self, name)
+
+
+class Configurable(Printable):
     """A class whose constructor arguments are attributes of the same names."""
 
     def get_config(self) -> dict[str, Any]:
@@ -25,11 +40,72 @@ class Configurable:
         """
         return cls(**config)
 
-    def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        arguments = ", ".join(f"{name}={self._argument(name)!r}" for name in names)
-        return f"{type(self).__name__}({arguments})"
 
-    def _argument(self, name: str) -> Any:
-        """Return the value of a constructor argument."""
-        return getattr(self, name)
+def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor, with those that a subclass passes on."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            _, *own = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+            found = {**{parameter.name: parameter for parameter in own}, **found}
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
+                break
+    return found
+
+
+def printed(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Return `Name(argument=value, ...)`: the first argument, and those that differ from defaults.
+
+    Args:
+        value: The object.
+        arguments: The arguments of its constructor, by name.
+    """
+    shown = []
+    for number, (name, parameter) in enumerate(constructor_parameters(type(value)).items()):
+        # Keras numbers the names of objects.
+        if name in arguments and name != "name":
+            text = _SHORT.repr(arguments[name])
+            is_main = number == 0 and arguments[name] is not None
+            if is_main or text != _SHORT.repr(parameter.default):
+                shown.append(f"{name}={text}")
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+class _Short(reprlib.Repr):
+    """Short forms of arguments: Keras's objects by their configs, functions by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother, self.maxstring = 200, 80
+
+    # A sequence has one form, whatever an argument was converted to.
+    repr_tuple = reprlib.Repr.repr_list
+
+    def repr_float(self, value: float, level: int) -> str:
+        """Return seven significant digits, as many as a float32 has."""
+        return repr(float(f"{value:.7g}"))
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """Return the items, or the form of an object whose config this is."""
+        config = value.get("config")
+        if not isinstance(config, dict) or "class_name" not in value:
+            return super().repr_dict(value, level)
+        items = [(name, each) for name, each in config.items() if name != "name"]
+        arguments = ", ".join(f"{name}={self.repr1(each, level - 1)}" for name, each in items)
+        return f"{value['class_name']}({arguments})"
+
+    def repr_function(self, value: Any, level: int) -> str:
+        """Return the name of a function."""
+        return str(value.__name__)
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Return the config of an object that prints nothing about itself, or its class."""
+        if type(value).__repr__ is not object.__repr__:
+            return super().repr_instance(value, level)
+        # A class of the user may have no config, or arguments that a config cannot hold.
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            return printed(value, value.get_config())
+        return f"<{type(value).__name__}>"
+
+
+_SHORT = _Short()

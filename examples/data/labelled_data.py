@@ -25,6 +25,11 @@ class LabelledData:
     y_test: np.ndarray
     source: str
 
+    @property
+    def name(self) -> str:
+        """Name of the data, without size and origin."""
+        return self.source.partition(",")[0]
+
     def first(self, num_train: int, num_test: int) -> Self:
         """Only the first examples, for a short trial; inputs must be arrays.
 
@@ -38,4 +43,5 @@ class LabelledData:
             y_train=self.y_train[:num_train],
             x_test=self.x_test[:num_test],
             y_test=self.y_test[:num_test],
+            source=f"{self.source}, the first {num_train:,} + {num_test:,}",
         )

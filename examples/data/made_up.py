@@ -9,7 +9,7 @@ import numpy as np
 from .adult import ADULT_CATEGORIES, ADULT_NUMBERS
 from .labelled_data import LabelledData
 
-_SOURCE = "made up on the spot, in the shape of {}"
+_SOURCE = "made-up data, in the shape of {}"
 
 
 def make_up_images(

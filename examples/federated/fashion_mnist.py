@@ -91,8 +91,8 @@ def all_runs(seeds: range, rounds: int = ROUNDS) -> list[Run]:
 # ---- clients ----------------------------------------------------------------------------------
 
 
-def load(num_clients: int, num_images: int | None) -> tuple[ka.federated.ClientData, Any]:
-    """The clients, and the test images with their labels."""
+def load(num_clients: int, num_images: int | None) -> tuple[str, ka.federated.ClientData, Any]:
+    """The data in words, the clients, and the test images with their labels."""
     data = load_fashion_mnist()
     x, y = data.x_train[:num_images], data.y_train[:num_images]
     ids = ka.federated.partition.dirichlet(y, num_clients=num_clients, alpha=0.3, seed=0)
@@ -100,7 +100,8 @@ def load(num_clients: int, num_images: int | None) -> tuple[ka.federated.ClientD
     clients = ka.federated.ClientData.from_arrays(
         x.reshape(len(x), -1), y, ids, population=range(num_clients)
     )
-    return clients, (data.x_test.reshape(len(data.x_test), -1), data.y_test)
+    about = f"{data.name}, {num_clients:,} clients"
+    return about, clients, (data.x_test.reshape(len(data.x_test), -1), data.y_test)
 
 
 # ---- model and training -----------------------------------------------------------------------
@@ -191,8 +192,9 @@ def main() -> None:
         print(written)
 
 
-def make_missing(runs: list[Run], path: Path, data: tuple[Any, Any], cohort_size: int) -> None:
+def make_missing(runs: list[Run], path: Path, data: tuple[str, Any, Any], cohort_size: int) -> None:
     """Train the runs that the file lacks, and add a row for each."""
+    about, clients, test = data
     known = set()
     if path.exists():
         with path.open(newline="") as file:
@@ -200,7 +202,7 @@ def make_missing(runs: list[Run], path: Path, data: tuple[Any, Any], cohort_size
             known = {tuple(row[name] for name in names) for row in csv.DictReader(file)}
     missing = [run for run in runs if tuple(map(str, asdict(run).values())) not in known]
     for number, run in enumerate(missing, 1):
-        row = asdict(run) | train(run, *data, cohort_size)
+        row = asdict(run) | train(run, clients, test, cohort_size) | {"data": about}
         is_new = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(row), lineterminator="\n")

@@ -42,7 +42,7 @@ def tables(rows: Rows) -> str:
     """Return tables of accuracy by choice and noise, and of how well quantiles were followed."""
     noises = _values(rows, "noise_multiplier")
     lines = [
-        "# Quantiles against fixed norms, 3,000 clients of Fashion-MNIST",
+        f"# Quantiles against fixed norms: {_data(rows)}",
         "",
         "Written by `python examples/federated/fashion_mnist.py`. Test accuracy in percent, the "
         "mean over the last hundred rounds; mean ± standard deviation over the seeds (runs).",
@@ -103,7 +103,7 @@ def accuracy_figure(rows: Rows) -> Figure:
         axis.legend(fontsize="small")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy")
-    figure.suptitle("Fashion-MNIST, 3,000 clients: private quantiles and fixed norms")
+    figure.suptitle(f"{_data(rows)}: private quantiles and fixed norms")
     return figure
 
 
@@ -133,8 +133,13 @@ def tracking_figure(rows: Rows) -> Figure:
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
     figure.legend(*norms.get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.suptitle(f"What the private estimate follows, noise multiplier {noise:g}")
+    figure.suptitle(f"{_data(rows)}: what the private estimate follows, noise multiplier {noise:g}")
     return figure
+
+
+def _data(rows: Rows) -> str:
+    """The data that the runs were on."""
+    return " and ".join(dict.fromkeys(row["data"] for row in rows))
 
 
 def _choices(rows: Rows) -> list[Choice]:

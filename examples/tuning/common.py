@@ -60,9 +60,9 @@ def search(
         ranges: as of `clipping_choices`.
     """
     data = load_fashion_mnist()
-    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
     if options.smoke:
         data = data.first(768, 256)
+    print(f"Data: {data.source}; backend: {keras.backend.backend()}")
     holdout = len(data.x_train) // 6
     x, y = data.x_train[:-holdout], data.y_train[:-holdout]
     hypermodel = ClippingHyperModel(

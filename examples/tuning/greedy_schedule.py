@@ -109,8 +109,7 @@ def found_schedule(
     schedule.save(options.output / "schedule.json")
     tried = [dataclasses.asdict(epoch) for epoch in tuner.searched_epochs()]
     (options.output / "tried.json").write_text("[\n" + ",\n".join(map(json.dumps, tried)) + "\n]\n")
-    title = f"Greedy search on {public.source.partition(',')[0]}"
-    ka.plots.search(tuner, options.output / "search.png", title)
+    ka.plots.search(tuner, options.output / "search.png", f"Greedy search on {public.name}")
     return schedule
 
 

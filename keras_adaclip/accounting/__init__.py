@@ -39,7 +39,12 @@ from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
-from keras_adaclip.accounting.report import NO_TUNING, PrivacyReport, check_report_path
+from keras_adaclip.accounting.report import (
+    NO_TUNING,
+    PrivacyReport,
+    ReportedMechanism,
+    check_report_path,
+)
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon

@@ -65,6 +65,9 @@ class Canaries:
                 f"shapes {self.rows.shape} and {self.is_member.shape}, dtype {self.is_member.dtype}"
             )
 
+    def __repr__(self) -> str:
+        return f"Canaries(num_canaries={len(self)}, num_examples={self.num_examples})"
+
     @classmethod
     def draw(
         cls,

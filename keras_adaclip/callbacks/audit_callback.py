@@ -6,10 +6,11 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip._configurable import Printable
 from keras_adaclip.audit import Canaries, OneRunAudit
 
 
-class AuditCallback(keras.callbacks.Callback):
+class AuditCallback(Printable, keras.callbacks.Callback):
     """Audits a model while it trains on `Canaries.dataset`.
 
     `audit_epsilon` appears in the logs of every epoch: a lower bound on epsilon from the losses of

@@ -6,10 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip._configurable import Printable
+
 _DIAGNOSTICS = ("gradient_norm", "clipped_fraction")
 
 
-class ClippingMonitor(keras.callbacks.Callback):
+class ClippingMonitor(Printable, keras.callbacks.Callback):
     """Logs `clip_norm`, and `unclipped_fraction` if the strategy releases it.
 
     `clip_norm` is the norm at the end of the epoch: if a schedule sets it, the norm with which the

@@ -8,9 +8,10 @@ import keras
 
 from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
+from keras_adaclip._configurable import Printable
 
 
-class PrivacyCallback(keras.callbacks.Callback):
+class PrivacyCallback(Printable, keras.callbacks.Callback):
     """Reports the privacy spent and stops training before it exceeds a target.
 
     `epsilon` appears in the logs of every epoch, and so in the progress bar, in `History`,

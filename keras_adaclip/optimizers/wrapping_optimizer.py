@@ -1,7 +1,6 @@
 """A Keras optimizer around another one, whose variables are loaded all together or not at all."""
 
 import abc
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
+from keras_adaclip._configurable import constructor_parameters, printed
 from keras_adaclip.backend import keras_private
 
 Tensor = Any
@@ -124,17 +124,25 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
             ValueError: If Keras asks for it to write an HDF5 file of the whole model.
         """
         refuse_legacy_file()
-        names = [name for name in _parameters(type(self)) if hasattr(self, name)]
-        arguments = {name: getattr(self, name) for name in names}
         serialize = keras.saving.serialize_keras_object
-        config = {name: serialize(value) for name, value in arguments.items()}
-        return {**config, "optimizer": serialize(self.inner_optimizer)}
+        return {name: serialize(value) for name, value in self._arguments().items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """Return the optimizer that `get_config` describes."""
         with keras.saving.custom_object_scope(custom_objects or {}):
             return cls(**config)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return every constructor argument under its own name."""
+        names = [name for name in constructor_parameters(type(self)) if hasattr(self, name)]
+        return {
+            "optimizer": self.inner_optimizer,
+            **{name: getattr(self, name) for name in names if name != "optimizer"},
+        }
+
+    def __repr__(self) -> str:
+        return printed(self, self._arguments())
 
     def save_own_variables(self, store: Any) -> None:
         """Store each variable under its number, and zeros instead of the secret ones."""
@@ -197,18 +205,6 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         variable.assign(value)
         self.own_variables.append(variable)
         return variable
-
-
-def _parameters(optimizer_class: type) -> list[str]:
-    """Return the names of the constructor's arguments, with those that a subclass passes on."""
-    names: list[str] = []
-    for each in optimizer_class.__mro__:
-        if "__init__" in vars(each):
-            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
-            names += [parameter.name for parameter in parameters]
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-                break
-    return list(dict.fromkeys(names[1:]))
 
 
 def check_plain_optimizer(

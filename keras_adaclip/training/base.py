@@ -3,8 +3,9 @@
 A mixin without a Keras base.
 """
 
+import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
+from keras_adaclip.accounting import ReportedMechanism
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
@@ -24,6 +26,8 @@ from keras_adaclip.training.training_data import TrainingData, for_keras
 
 # The callbacks that are prepared before training and called before the user's.
 _OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callbacks.AuditCallback)
+# A noise schedule has a mechanism for each epoch.
+_SHOWN = 3
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
@@ -97,6 +101,47 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does, also from frames, and on TensorFlow from any arrays of strings."""
         return super().predict(for_keras(x), *args, **kwargs)  # type: ignore[misc]
+
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print Keras's table of layers, and below it a line on privacy.
+
+        The line has the steps that ran, with sampling and noise multiplier (z), and the optimizer.
+        It has no epsilon, which depends on delta and may take seconds: see `privacy_spent`.
+
+        Args:
+            line_length: As in Keras.
+            positions: As in Keras.
+            print_fn: A function that is called with the table, then with the line on privacy; None
+                prints them.
+            **kwargs: Keras's other arguments.
+        """
+        super().summary(line_length, positions, print_fn, **kwargs)  # type: ignore[misc]
+        if print_fn is None:
+            # As Keras does with the table.
+            is_shown = keras.config.is_interactive_logging_enabled()
+            print_fn = print if is_shown else logging.getLogger("absl").info
+        optimizer = getattr(self, "optimizer", None)
+        compiled = "not compiled" if optimizer is None else f"compiled with {optimizer!r}"
+        print_fn(f" Privacy: {self._spent_in_words()}; {compiled}")
+
+    def _spent_in_words(self) -> str:
+        """Return the steps that ran, with their sampling and noise."""
+        if self._private_state.lost_ledger is not None:
+            return "what was spent on the loaded weights is not known"
+        rows = [row for row in self.privacy_ledger if row.steps > 0]
+        if not rows:
+            return "not trained yet"
+        words = [ReportedMechanism.of(row).in_words(self.privacy_unit) for row in rows[:_SHOWN]]
+        if len(rows) > _SHOWN:
+            words.append(f"and {len(rows) - _SHOWN} more")
+        steps = sum(row.steps for row in rows)
+        return f"{steps:,} step{'s' if steps > 1 else ''} ({'; '.join(words)})"
 
     def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
         """Make each step assign to variables what a forward pass on a row of zeros assigns."""

@@ -9,6 +9,7 @@ import keras
 import keras_tuner
 
 from keras_adaclip import _checks
+from keras_adaclip._configurable import Printable
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
@@ -16,7 +17,7 @@ from keras_adaclip.tuners.choices import DEFAULT_STRATEGIES, clipping_choices
 from keras_adaclip.tuners.plan_guard import PlanGuard
 
 
-class ClippingHyperModel(keras_tuner.HyperModel):
+class ClippingHyperModel(Printable, keras_tuner.HyperModel):
     """Searches clipping, batch size and learning rate at one epsilon for every trial.
 
     For `keras_tuner.RandomSearch`, `BayesianOptimization`, `Hyperband`, `GridSearch` and other

@@ -16,6 +16,7 @@ import numpy as np
 from keras_tuner.engine.trial import Trial
 
 from keras_adaclip._checks import check_choice, check_integer, check_nonnegative, check_positive
+from keras_adaclip._configurable import printed
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
 from keras_adaclip.schedules import PiecewiseConstant, PowerDecay
@@ -129,6 +130,13 @@ class GreedyClipTuner(keras_tuner.Tuner):
         )
         self._model: Any = None
         self._verbose = 1
+
+    def __repr__(self) -> str:
+        oracle = self.oracle
+        arguments = {name: getattr(oracle.rule, name) for name in ("start", "step", "max_drop")}
+        arguments |= {"spacing": oracle.rule.spacing, "epochs": oracle.epochs}
+        arguments |= {"hypermodel": self.hypermodel, "objective": oracle.objective.name}
+        return printed(self, arguments)
 
     # The search
 

@@ -8,6 +8,7 @@ import keras_tuner
 
 from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
+from keras_adaclip._configurable import printed
 from keras_adaclip.tuners.private_plans import SearchSpent, planned_bounds
 from keras_adaclip.tuners.private_record import FAILED, REFUSED, SearchRecord, search_lock
 from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
@@ -157,6 +158,11 @@ class PrivateSearch(keras_tuner.Tuner):
             "validation_is_public": self._validation_is_public,
         }
         self._record = SearchRecord(self.project_dir, settings)
+
+    def __repr__(self) -> str:
+        arguments = {"hypermodel": self.hypermodel, "objective": self._objective.name}
+        arguments |= {"delta": self._delta, "validation_is_public": self._validation_is_public}
+        return printed(self, {**arguments, **vars(self._selection)})
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
         """Run the search, or continue one that was interrupted.

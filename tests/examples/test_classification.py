@@ -50,7 +50,7 @@ def test_smoke(name, monkeypatch, capsys, tmp_path):
     figure = tmp_path / "run.png"
     printed = run_script(name, monkeypatch, capsys, "--smoke", "--seed", 1, "--output", figure)
     task = SCRIPTS[name]["TASK"]
-    assert f"Data: made up on the spot, in the shape of {task.title}; backend: " in printed
+    assert f"Data: made-up data, in the shape of {task.title}; backend: " in printed
     epsilon = re.search(r"\(epsilon = (\S+), delta = \S+\)-differential privacy after", printed)
     assert 0.9 * task.epsilon < float(epsilon[1]) <= task.epsilon
     assert "nan" not in printed
