@@ -47,7 +47,8 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
     for each in cls.__mro__:
         if "__init__" in vars(each):
             _, *own = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
-            found = {**{parameter.name: parameter for parameter in own}, **found}
+            for parameter in own:
+                found.setdefault(parameter.name, parameter)
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
                 break
     return found
@@ -78,8 +79,9 @@ class _Short(reprlib.Repr):
         super().__init__()
         self.maxother, self.maxstring = 200, 80
 
-    # A sequence has one form, whatever an argument was converted to.
-    repr_tuple = reprlib.Repr.repr_list
+    def repr_tuple(self, value: tuple[Any, ...], level: int) -> str:
+        """Return the form of a list: arguments may have been converted to one."""
+        return self.repr_list(list(value), level)
 
     def repr_float(self, value: float, level: int) -> str:
         """Return seven significant digits, as many as a float32 has."""
@@ -100,7 +102,7 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, value: Any, level: int) -> str:
         """Return the config of an object that prints nothing about itself, or its class."""
-        if type(value).__repr__ is not object.__repr__:
+        if type(value).__repr__ is not object.__repr__:  # type: ignore[comparison-overlap]
             return super().repr_instance(value, level)
         # A class of the user may have no config, or arguments that a config cannot hold.
         with contextlib.suppress(AttributeError, NotImplementedError):

@@ -119,7 +119,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Note delta and target in `History.params`, which Keras shares among the callbacks."""
-        self.params |= {"delta": self._effective_delta, "target_epsilon": self.target_epsilon}
+        self.params |= {"delta": self.effective_delta, "target_epsilon": self.target_epsilon}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop if the next execution could exceed the target."""

@@ -100,7 +100,7 @@ def membership_inference(
         1.0 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores)
         for scores in (found.non_member_scores, found.member_scores)
     ]
-    draw_curve(axes, *shares, f"attack (area {found.auc:.3f})", BLUE, marker=None)
+    draw_curve(axes, shares[0], shares[1], f"attack (area {found.auc:.3f})", BLUE, marker=None)
     axes.plot([least, 1], [least, 1], color=GREY, linestyle="--", label="guessing (area 0.5)")
     points = [point for point in found.points if point.false_positive_rate > 0]
     if points:

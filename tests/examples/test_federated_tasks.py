@@ -56,6 +56,8 @@ def test_fashion_mnist_over_clients_and_its_report(tmp_path, monkeypatch, capsys
     found = [(each["kind"], each["value"]) for each in rows]
     assert found == [("quantile", "0.5"), ("fixed", "1.0")]
     assert all(0.2 < float(each["accuracy"]) < 0.9 for each in rows)
+    assert {each["data"].partition(", ")[2] for each in rows} == {"60 clients"}
+    assert (tmp_path / "tables.md").read_text().splitlines()[0].endswith(rows[0]["data"])
     for name in ("tables.md", "accuracy.png", "tracking.png"):
         assert (tmp_path / name).stat().st_size > 0
     # What is there is not made again.

@@ -156,3 +156,42 @@ def test_a_file_without_a_sound_ledger_is_an_error_of_one_line(name, tmp_path, c
         main(["report", str(path), "--delta", "1e-5"])
     assert error.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def line_of(model):
+    """The line on privacy below the table of `summary`."""
+    printed = []
+    model.summary(print_fn=printed.append)
+    table, line = printed
+    assert "Total params" in table
+    return line
+
+
+def test_summary_has_a_line_on_privacy(model, saved, capsys, caplog):
+    spent = " Privacy: 4 steps (poisson: 4 steps, batches of 20 of 40, q = 0.5, z = 2)"
+    assert line_of(model) == f"{spent}; compiled with {model.optimizer!r}"
+    model.summary()
+    assert capsys.readouterr().out.endswith(f"{line_of(model)}\n")
+    bare = keras.models.load_model(saved, compile=False)
+    assert line_of(bare) == f"{spent}; not compiled"
+    bare._private_state.lost_ledger = "its shape differs"
+    assert "spent on the loaded weights is not known" in line_of(bare)
+    new = ka.FederatedModel(*(keras.Input((3,)),) * 2)
+    assert line_of(new) == " Privacy: not trained yet; not compiled"
+    keras.config.disable_interactive_logging()
+    try:
+        with caplog.at_level("INFO", logger="absl"):
+            new.summary()
+    finally:
+        keras.config.enable_interactive_logging()
+    assert (capsys.readouterr().out, caplog.messages[-1]) == ("", line_of(new))
+
+
+def test_summary_of_a_noise_schedule_is_short():
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(3)])
+    noise = ka.schedules.LinearDecay(2.0, total_steps=9)
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=noise), loss="mse")
+    x = np.ones((4, 3), "float32")
+    model.fit(x, x, batch_size=4, epochs=5, verbose=0)
+    assert line_of(model).startswith(" Privacy: 5 steps (poisson: 1 steps,")
+    assert "; and 2 more); compiled with DPOptimizer(" in line_of(model)

@@ -1,5 +1,6 @@
 """Figures of runs, audits, searches, clipping norms, and of epsilon over delta and epochs."""
 
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -28,14 +29,17 @@ def drawn(axes):
 def test_a_panel_for_each_of_accuracy_epsilon_and_clipping_norm(tmp_path, wrap):
     path = tmp_path / "run.png"
     history = wrap({**HISTORY, "audit_epsilon": [0.0, 0.3]})
-    figure = ka.plots.history(history, path, title="A run")
-    assert labels(figure) == ["accuracy", "epsilon spent", "clipping norm"]
+    figure = ka.plots.history(history, path, title="A run", target_epsilon=2.0)
+    assert labels(figure) == ["accuracy", "epsilon", "clipping norm (L2)"]
     accuracy, epsilon, clip_norm = figure.axes
     assert drawn(accuracy) == {"training (not private)": [0.5, 0.7], "validation": [0.4, 0.6]}
     assert drawn(epsilon) == {
         "at most, by the accountant": [1.0, 1.5],
         "at least, by the audit": [0.0, 0.3],
+        "target: 2": [2.0, 2.0],
     }
+    legends = [axes.get_legend() for axes in figure.axes]
+    assert [legend and len(legend.get_texts()) for legend in legends] == [2, 3, None]
     assert clip_norm.lines[0].get_ydata() == pytest.approx([0.1, 0.2])
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -46,6 +50,77 @@ def test_a_loss_that_was_validated_every_other_epoch():
     assert [line.get_xdata().tolist() for line in axes.lines] == [[1, 2, 3, 4], [2, 4]]
     with pytest.raises(ValueError, match="no epoch"):
         ka.plots.history({"loss": []})
+
+
+def test_delta_and_target_of_the_callback_or_of_the_caller():
+    model = ka.PrivateSequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0), "mean_squared_error")
+    callback = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=9.0)
+    x, y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
+    history = model.fit(x, y, batch_size=20, callbacks=[callback], verbose=0)
+    for options, delta, target in (
+        ({}, 0.001, 9.0),
+        ({"delta": 0.1, "target_epsilon": 7.0}, 0.1, 7.0),
+    ):
+        figure = ka.plots.history(history, **options)
+        epsilon = figure.axes[1]
+        assert epsilon.get_ylabel() == f"epsilon at delta {delta}"
+        assert drawn(epsilon)[f"target: {target:g}"] == [target, target]
+        # Rounded up.
+        shown = float(figure.get_suptitle().split()[5])
+        assert 0.0 <= shown - history.history["epsilon"][-1] <= 0.01 * shown
+    with pytest.raises(ValueError, match=r"PrivacyCallback.*delta=0\.1"):
+        ka.plots.history({"loss": [1.0]}, delta=0.1)
+
+
+AUDIT = ka.audit.OneRunAudit.from_scores(np.arange(64.0), np.arange(64) % 2 > 0, delta=1e-5)
+SCORES = np.linspace(0.0, 1.0, 9)[:, None]
+ATTACK = ka.audit.membership_inference(None, SCORES, SCORES, score=lambda model, x, y: x[:, 0])
+LOGS = {"clip_norm": [0.5, 0.6], "unclipped_fraction": [0.2, 0.6]}
+# Each function, its arguments, its number of panels, and its title.
+FIGURES = {
+    "history": ((HISTORY,), 3, "Training of 2 epochs: epsilon 1.5"),
+    "audit": ((AUDIT,), 2, "Audit by one run: epsilon is at least"),
+    "membership_inference": ((ATTACK,), 1, "Membership inference by the loss"),
+    "privacy_curve": (
+        ([LedgerRow.open(Sampling.FIXED, 9, 99, 2.0).advance(3)],),
+        2,
+        "Privacy spent",
+    ),
+    "quantile_tracking": ((LOGS, 0.5), 2, "Clipping norm at the 0.5 quantile of the norms"),
+    "search": ((None,), 2, "Greedy search of clipping norms"),
+    "thresholds": (({"a": LOGS},), 1, "Clipping norms"),
+}
+
+
+@pytest.mark.parametrize("name", ka.plots.__all__)
+def test_axes_title_and_resolution_of_every_figure(name, tmp_path):
+    from matplotlib.figure import Figure
+
+    (first, *rest), num_panels, words = FIGURES[name]
+    first = GreedySearch() if name == "search" else first
+    draw = functools.partial(getattr(ka.plots, name), first, *rest)
+    own = draw()
+    assert own.get_suptitle().startswith(words)
+    assert draw(title="").get_suptitle() == ""
+    assert draw(dpi=50).dpi == 50
+    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in own.axes)
+    # Axes of a caller, here in a part of a figure: nothing is added but what they show.
+    figure = Figure(dpi=80)
+    part, _ = figure.subfigures(1, 2)
+    axes = part.subplots(1, num_panels)
+    assert draw(tmp_path / "run.png", ax=axes, dpi=40) is figure
+    assert (tmp_path / "run.png").stat().st_size > 0
+    assert (figure.dpi, figure.get_suptitle(), len(figure.axes)) == (80, "", num_panels)
+    assert labels(figure) == labels(own)
+    draw(title="A run", ax=axes)
+    assert figure.axes[0].get_title() == "A run"
+    with pytest.raises(ValueError, match=rf"`ax` must have {num_panels} axes.*with 4 axes"):
+        draw(ax=Figure().subplots(2, 2))
+    with pytest.raises(TypeError, match=r"`ax` must be matplotlib axes.*ax='left'"):
+        draw(ax="left")
+    with pytest.raises(ValueError, match="`dpi`"):
+        draw(dpi=0)
 
 
 def test_without_matplotlib(monkeypatch):
@@ -101,7 +176,7 @@ class GreedySearch:
 
 def test_a_greedy_search():
     figure = ka.plots.search(GreedySearch())
-    assert labels(figure) == ["clipping norm (grey: tried)", "val accuracy"]
+    assert labels(figure) == ["clipping norm (L2)", "val accuracy"]
     norms, scores = figure.axes
     assert drawn(norms) == {"best": [0.4, 0.2], "0.4 / epoch^1": [0.4, 0.2]}
     tried = np.concatenate([points.get_offsets() for points in scores.collections])
@@ -129,7 +204,10 @@ def test_a_search_by_trial_and_by_what_was_varied():
         ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, 1.0),
     )
     by_trial, by_rate, by_kind = ka.plots.search(tuner).axes
-    assert by_trial.get_ylabel() == "val loss"
+    assert {axes.get_ylabel() for axes in (by_trial, by_rate, by_kind)} == {"val loss"}
+    stars = [axes.collections[-1].get_offsets().tolist() for axes in (by_trial, by_rate, by_kind)]
+    assert stars == [[[2, 1.0]], [[1.0, 1.0]], [[1, 1.0]]]
+    assert [text.get_text() for text in by_rate.get_legend().get_texts()] == ["trial", "best: 1"]
     assert by_trial.lines[0].get_ydata() == pytest.approx([3.0, 1.0])
     assert by_rate.get_xlabel() == "rate"
     assert by_rate.get_xscale() == "log"
@@ -201,8 +279,8 @@ def test_a_model_and_the_delta_of_its_number_of_examples():
         ka.plots.privacy_curve(model)
     model.fit(x, y, batch_size=20, epochs=3, verbose=0)
     figure = ka.plots.privacy_curve(model, accountant="rdp")
-    delta, spent = figure.axes[1].get_title(), figure.axes[0].collections[0].get_offsets()[0][1]
-    assert delta == f"at delta = {40**-1.1:.2g}"
+    delta, spent = figure.axes[1].get_ylabel(), figure.axes[0].collections[0].get_offsets()[0][1]
+    assert delta == f"epsilon at delta {40**-1.1:.3g}"
     assert spent == model.privacy_spent(40**-1.1, "rdp").epsilon
 
 
@@ -244,7 +322,7 @@ def test_a_run_a_schedule_and_numbers():
     assert found["schedule"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, third], [3, third]]
     assert found["numbers"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, 0.5], [3, 0.5]]
     assert figure.get_suptitle() == "Norms"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(methods)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == list(methods)
 
 
 def test_runs_of_one_method_are_a_mean_and_a_band():
