@@ -64,6 +64,8 @@ def test_fashion_mnist_from_keras_then_debian_then_digits(cache, tmp_path):
     pytest.importorskip("sklearn")
     found = data.load_fashion_mnist(tmp_path / "nowhere")
     assert found.source.startswith("scikit-learn's digits, 1,500 + 297 images (Fashion-MNIST could")
+    assert found.name == "scikit-learn's digits"
+    assert found.first(9, 4).source == f"{found.source}, the first 9 + 4"
     assert found.x_train.shape == (1500, 28, 28, 1)
 
 
