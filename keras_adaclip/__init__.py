@@ -4,34 +4,50 @@
 *account*.
 """
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from keras_adaclip import (
-    _keras_backend,  # First: it explains a missing backend of Keras.
-    accounting,
-    activations,
-    audit,
-    callbacks,
-    clipping,
-    federated,
-    gradients,
-    integrations,
-    models,
-    optimizers,
-    plots,
-    sampling,
-    schedules,
-    tuners,
-)
-from keras_adaclip.federated import FederatedModel, federate
-from keras_adaclip.models import (
-    PrivacyCheck,
-    PrivacyIssue,
-    PrivateModel,
-    PrivateSequential,
-    check,
-    privatize,
-)
+
+def _is_command() -> bool:
+    """Return whether this process is the command line, which answers without Keras."""
+    program, *words = getattr(sys, "argv", None) or [""]
+    if program == "-m":  # While Python looks for the module to run.
+        return sys.orig_argv[-1 - len(words)].removeprefix("-m") == "keras_adaclip"
+    return Path(program).name in ("keras-adaclip", "keras-adaclip.exe")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+if not _is_command():
+    from keras_adaclip import (
+        _keras_backend,  # First: it explains a missing backend of Keras.
+        accounting,
+        activations,
+        audit,
+        callbacks,
+        clipping,
+        federated,
+        gradients,
+        integrations,
+        models,
+        optimizers,
+        plots,
+        sampling,
+        schedules,
+        tuners,
+    )
+    from keras_adaclip.federated import FederatedModel, federate
+    from keras_adaclip.models import (
+        PrivacyCheck,
+        PrivacyIssue,
+        PrivateModel,
+        PrivateSequential,
+        check,
+        privatize,
+    )
 
 try:
     __version__ = version("keras-adaclip")
