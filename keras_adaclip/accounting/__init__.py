@@ -4,7 +4,7 @@
     row          one mechanism and how often it ran, in integers
     ledger       the rows of a model, which only grow
     merging      rows merged upward in epsilon
-    saved_ledger the ledger in a file
+    saved_ledger the ledger and what else of it a file holds
     events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
     accountants  epsilon of composed events, by `dp_accounting`
     epsilon      epsilon of a plan and of a ledger
@@ -14,6 +14,8 @@
     selection    the best of a random number of runs
     bounds       the most that each run of a search may spend
     report       what was spent and how, for those who have to trust it
+    report_words what that means, in words
+    report_html  the report as a document
 
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
@@ -46,7 +48,18 @@ from keras_adaclip.accounting.report import (
     check_report_path,
 )
 from keras_adaclip.accounting.row import LedgerRow
-from keras_adaclip.accounting.saved_ledger import LEDGER_KEYS, read_ledger
+from keras_adaclip.accounting.saved_ledger import (
+    CHANGED,
+    DIGEST_SIZE,
+    DIGESTS_KEY,
+    FACTS_KEY,
+    LEDGER_KEYS,
+    UNKNOWN,
+    UNWATCHED,
+    facts_to_array,
+    read_ledger,
+    weights_in_words,
+)
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
 
 __all__ = [

@@ -4,100 +4,35 @@ Every number follows from the ledger. Facts that are not in the ledger are state
 """
 
 import dataclasses
+import datetime
+import hashlib
 import importlib.metadata
 import json
 import math
 import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1
-from keras_adaclip.accounting.epsilon import (
-    ledger_epsilon,
-    relation_in_words,
-    rounded_up,
-    selections_in_words,
-)
+from keras_adaclip.accounting import report_html, report_text, report_words
+from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.reported_mechanism import SELECTED, ReportedMechanism
 from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 from keras_adaclip.accounting.selection import RandomSelection
 
 _FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 1
 GROUP_SIZES = (2, 5, 10)
 NO_TUNING = "none is counted: epsilon is that of the training run alone"
-_SELECTED = "selected"
 _NOT_KNOWN = "not known here"
-_SUFFIXES = (".json", ".md", ".txt")
+_NOT_STATED = "not stated"
+_SUFFIXES = (".html", ".json", ".md", ".txt")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
-_WIDTH = 25
-_CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
-_OTHER_CHOICES = "Choosing anything on the same data by other means than the selection stated here."
-_NOT_COVERED = (
-    "Metrics and losses on the training data, in logs, plots and callbacks.",
-    _CHOICES,
-    "Stopping early by a score on private data, unless those data are covered otherwise.",
-    "The number of {unit}s, which counts as public.",
-    "Other uses of the data: preprocessing fitted to them, other models trained on them.",
-    "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
-)
-_SCORES_OF_SELECTION = "Validation data whose scores decided which run was selected."
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportedMechanism:
-    """One row of the ledger, in a report.
-
-    Args:
-        sampling: Label of the `Sampling`; `"selected"` for the best of several runs. Noise and
-            batch size are then those of the run with the least noise.
-        expected_batch_size: Expected number of units in a step.
-        num_examples: Number of units in the data, 0 if unknown.
-        sampling_probability: Probability of each unit at each step; None if the sampling does not
-            amplify.
-        noise_multiplier: Standard deviation of the noise over the clipping norm, in total.
-        steps: Steps that ran.
-        releases: Releases that they count as.
-    """
-
-    sampling: str
-    expected_batch_size: int
-    num_examples: int
-    sampling_probability: float | None
-    noise_multiplier: float
-    steps: int
-    releases: int
-
-    @classmethod
-    def of(cls, row: LedgerRow) -> Self:
-        """The row, as a report shows it."""
-        is_amplified = row.sampling.is_amplified and row.selection is None
-        return cls(
-            row.sampling.label if row.selection is None else _SELECTED,
-            row.expected_batch_size,
-            row.num_examples,
-            row.sampling_probability if is_amplified else None,
-            row.noise_multiplier,
-            row.steps,
-            row.releases,
-        )
-
-    def in_words(self, unit: str = "example") -> str:
-        """The mechanism in a line.
-
-        Args:
-            unit: The unit of privacy, `"example"` or `"client"`.
-        """
-        drawn = "cohorts" if unit == "client" else "batches"
-        size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
-        q, releases = self.sampling_probability, self.releases
-        return (
-            f"{self.sampling}: {self.steps:,} steps, {drawn} of {self.expected_batch_size:,} of "
-            f"{size}{'' if q is None else f', q = {q:.4g}'}, z = {self.noise_multiplier:.6g}"
-            f"{'' if releases == self.steps else f', {releases:,} releases'}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,16 +57,22 @@ class PrivacyReport:
         tuning: What choosing hyperparameters cost, in words.
         epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
+        assumptions: What people must have done for epsilon to hold.
         not_covered: What epsilon does not cover.
         versions: The versions of the software, by name.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
+        model_name: Name of the model.
+        model_file: Name of a file of the model; None if none was given.
+        model_file_sha256: SHA-256 of that file; None if none was given.
+        data_description: Which data the model was trained on, in the user's words.
+        date: When the report was made, UTC, as ISO 8601. Reports of the same facts are equal.
 
     Example:
 
     >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0).advance(3515)
     >>> report = PrivacyReport.from_ledger([row], delta=1e-5, group_sizes=())
-    >>> print(report.to_text().split("Not covered")[0].strip())
+    >>> print(report.to_text().split("model  ")[0].strip())
     Privacy report
     epsilon                    1.3513 at delta = 1e-05 (PLD)
     by Rényi divergences       1.5597
@@ -145,6 +86,9 @@ class PrivacyReport:
     seeds                      not known here
     tuning                     none is counted: epsilon is that of the training run alone
     weights                    not known here
+    >>> print(report.meaning[2])
+    An attacker to whom it is as likely as not that the example was used, and who then sees all
+    this, guesses right with probability at most 79.5%. A blind guess is right with probability 50%.
     """
 
     delta: float
@@ -160,9 +104,15 @@ class PrivacyReport:
     seeds: str
     tuning: str
     epsilon_with_selection: float | None
+    assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
     weights: str = _NOT_KNOWN
+    model_name: str = _NOT_KNOWN
+    model_file: str | None = None
+    model_file_sha256: str | None = None
+    data_description: str = _NOT_STATED
+    date: str = dataclasses.field(default="", compare=False)
 
     @classmethod
     def from_ledger(
@@ -178,6 +128,9 @@ class PrivacyReport:
         selection: RandomSelection | None = None,
         tuning: str = NO_TUNING,
         versions: Mapping[str, str] | None = None,
+        model_name: str = _NOT_KNOWN,
+        model_file: str | os.PathLike[str] | None = None,
+        data_description: str | None = None,
     ) -> Self:
         """The report of what a ledger says has run.
 
@@ -194,11 +147,15 @@ class PrivacyReport:
             selection: How this run was chosen from a random number of runs like it, if it was.
             tuning: How the run was chosen, in words, if no epsilon here counts that.
             versions: Versions of further software, by name.
+            model_name: Name of the model.
+            model_file: A file of the model, whose name and SHA-256 the report states.
+            data_description: Which data the model was trained on, in the user's words.
 
         Returns:
             The report.
 
         Raises:
+            OSError: If `model_file` cannot be read.
             TypeError: If an argument is of the wrong type.
             ValueError: If an argument is out of range.
         """
@@ -211,10 +168,6 @@ class PrivacyReport:
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
-        not_covered = [
-            _OTHER_CHOICES if choices and text is _CHOICES else text.format(unit=unit)
-            for text in (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if selected else []))
-        ]
         return cls(
             delta=delta,
             unit=unit,
@@ -229,9 +182,56 @@ class PrivacyReport:
             seeds=seeds,
             tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
-            not_covered=tuple(not_covered),
-            versions={name: _version(name) for name in _SOFTWARE} | dict(versions or {}),
+            assumptions=report_words.assumptions(
+                unit, {row.sampling.label for row in rows}, bool(choices)
+            ),
+            not_covered=report_words.not_covered(unit, bool(choices), bool(selected)),
+            versions=_versions(versions or {}),
             weights=weights,
+            model_name=str(model_name),
+            model_file=None if model_file is None else Path(model_file).name,
+            model_file_sha256=None if model_file is None else _sha256(model_file),
+            data_description=str(data_description or _NOT_STATED),
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        delta: float,
+        *,
+        group_sizes: Sequence[int] = GROUP_SIZES,
+        selection: RandomSelection | None = None,
+        data_description: str | None = None,
+    ) -> Self:
+        """The report of a saved model. No layer is built, and no code of the model runs.
+
+        Args:
+            path: A `.keras` or `.weights.h5` file of a private model.
+            delta: Delta, between 0 and 1.
+            group_sizes: Numbers of units of one person for which epsilon is given.
+            selection: How this run was chosen from a random number of runs like it, if it was.
+            data_description: Which data the model was trained on, in the user's words.
+
+        Returns:
+            The report, with the name and the SHA-256 of the file.
+
+        Raises:
+            OSError: If there is no such file, or it cannot be read.
+            TypeError: If an argument is of the wrong type.
+            ValueError: If the file holds no privacy ledger, or an argument is out of range.
+        """
+        saved = read_saved_privacy(Path(path))
+        return cls.from_ledger(
+            saved.ledger,
+            delta,
+            group_sizes=group_sizes,
+            selection=selection,
+            weights=saved.weights,
+            model_file=path,
+            data_description=data_description,
+            **saved.facts,
         )
 
     @property
@@ -239,9 +239,35 @@ class PrivacyReport:
         """Steps that ran."""
         return sum(mechanism.steps for mechanism in self.mechanisms)
 
+    @property
+    def is_selected(self) -> bool:
+        """Whether the ledger counts that the model is the best of several runs."""
+        return any(mechanism.sampling == SELECTED for mechanism in self.mechanisms)
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon to quote: with the selection, if there was one."""
+        chosen = self.epsilon_with_selection
+        return self.epsilon_pld if chosen is None else chosen
+
+    @property
+    def protection(self) -> tuple[str, ...]:
+        """What is protected, and from whom."""
+        is_selected = self.is_selected or self.epsilon_with_selection is not None
+        return report_words.protection(self.unit, self.neighboring_relation, is_selected)
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What epsilon and delta mean, with an attacker's best odds."""
+        if not self.mechanisms:
+            return (report_words.NOTHING_RAN,)
+        num_examples = max(mechanism.num_examples for mechanism in self.mechanisms)
+        return report_words.meaning(self.epsilon, self.delta, self.unit, num_examples)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
-        values = {**dataclasses.asdict(self), "steps": self.steps}
+        values = dataclasses.asdict(self)
+        values |= {name: getattr(self, name) for name in ("steps", "protection", "meaning")}
         groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
         plain = {name: _plain(value) for name, value in values.items()}
         return {"format": _FORMAT, "version": _VERSION, **plain, "group_epsilons": groups}
@@ -252,68 +278,38 @@ class PrivacyReport:
 
     def to_text(self) -> str:
         """The report as text."""
-        rows = [f"{name:<{_WIDTH}}  {value}" for name, value in self._rows()]
-        return "\n".join(["Privacy report", *rows, "", self._closing_lines("\n")])
+        return report_text.as_text(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        cells = [(name, " ".join(text.split()).replace("|", "\\|")) for name, text in self._rows()]
-        rows = [f"| {name} | {cell} |" for name, cell in cells]
-        head = ["# Privacy report", "", "| | |", "| --- | --- |"]
-        return "\n".join([*head, *rows, "", self._closing_lines("\n\n")])
+        return report_text.as_markdown(self)
 
-    def _closing_lines(self, gap: str) -> str:
-        """Return what epsilon does not cover, and the versions."""
-        not_covered = "\n".join(f"- {each}" for each in self.not_covered)
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"Not covered by epsilon:{gap}{not_covered}\n\nMade with {versions}.\n"
+    def to_html(self) -> str:
+        """The report as a document in one file of HTML, to read and to print."""
+        return report_html.as_document(self)
+
+    def _repr_html_(self) -> str:
+        """Return the table of the report, for notebooks."""
+        return report_html.as_table(report_text.rows(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.
 
         Args:
-            path: A name that ends with `.json`, `.md` or `.txt`.
+            path: A name that ends with `.html`, `.json`, `.md` or `.txt`. The HTML is a document
+                in one file, to read and to print.
 
         Raises:
             ValueError: If it ends otherwise.
         """
         check_report_path(path)
-        texts = {".json": self.to_json, ".md": self.to_markdown, ".txt": self.to_text}
+        texts = (self.to_html, self.to_json, self.to_markdown, self.to_text)
         path = Path(path)
-        path.write_text(texts[path.suffix](), encoding="utf-8")
+        text = dict(zip(_SUFFIXES, texts, strict=True))[path.suffix]()
+        path.write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
         return self.to_text()
-
-    def _rows(self) -> list[tuple[str, str]]:
-        """Return the names and values of the table."""
-        is_selected = any(mechanism.sampling == _SELECTED for mechanism in self.mechanisms)
-        is_rdp = is_selected or self.neighboring_relation == REPLACE_ONE
-        without_amplification = rounded_up(self.epsilon_without_amplification)
-        if is_selected:
-            without_amplification = "not known, since a search has selected the model"
-        # With a selection, the other epsilons are those of a single run.
-        of_one, with_selection = "", []
-        if self.epsilon_with_selection is not None:
-            of_one = ", one run"
-            with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
-        accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
-        return [
-            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant})"),
-            *with_selection,
-            ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
-            ("without amplification", without_amplification),
-            *(
-                (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
-                for size, epsilon in self.group_epsilons.items()
-            ),
-            (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
-            ("unit", self.unit),
-            ("neighbouring data sets", relation_in_words(self.neighboring_relation)),
-            ("steps", f"{self.steps:,}"),
-            *(("mechanism", mechanism.in_words(self.unit)) for mechanism in self.mechanisms),
-            *((name, getattr(self, name)) for name in ("clipping", "seeds", "tuning", "weights")),
-        ]
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
@@ -327,8 +323,8 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
     """
     if Path(path).suffix not in _SUFFIXES:
         raise ValueError(
-            "The path of a privacy report must end with '.json', '.md' or '.txt', which decides "
-            f"the format. Received: {str(path)!r}"
+            "The path of a privacy report must end with '.html', '.json', '.md' or '.txt', which "
+            f"decides the format. Received: {str(path)!r}"
         )
 
 
@@ -342,12 +338,29 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
     return LedgerRow.open(Sampling.SHUFFLE, size, num_examples, noise_multiplier).advance(row.steps)
 
 
+def _versions(others: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of this process's software and of others, such as those of a file."""
+    own = {name: _version(name) for name in _SOFTWARE} | {"Python": platform.python_version()}
+    changed = {
+        name: f"{own[name]} (the file: {version})"
+        for name, version in others.items()
+        if own.get(name, version) != version
+    }
+    return own | dict(others) | changed
+
+
 def _version(name: str) -> str:
     """Return the version of a package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _sha256(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,18 @@
-"""The ledger in the file of a saved private model, read without building the model."""
+"""What the file of a saved private model says of its privacy, read without building the model."""
 
+import dataclasses
+import hashlib
 import io
+import json
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from keras_adaclip.accounting.ledger import Ledger
 
@@ -18,9 +23,33 @@ LEDGER_KEYS = (
     "privacy_ledger_identity",
     "privacy_ledger_included",
 )
+DIGESTS_KEY = "privacy_weights_digests"
+FACTS_KEY = "privacy_facts"
+DIGEST_SIZE = 32
+# Not digests of arrays: the marks of a weight that something else has changed, of one that was
+# trained without a digest, and of one that no private run has trained.
+CHANGED, UNWATCHED, UNKNOWN = (bytes([mark]) * DIGEST_SIZE for mark in (0, 254, 255))
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
 _MOST_NUMBERS = 1 << 20
+_TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPrivacy:
+    """The privacy of a model in a file.
+
+    Args:
+        ledger: The ledger at the time when the file was written.
+        facts: What the model said of itself then, as `facts_to_array` takes it; empty if the file
+            is older than these facts.
+        weights: Digest of the weights, and whether they are those that private training left, in
+            words.
+    """
+
+    ledger: Ledger
+    facts: Mapping[str, Any]
+    weights: str
 
 
 def read_ledger(path: str | Path) -> Ledger:
@@ -36,15 +65,33 @@ def read_ledger(path: str | Path) -> Ledger:
         OSError: If there is no such file, or it cannot be read.
         ValueError: If the file is of another kind, or holds no ledger or an impossible one.
     """
+    return read_saved_privacy(path).ledger
+
+
+def read_saved_privacy(path: str | Path) -> SavedPrivacy:
+    """The privacy of a saved model. No layer is built, and no code of the model runs.
+
+    Args:
+        path: A `.keras` file, or a `.weights.h5` file.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If the file is of another kind, or holds no ledger or an impossible one.
+    """
     path = Path(path)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                weights = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
+                content = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
         else:
-            weights = io.BytesIO(path.read_bytes())
-        with h5py.File(weights, "r") as file:
+            content = io.BytesIO(path.read_bytes())
+        with h5py.File(content, "r") as file:
             rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
+            ledger = Ledger.from_arrays(rows, noise_multipliers)
+            own = file[_OWN_VARIABLES]
+            facts = _facts(_values(file, FACTS_KEY)) if FACTS_KEY in own else {}
+            digests = _values(file, DIGESTS_KEY) if DIGESTS_KEY in own else []
+            return SavedPrivacy(ledger, facts, _weights_in_words(file, digests))
     except KeyError as error:
         raise ValueError(
             f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
@@ -57,7 +104,33 @@ def read_ledger(path: str | Path) -> Ledger:
         raise ValueError(
             f"Not a `.keras` or `.weights.h5` file: {str(path)!r} ({error})"
         ) from error
-    return Ledger.from_arrays(rows, noise_multipliers)
+
+
+def facts_to_array(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+    """Facts of a model as the bytes of a JSON text, for saving.
+
+    Args:
+        facts: Arguments of `PrivacyReport.from_ledger` by name: texts, or texts by name.
+    """
+    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+
+
+def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
+    """The digest of all weights in words, with whether private training left them.
+
+    Args:
+        digest: SHA-256 of the digests of all weights; None if it is not known.
+        are_unchanged: Whether the weights are those that private training left; None if unknown.
+    """
+    digest = "SHA-256 not known" if digest is None else f"SHA-256 {digest}"
+    if are_unchanged is None:
+        return f"{digest}; not known whether they are those that private training left"
+    if are_unchanged:
+        return f"{digest}; those that private training left"
+    return (
+        f"{digest}; NOT those that private training left: something else has changed them, and "
+        "epsilon says nothing of that"
+    )
 
 
 def _values(file: h5py.File, key: str) -> Any:
@@ -76,3 +149,46 @@ def _values(file: h5py.File, key: str) -> Any:
             f"Received: {group.size} values of type {group.dtype}"
         )
     return np.asarray(group)
+
+
+def _facts(values: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return the facts in an array of `facts_to_array`."""
+    try:
+        facts = json.loads(values.astype(np.uint8).tobytes())
+        versions = {_printable(name): _printable(each) for name, each in facts["versions"].items()}
+        texts = {name: _printable(facts[name]) for name in _TEXTS}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"The privacy ledger is damaged: {FACTS_KEY!r} must be the facts of a model. "
+            f"Received: {error!r}"
+        ) from error
+    return {**texts, "versions": versions}
+
+
+def _printable(text: object) -> str:
+    """Return a text of a file without what could control a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in str(text))
+
+
+def _weights_in_words(file: h5py.File, digests: Any) -> str:
+    """Return the digest of the weights in a file, compared with those that training left."""
+    left = [np.asarray(digest, np.uint8).tobytes() for digest in digests]
+    found: set[bytes] = set()
+
+    def add(name: str, dataset: Any) -> None:
+        """Add the digest of an array that stands in this file as it is, as Keras writes it."""
+        if not isinstance(dataset, h5py.Dataset) or dataset.external:
+            return
+        if "dtype" in dataset.attrs:  # It has other bytes in the file than in the model.
+            found.add(UNKNOWN)
+        elif dataset.id.get_storage_size() == dataset.nbytes:
+            found.add(hashlib.sha256(np.asarray(dataset).tobytes()).digest())
+
+    file.visititems(add)  # It follows no links.
+    if CHANGED in left:
+        return weights_in_words(None, False)
+    if not left or {UNWATCHED, UNKNOWN} & set(left):
+        return weights_in_words(None, None)
+    if not found.issuperset(left):
+        return weights_in_words(None, None if UNKNOWN in found else False)
+    return weights_in_words(hashlib.sha256(b"".join(left)).hexdigest(), True)

@@ -24,10 +24,11 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             says. For a federated model, the number of clients replaces `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
-        report_path: file to which `model.privacy_report` is written when training ends, as JSON,
-            Markdown or text by its suffix (`.json`, `.md`, `.txt`); None writes none. A missing
-            folder is created. Keras does not notify callbacks of a `fit` that was interrupted; call
-            `model.privacy_report` then.
+        report_path: file to which `model.privacy_report` is written when training ends, as HTML,
+            JSON, Markdown or text by its suffix (`.html`, `.json`, `.md`, `.txt`); None writes
+            none. A missing folder is created. Keras does not notify callbacks of a `fit` that was
+            interrupted; call `model.privacy_report` then.
+        data_description: which data the model is trained on, in your words, for the report.
 
     Attributes:
         effective_delta: The delta in use, once training has begun.
@@ -50,11 +51,13 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         target_epsilon: float | None = None,
         accountant: str = "pld",
         report_path: str | os.PathLike[str] | None = None,
+        data_description: str | None = None,
     ) -> None:
         super().__init__()
         if report_path is not None:
             accounting.check_report_path(report_path)
         self.report_path = report_path
+        self.data_description = data_description
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self.target_epsilon = optional(check_positive, "target_epsilon", target_epsilon)
         self.accountant = accounting.check_accountant(accountant)
@@ -156,7 +159,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Write the report if `report_path` was given."""
         if self.report_path is not None:
-            self.model.privacy_report(self.effective_delta).save(self.report_path)
+            report = self.model.privacy_report(
+                self.effective_delta, data_description=self.data_description
+            )
+            report.save(self.report_path)
 
     def _stop(self) -> None:
         """End the training."""

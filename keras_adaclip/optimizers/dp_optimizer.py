@@ -219,7 +219,8 @@ class DPOptimizer(AccountedOptimizer):
         seeds = (
             "noise and sampling from the operating system, new for each run"
             if self.seed is None
-            else f"noise seeded with {self.seed}: anyone who knows it can subtract the noise"
+            # Without the seed: reports are published.
+            else "noise from a seed of the user: anyone who knows it can subtract the noise"
         )
         return {"clipping": clipping, "seeds": seeds}
 

@@ -12,14 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import LEDGER_KEYS, Ledger
+from keras_adaclip.accounting import DIGESTS_KEY, FACTS_KEY, LEDGER_KEYS, Ledger, facts_to_array
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
 from keras_adaclip.training.spending import PrivacySpending
 
-_DIGEST_KEY = "privacy_weights_digests"
-_STATE_KEYS = (*LEDGER_KEYS, _DIGEST_KEY)
+_STATE_KEYS = (*LEDGER_KEYS, DIGESTS_KEY)
 
 
 def _without_number(path: str) -> str:
@@ -141,10 +140,12 @@ class SavedState(PrivacySpending):
         self._build_optimizer()
         for key, value in self._privacy_state().items():
             store[key] = value
+        # For the reports of those who have the file alone.
+        store[FACTS_KEY] = facts_to_array(self._facts())
 
     def load_own_variables(self, store: Any) -> None:
         """Load weights and ledger; the ledger of this process is never lowered."""
-        names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
+        names = [name for name in list(store.keys()) if name not in (*_STATE_KEYS, FACTS_KEY)]
         present = [key for key in _STATE_KEYS if key in store.keys()]  # noqa: SIM118
         # The ledger first: if the weights do not fit, Keras may go on with those of the layers.
         try:
@@ -172,7 +173,7 @@ class SavedState(PrivacySpending):
         saved = (rows, noise_multipliers, identity, run.included_to_array())
         state: dict[str, Any] = dict(zip(LEDGER_KEYS, saved, strict=True))
         in_run = self._account().is_in_a_run
-        state[_DIGEST_KEY] = weight_digests.to_array(self.weights, in_run)  # type: ignore[attr-defined]
+        state[DIGESTS_KEY] = weight_digests.to_array(self.weights, in_run)  # type: ignore[attr-defined]
         return state
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
@@ -195,4 +196,4 @@ class SavedState(PrivacySpending):
             run = run.with_included(each)
         self._include_loaded(run)
         if has_weights:
-            weight_digests.from_array(self.weights, arrays.get(_DIGEST_KEY))  # type: ignore[attr-defined]
+            weight_digests.from_array(self.weights, arrays.get(DIGESTS_KEY))  # type: ignore[attr-defined]

@@ -7,6 +7,9 @@ weights takes that ledger over.
 """
 
 import dataclasses
+import os
+import platform
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -215,6 +218,9 @@ class PrivacySpending:
         delta: float,
         group_sizes: Sequence[int] = (2, 5, 10),
         selection: RandomSelection | None = None,
+        *,
+        data_description: str | None = None,
+        model_file: str | os.PathLike[str] | None = None,
     ) -> PrivacyReport:
         """Return a report of the privacy that training has spent so far.
 
@@ -225,33 +231,54 @@ class PrivacySpending:
                 epsilon; each takes seconds.
             selection: How this run was chosen from a random number of runs, if it was. The report
                 then has the epsilon of the selection too.
+            data_description: Which data the model was trained on, in your words.
+            model_file: A file that this model was saved to. The report states its name and its
+                SHA-256, and does not compare it with the model.
 
         Returns:
-            The report: `print` it, or `save` it as JSON, Markdown or text.
+            The report: `print` it, or `save` it as HTML, JSON, Markdown or text.
+
+        Raises:
+            OSError: If `model_file` cannot be read.
         """
-        ledger = self.privacy_ledger
+        weights = digests_in_words(self.weights, self._weights_unchanged())  # type: ignore[attr-defined]
+        return PrivacyReport.from_ledger(
+            self.privacy_ledger,
+            delta,
+            group_sizes=group_sizes,
+            selection=selection,
+            weights=weights,
+            data_description=data_description,
+            model_file=model_file,
+            **self._facts(),
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the report says of the model besides its ledger and weights, by argument."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is None:
             unknown = "not known: the model was loaded without its optimizer"
-            described = {"clipping": unknown, "seeds": unknown}
+            facts = {"clipping": unknown, "seeds": unknown}
         else:
-            described = optimizer.described()
-            described["seeds"] += " (the present optimizer)"
-        described["clipping"] += self._remark_on_noise()
+            facts = optimizer.described()
+            facts["seeds"] += " (the present optimizer)"
+        facts["clipping"] += self._remark_on_noise()
         if self.privacy_unit == "example":
-            described["seeds"] += "; a `PoissonDataset` may have its own seed"
-        described["weights"] = digests_in_words(self.weights, self._weights_unchanged())  # type: ignore[attr-defined]
-        versions = {"keras": keras.__version__, "backend": keras.backend.backend()}
-        return PrivacyReport.from_ledger(
-            ledger,
-            delta,
-            unit=self.privacy_unit,
-            group_sizes=group_sizes,
-            selection=selection,
-            tuning=self.tuning,
-            versions=versions,
-            **described,
-        )
+            facts["seeds"] += "; a `PoissonDataset` may have its own seed"
+        backend_name = keras.backend.backend()
+        return {
+            **facts,
+            "unit": self.privacy_unit,
+            "tuning": self.tuning,
+            "model_name": self.name,  # type: ignore[attr-defined]
+            "versions": {
+                "keras_adaclip": version("keras_adaclip"),
+                "keras": keras.__version__,
+                "backend": backend_name,
+                backend_name: sys.modules[backend_name].__version__,
+                "Python": platform.python_version(),
+            },
+        }
 
     def _remark_on_noise(self) -> str:
         """Return a remark on the noise for the report, to be appended to that on clipping."""

@@ -14,20 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip import backend
+from keras_adaclip.accounting import CHANGED, DIGEST_SIZE, UNKNOWN, UNWATCHED, weights_in_words
 from keras_adaclip.backend import keras_private
 
 _DIGEST_OF_VARIABLE = "_keras_adaclip_digest"
-_SIZE = 32
-# Not digests of arrays: the marks of a weight that something else has changed, of one that was
-# trained without a digest, and of one that no private run has trained.
-_CHANGED, _UNWATCHED, _UNKNOWN = bytes(_SIZE), bytes([254]) * _SIZE, bytes([255]) * _SIZE
 
 
 def mark_changed(weights: Sequence[keras.Variable]) -> None:
     """Mark for good, before a run of steps, the weights that something else has changed."""
     for variable in weights:
         if _is_unchanged(variable) is False:
-            _remember(variable, _CHANGED)
+            _remember(variable, CHANGED)
 
 
 def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
@@ -39,8 +36,8 @@ def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> No
             unknown from here on whether the weights have changed, also after later runs.
     """
     for variable in weights:
-        if _remembered(variable) not in (_CHANGED, _UNWATCHED):
-            _remember(variable, _digest(variable) if take_digests else _UNWATCHED)
+        if _remembered(variable) not in (CHANGED, UNWATCHED):
+            _remember(variable, _digest(variable) if take_digests else UNWATCHED)
 
 
 def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bool | None:
@@ -51,7 +48,7 @@ def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bo
         in_run: Whether private training is under way and the present values are its own.
     """
     if in_run:
-        return all(_remembered(variable) != _CHANGED for variable in weights)
+        return all(_remembered(variable) != CHANGED for variable in weights)
     unchanged = [_is_unchanged(variable) for variable in weights]
     if False in unchanged:
         return False
@@ -66,14 +63,7 @@ def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | No
         are_unchanged: The result of `weights_are_unchanged`.
     """
     digest = hashlib.sha256(b"".join(_digest(variable) for variable in weights)).hexdigest()
-    if are_unchanged is None:
-        return f"SHA-256 {digest}; not known whether they are those that private training left"
-    if are_unchanged:
-        return f"SHA-256 {digest}; those that private training left"
-    return (
-        f"SHA-256 {digest}; NOT those that private training left: something else has changed them, "
-        "and epsilon says nothing of that"
-    )
+    return weights_in_words(digest, are_unchanged)
 
 
 def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.uint8]:
@@ -86,10 +76,10 @@ def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.
     digests = [_remembered(variable) for variable in weights]
     if in_run:
         digests = [
-            digest if digest in (_CHANGED, _UNWATCHED) else _digest(variable)
+            digest if digest in (CHANGED, UNWATCHED) else _digest(variable)
             for digest, variable in zip(digests, weights, strict=True)
         ]
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _SIZE)
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_SIZE)
 
 
 def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8] | None) -> None:
@@ -101,7 +91,7 @@ def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8]
     """
     known = [] if digests is None else [row.tobytes() for row in digests]
     if len(known) != len(weights):
-        known = [_UNKNOWN] * len(weights)
+        known = [UNKNOWN] * len(weights)
     for variable, digest in zip(weights, known, strict=True):
         _remember(variable, digest)
 
@@ -118,9 +108,9 @@ def loading_some(weights: Sequence[keras.Variable]) -> Iterator[None]:
 
 
 def _digest(variable: keras.Variable) -> bytes:
-    """Return the SHA-256 of a weight, `_UNKNOWN` if this process does not hold all of it."""
+    """Return the SHA-256 of a weight, `UNKNOWN` if this process does not hold all of it."""
     if keras_private.is_empty(variable) or not backend.is_whole_in_each_process(variable):
-        return _UNKNOWN
+        return UNKNOWN
     return hashlib.sha256(backend.array_of(variable).tobytes()).digest()
 
 
@@ -130,14 +120,14 @@ def _remember(variable: keras.Variable, digest: bytes) -> None:
 
 
 def _remembered(variable: keras.Variable) -> bytes:
-    """Return the digest attached to a weight, `_UNKNOWN` if there is none."""
-    digest: bytes = getattr(variable, _DIGEST_OF_VARIABLE, _UNKNOWN)
+    """Return the digest attached to a weight, `UNKNOWN` if there is none."""
+    digest: bytes = getattr(variable, _DIGEST_OF_VARIABLE, UNKNOWN)
     return digest
 
 
 def _is_unchanged(variable: keras.Variable) -> bool | None:
     """Return whether a weight has the value of its digest; None if unknown."""
     digest = _remembered(variable)
-    if digest in (_CHANGED, _UNWATCHED, _UNKNOWN):
-        return False if digest == _CHANGED else None
+    if digest in (CHANGED, UNWATCHED, UNKNOWN):
+        return False if digest == CHANGED else None
     return _digest(variable) == digest
