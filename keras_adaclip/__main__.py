@@ -16,7 +16,8 @@ from keras_adaclip import __version__
 
 _PLAN = """\
 Give delta, the number of examples, the batch size, and two of epsilon, epochs and noise: the third
-is solved for. Epsilon counts training alone: no choice of hyperparameters, no other use of the data.
+is solved for. Epsilon counts training alone: no choice of hyperparameters, and no other use of the
+data.
 """
 _PLAN_EXAMPLES = """\
 examples:
@@ -36,7 +37,7 @@ examples:
   as text
     keras-adaclip report model.keras --delta 1e-5
   as a document to print or to send
-    keras-adaclip report model.keras --delta 1e-5 --output report.html --data-description "Adult, 1994"
+    keras-adaclip report model.keras --delta 1e-5 --data-description "Adult" --output report.html
   the best of a random number of runs
     keras-adaclip report model.keras --delta 1e-5 --mean-trials 10 --distribution geometric
 """

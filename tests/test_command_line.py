@@ -1,11 +1,16 @@
-"""`python -m keras_adaclip`: what it prints, and how it fails."""
+"""The command line: what it prints, how it fails, and that it does without Keras."""
 
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import keras
 import pytest
 
+import keras_adaclip as ka
 from keras_adaclip.__main__ import main
 from keras_adaclip.accounting import plan
 
@@ -39,13 +44,15 @@ def test_each_option_reaches_the_plan(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "arguments are required: command"),
+        ([], "arguments are required: {plan,report}"),
         (["audit"], "invalid choice: 'audit'"),
         (words(epochs="ten"), "argument --epochs: invalid int value: 'ten'"),
-        (words(noise="1.0"), "Exactly one of `target_epsilon`"),
+        (words(noise="1.0"), "Exactly one of --epsilon, --epochs and --noise must"),
+        (words(epsilon="-1"), "--epsilon must be positive. Received: --epsilon=-1.0"),
+        (words(batch_size="7000"), "Argument --batch-size must lie between 1 and 6000"),
         (words(delta=None, examples=None), "are required: --delta, --examples"),
-        (words(epochs=None, noise="0.01"), "No `epochs` reaches the target epsilon"),
-        (words(delta="0"), "`delta` must lie strictly between 0 and 1"),
+        (words(epochs=None, noise="0.01"), "No --epochs reaches the target epsilon"),
+        (words(delta="0"), "--delta must lie strictly between 0 and 1"),
         (words(colour="red"), "unrecognized arguments: --colour red"),
     ],
 )
@@ -56,19 +63,76 @@ def test_errors_take_one_line_and_end_with_status_2(arguments, message, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert captured.err.startswith("python -m keras_adaclip")
+    assert captured.err.startswith("keras-adaclip")
     assert message in captured.err
 
 
 def test_a_warning_takes_one_line(capsys):
     assert main(words(delta="0.001")) == 0
     warned = capsys.readouterr().err
-    assert warned.startswith("Warning: Argument `delta` should be well below")
+    assert warned.startswith("Warning: Argument --delta should be well below")
     assert warned.count("\n") == 1
 
 
-def test_it_runs_as_a_module():
-    command = [sys.executable, "-m", "keras_adaclip", *words(delta="2")]
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_each_flag_has_a_text_and_examples_run(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    options, examples = shown.split("options:")[1].split("examples:")
+    for option in re.split(r"\n  (?=-)", options)[1:]:
+        assert len(option.split()) > 4, option
+    lines = re.findall(r"^ +keras-adaclip (.+)$", examples, flags=re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines if command == "plan" else []:
+        assert main(shlex.split(line)) == 0
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "libraries"),
+    [
+        (["--help"], 0, {"keras", "numpy", "dp_accounting"}),
+        (["--version"], 0, {"keras", "numpy", "dp_accounting"}),
+        (words(delta="2"), 2, {"keras"}),
+        (["report", "none.keras", "--delta", "1e-5"], 2, {"keras"}),
+    ],
+)
+def test_it_runs_without_keras(arguments, status, libraries):
+    command = [sys.executable, "-X", "importtime", "-m", "keras_adaclip", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "`delta` must lie strictly between 0 and 1" in done.stderr.splitlines()[-1]
+    assert done.returncode == status
+    lines = done.stderr.splitlines()
+    imports = [line for line in lines if line.startswith("import time:")]
+    assert len(lines) - len(imports) == (status == 2)  # The error alone.
+    assert {line.split("|")[-1].strip() for line in imports}.isdisjoint(libraries)
+    assert bool(done.stdout) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "original", "is_command"),
+    [
+        (["/usr/bin/keras-adaclip", "plan"], ["python", "/usr/bin/keras-adaclip", "plan"], True),
+        (["-m", "plan"], ["python", "-X", "dev", "-m", "keras_adaclip", "plan"], True),
+        (["-m"], ["python", "-mkeras_adaclip"], True),
+        (["-m", "keras_adaclip"], ["python", "-m", "pdb", "keras_adaclip"], False),
+        (["keras-adaclip.py"], ["python", "keras-adaclip.py"], False),
+        (["-c", "keras_adaclip"], ["python", "-c", "...", "keras_adaclip"], False),
+        ([""], ["python"], False),
+        ([], [], False),
+    ],
+)
+def test_only_the_command_leaves_keras_out(arguments, original, is_command, monkeypatch):
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "orig_argv", original)
+    assert ka._is_command() is is_command
+
+
+def test_the_console_script_is_declared():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"keras-adaclip": f"{main.__module__}:{main.__name__}"}
+
+
+def test_the_package_lists_its_public_names_alone():
+    assert sorted(dir(ka)) == sorted(ka.__all__)
+    assert all(getattr(ka, name) is not None for name in dir(ka))

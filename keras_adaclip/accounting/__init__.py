@@ -46,6 +46,7 @@ from keras_adaclip.accounting.report import (
     PrivacyReport,
     ReportedMechanism,
     check_report_path,
+    software_versions,
 )
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import (
@@ -56,6 +57,7 @@ from keras_adaclip.accounting.saved_ledger import (
     LEDGER_KEYS,
     UNKNOWN,
     UNWATCHED,
+    facts_from_array,
     facts_to_array,
     read_ledger,
     weights_in_words,

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from keras_adaclip._checks import check_between_0_and_1
+from keras_adaclip._checks import check_between_0_and_1, check_choice
 from keras_adaclip.accounting import report_html, report_text, report_words
 from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
-from keras_adaclip.accounting.kinds import Sampling
+from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.reported_mechanism import SELECTED, ReportedMechanism
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
@@ -161,6 +161,7 @@ class PrivacyReport:
         """
         delta = check_between_0_and_1("delta", delta)
         rows = tuple(row for row in rows if row.steps > 0)
+        unit = check_choice("unit", unit, [each.label for each in Unit])
         unit = rows[0].unit.label if rows else unit
         epsilon, relation = ledger_epsilon(rows, delta), neighboring_relation(rows)
         passes = [_without_amplification(row, relation) for row in rows]
@@ -186,7 +187,7 @@ class PrivacyReport:
                 unit, {row.sampling.label for row in rows}, bool(choices)
             ),
             not_covered=report_words.not_covered(unit, bool(choices), bool(selected)),
-            versions=_versions(versions or {}),
+            versions=_with_own_versions(versions or {}),
             weights=weights,
             model_name=str(model_name),
             model_file=None if model_file is None else Path(model_file).name,
@@ -338,23 +339,26 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
     return LedgerRow.open(Sampling.SHUFFLE, size, num_examples, noise_multiplier).advance(row.steps)
 
 
-def _versions(others: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of this process's software and of others, such as those of a file."""
-    own = {name: _version(name) for name in _SOFTWARE} | {"Python": platform.python_version()}
+def software_versions() -> dict[str, str]:
+    """The versions of the software in this process that computes epsilon."""
+    versions = {"Python": platform.python_version()}
+    for name in _SOFTWARE:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _with_own_versions(others: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions in this process, and those of others, such as those in a file."""
+    own = software_versions()
     changed = {
         name: f"{own[name]} (the file: {version})"
         for name, version in others.items()
         if own.get(name, version) != version
     }
     return own | dict(others) | changed
-
-
-def _version(name: str) -> str:
-    """Return the version of a package."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _sha256(path: str | os.PathLike[str]) -> str:

@@ -95,15 +95,16 @@ def as_document(report: "PrivacyReport") -> str:
         + "\n</ul>"
         for title, texts in report_text.titled_lists(report).items()
     ]
+    unit = html.escape(report.unit)
     epsilon = "is infinite" if math.isinf(report.epsilon) else f"≤ {rounded_up(report.epsilon)}"
     guess = best_guess(report.epsilon, report.delta) if report.mechanisms else 0.5
     return _DOCUMENT.substitute(
         model=html.escape(report.model_name),
         date=html.escape(report.date.replace("T", " ").replace("+00:00", " UTC")),
-        verdict=f"Epsilon {epsilon} at delta = {report.delta:g}, for one {html.escape(report.unit)}",
+        verdict=f"Epsilon {epsilon} at delta = {report.delta:g}, for one {unit}",
         guess=percent(guess),
         guess_width=f"{200 * (guess - 0.5):.1f}",
-        unit=html.escape(report.unit),
+        unit=unit,
         lists="\n".join(lists),
         numbers=as_table(report_text.numbers(report)),
         facts=as_table(report_text.facts(report)),

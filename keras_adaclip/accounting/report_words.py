@@ -63,7 +63,7 @@ def most_true_positives(false_positives: float, epsilon: float, delta: float) ->
 
     Args:
         false_positives: The share of absent units that the test takes for present, up to 1.
-        epsilon: Epsilon, at least 0; may be infinite.
+        epsilon: Epsilon, at least 0 and finite.
         delta: Delta, between 0 and 1.
 
     Returns:

@@ -89,7 +89,7 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
             rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
             ledger = Ledger.from_arrays(rows, noise_multipliers)
             own = file[_OWN_VARIABLES]
-            facts = _facts(_values(file, FACTS_KEY)) if FACTS_KEY in own else {}
+            facts = facts_from_array(_values(file, FACTS_KEY)) if FACTS_KEY in own else {}
             digests = _values(file, DIGESTS_KEY) if DIGESTS_KEY in own else []
             return SavedPrivacy(ledger, facts, _weights_in_words(file, digests))
     except KeyError as error:
@@ -113,6 +113,27 @@ def facts_to_array(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
         facts: Arguments of `PrivacyReport.from_ledger` by name: texts, or texts by name.
     """
     return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+
+
+def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:
+    """The facts in an array of `facts_to_array`.
+
+    Args:
+        values: The array.
+
+    Raises:
+        ValueError: If it holds no facts.
+    """
+    try:
+        facts = json.loads(values.astype(np.uint8).tobytes())
+        versions = {_printable(name): _printable(each) for name, each in facts["versions"].items()}
+        texts = {name: _printable(facts[name]) for name in _TEXTS}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"The privacy ledger is damaged: {FACTS_KEY!r} must be the facts of a model. "
+            f"Received: {error!r}"
+        ) from error
+    return {**texts, "versions": versions}
 
 
 def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
@@ -149,20 +170,6 @@ def _values(file: h5py.File, key: str) -> Any:
             f"Received: {group.size} values of type {group.dtype}"
         )
     return np.asarray(group)
-
-
-def _facts(values: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return the facts in an array of `facts_to_array`."""
-    try:
-        facts = json.loads(values.astype(np.uint8).tobytes())
-        versions = {_printable(name): _printable(each) for name, each in facts["versions"].items()}
-        texts = {name: _printable(facts[name]) for name in _TEXTS}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"The privacy ledger is damaged: {FACTS_KEY!r} must be the facts of a model. "
-            f"Received: {error!r}"
-        ) from error
-    return {**texts, "versions": versions}
 
 
 def _printable(text: object) -> str:

@@ -12,7 +12,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import DIGESTS_KEY, FACTS_KEY, LEDGER_KEYS, Ledger, facts_to_array
+from keras_adaclip.accounting import (
+    DIGESTS_KEY,
+    FACTS_KEY,
+    LEDGER_KEYS,
+    NO_TUNING,
+    Ledger,
+    facts_from_array,
+    facts_to_array,
+)
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
@@ -153,6 +161,9 @@ class SavedState(PrivacySpending):
         except Exception as error:
             self._private_state.lost_ledger = str(error)
             raise
+        if FACTS_KEY in store.keys():  # noqa: SIM118
+            tuning = facts_from_array(np.asarray(store[FACTS_KEY]))["tuning"]
+            self.tuning = self.tuning if tuning == NO_TUNING else tuning
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
         self._build_optimizer()
 

@@ -8,7 +8,6 @@ weights takes that ledger over.
 
 import dataclasses
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,7 +15,14 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.accounting import NO_TUNING, Ledger, PrivacyReport, PrivacySpent, RandomSelection
+from keras_adaclip.accounting import (
+    NO_TUNING,
+    Ledger,
+    PrivacyReport,
+    PrivacySpent,
+    RandomSelection,
+    software_versions,
+)
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, GradientPlan
 from keras_adaclip.optimizers import AccountedOptimizer, Run
@@ -114,7 +120,7 @@ class PrivacySpending:
             ran. A checkpoint that is chosen among the epochs of a run has seen all of them, later
             ones too.
         tuning: How the model was chosen among others, in words, if its ledger does not count
-            that. Not saved.
+            that. Saved with the model.
     """
 
     privacy_unit: str = "example"
@@ -272,11 +278,10 @@ class PrivacySpending:
             "tuning": self.tuning,
             "model_name": self.name,  # type: ignore[attr-defined]
             "versions": {
-                "keras_adaclip": version("keras_adaclip"),
+                **software_versions(),
                 "keras": keras.__version__,
                 "backend": backend_name,
                 backend_name: sys.modules[backend_name].__version__,
-                "Python": platform.python_version(),
             },
         }
 

@@ -20,7 +20,7 @@ _BLOCK = re.compile(
 )
 # A block beside another library's has a title as well.
 _RUN_OPTIONS = ("", 'title="keras_adaclip"')
-_COMMAND = re.compile(r"^python -m keras_adaclip (.+)$", flags=re.MULTILINE)
+_COMMAND = re.compile(r"^keras-adaclip (.+)$", flags=re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shutil
 import zipfile
 
 import h5py
@@ -11,7 +13,8 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.__main__ import main
-from keras_adaclip.accounting import RandomSelection, read_ledger
+from keras_adaclip.accounting import PrivacyReport, RandomSelection, read_ledger
+from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 
 DELTA = 1e-3
 
@@ -73,13 +76,39 @@ def test_the_callback_writes_it_when_training_ends(tmp_path):
     optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, seed=42)
     model.compile(optimizer, loss="mse")
     x = np.ones((40, 3), "float32")
-    paths = [tmp_path / "new" / f"report{ending}" for ending in (".json", ".md", ".txt")]
-    callbacks = [ka.callbacks.PrivacyCallback(DELTA, report_path=path) for path in paths]
+    endings = (".html", ".json", ".md", ".txt")
+    paths = [tmp_path / "new" / f"report{ending}" for ending in endings]
+    callbacks = [
+        ka.callbacks.PrivacyCallback(DELTA, report_path=path, data_description="all ones")
+        for path in paths
+    ]
     model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=callbacks)
-    report = model.privacy_report(DELTA)
-    assert "seeded with 42" in report.seeds
-    expected = [report.to_json(), report.to_markdown(), report.to_text()]
-    assert [path.read_text(encoding="utf-8") for path in paths] == expected
+    report = model.privacy_report(DELTA, data_description="all ones")
+    texts = [report.to_html(), report.to_json(), report.to_markdown(), report.to_text()]
+    for path, expected in zip(paths, texts, strict=True):
+        found = path.read_text(encoding="utf-8")
+        assert "all ones" in found
+        assert without_date(found) == without_date(expected)
+
+
+def without_date(text):
+    return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", "", text)
+
+
+def test_no_seed_is_in_a_report_or_a_file_of_weights(tmp_path):
+    """Who knows the seed can subtract the noise."""
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, seed=8_675_309), "mse")
+    x = np.ones((40, 3), "float32")
+    model.fit(x, x[:, :1], batch_size=20, verbose=0)
+    report = model.privacy_report(DELTA, group_sizes=())
+    assert "from a seed of the user" in report.seeds
+    model.save_weights(tmp_path / "model.weights.h5")
+    weights = (tmp_path / "model.weights.h5").read_bytes()
+    for content in (report.to_json(), weights.decode("latin-1")):
+        assert "8675309" not in content
+    read = PrivacyReport.from_file(tmp_path / "model.weights.h5", DELTA, group_sizes=())
+    assert read.seeds == report.seeds
 
 
 def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
@@ -92,6 +121,76 @@ def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
     assert shown["steps"] == 4
     assert main(["report", str(saved), "--delta", str(DELTA)]) == 0
     assert capsys.readouterr().out.startswith("Privacy report\nepsilon ")
+
+
+def test_the_report_of_a_file_is_as_complete_as_the_models(model, saved, tmp_path, capsys):
+    expected = model.privacy_report(DELTA, data_description="all ones", model_file=saved)
+    assert "those that private training left" in expected.weights
+    assert expected.versions[keras.backend.backend()]
+    assert PrivacyReport.from_file(saved, DELTA, data_description="all ones") == expected
+    words = ["report", str(saved), "--delta", str(DELTA), "--data-description", "all ones"]
+    assert main([*words, "--format", "html"]) == 0
+    printed = capsys.readouterr().out
+    assert without_date(printed) == without_date(expected.to_html())
+    path = tmp_path / "report.html"
+    assert main([*words, "--output", str(path)]) == 0
+    assert capsys.readouterr().out == f"Written to {path}\n"
+    assert without_date(path.read_text(encoding="utf-8")) == without_date(printed)
+    for wrong, message in (
+        (["--output", "report.pdf"], "must end with"),
+        (["--output", "a.md", "--format", "json"], "not allowed with"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, *wrong])
+        assert message in capsys.readouterr().err
+
+
+def changed(path, change):
+    """A copy of a `.weights.h5` file after `change(file)`."""
+    copy = shutil.copy(path, path.with_name("changed.weights.h5"))
+    with h5py.File(copy, "a") as file:
+        change(file)
+    return copy
+
+
+def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+
+    def weights_of(change):
+        return read_saved_privacy(changed(path, change)).weights
+
+    def move(file):
+        file["layers/dense/vars/0"][0, 0] += 1.0
+
+    def mark(value):
+        def change(file):
+            file["vars/privacy_weights_digests"][0] = value
+
+        return change
+
+    def forget(file):
+        del file["vars/privacy_facts"]
+        del file["vars/privacy_weights_digests"]
+
+    assert weights_of(lambda file: None) == model.privacy_report(DELTA, ()).weights
+    assert "NOT those" in weights_of(move)
+    assert "NOT those" in weights_of(mark(0))
+    assert "not known whether" in weights_of(mark(255))
+    assert "not known whether" in weights_of(forget)
+    report = PrivacyReport.from_file(changed(path, forget), DELTA, group_sizes=())
+    assert report.epsilon_pld == model.privacy_spent(DELTA).epsilon
+    assert report.clipping == report.seeds == report.model_name == "not known here"
+
+
+def test_how_a_model_was_tuned_is_saved_with_it(saved, tmp_path):
+    tuned = keras.models.load_model(saved)
+    tuned.tuning = "a search of 4 runs is not counted"
+    tuned.save(tmp_path / "tuned.keras")
+    loaded = keras.models.load_model(tmp_path / "tuned.keras")
+    assert loaded.tuning == tuned.tuning
+    loaded.load_weights(saved)
+    assert loaded.tuning == tuned.tuning
 
 
 def with_weights(change):
@@ -111,6 +210,15 @@ def with_rows(rows, noise=1.0):
     def change(file):
         file["vars/privacy_ledger_rows"] = np.asarray(rows)
         file["vars/privacy_ledger_noise"] = np.full(len(rows), noise, "float32")
+
+    return with_weights(change)
+
+
+def with_facts(numbers):
+    def change(file):
+        file["vars/privacy_ledger_rows"] = np.asarray([[1, 25, 100, 1, 5, 5, 1]])
+        file["vars/privacy_ledger_noise"] = np.ones(1, "float32")
+        file["vars/privacy_facts"] = np.asarray(numbers, "uint8")
 
     return with_weights(change)
 
@@ -142,6 +250,8 @@ FILES = {
     "text": (with_shape((2, 7), "S3"), "values of type"),
     "batch": (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed"),
     "noise": (with_rows([[1, 25, 100, 1, 5, 5, 1]], -1.0), "not be negative"),
+    "facts": (with_facts([0xFF]), "must be the facts of a model"),
+    "other facts": (with_facts(list(b'{"versions": {}}')), "must be the facts of a model"),
     "shape": (with_rows([[1, 2]]), "must have the shapes"),
 }
 
