@@ -23,17 +23,15 @@ import functools
 import logging
 import math
 from collections.abc import Iterator
+from typing import Any
 
-import dp_accounting as dp
 import numpy as np
-from dp_accounting import NeighboringRelation as Relation
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import rdp_privacy_accountant
 
-from keras_adaclip.accounting.events import CountedEvents, SelectedRunsEvent
+from keras_adaclip.accounting import lazy_dp as dp
+from keras_adaclip.accounting.events import CountedEvents, DpEvent, SelectedRunsEvent
 from keras_adaclip.accounting.kinds import ORDERS, Floats, Orders
 
+Pld = Any  # A privacy loss distribution of `dp_accounting`.
 _INTERVAL = 1e-4
 _COARSEST_INTERVAL = 0.1
 _MAX_BUCKETS = 400_000
@@ -100,19 +98,23 @@ def epsilon_of_divergences(divergences: Floats, delta: float, orders: Orders = O
         return 0.0
     if not np.isfinite(divergences).any():
         return math.inf
-    return float(rdp_privacy_accountant.compute_epsilon(orders, divergences, delta)[0])
+    return float(dp.rdp.rdp_privacy_accountant.compute_epsilon(orders, divergences, delta)[0])
 
 
 @functools.lru_cache(maxsize=4096)
-def _release_rdp(event: dp.DpEvent, orders: Orders) -> Floats:
+def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
     """Rényi divergences of one release. Shape: `(len(orders),)`."""
     if isinstance(event, SelectedRunsEvent):
         # Divergences grow with the order, so the one at the next order is an upper bound.
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
     is_fixed_size = isinstance(event, dp.SampledWithoutReplacementDpEvent)
-    relation = Relation.REPLACE_ONE if is_fixed_size else Relation.ADD_OR_REMOVE_ONE
+    relation = (
+        dp.NeighboringRelation.REPLACE_ONE
+        if is_fixed_size
+        else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     try:
-        accountant = rdp_privacy_accountant.RdpAccountant(orders, relation)
+        accountant = dp.rdp.rdp_privacy_accountant.RdpAccountant(orders, relation)
         with _without_warnings_of_orders():
             divergence = np.asarray(accountant.compose(event).rdp, dtype=np.float64)
     except ValueError:
@@ -188,7 +190,7 @@ def _discretization_interval(events: CountedEvents) -> float:
     return math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
 
 
-def _release_loss_range(event: dp.DpEvent) -> float:
+def _release_loss_range(event: DpEvent) -> float:
     """The largest loss of one sampled release, at ten standard deviations of the noise."""
     if not isinstance(event, dp.PoissonSampledDpEvent):
         return 0.0
@@ -198,12 +200,12 @@ def _release_loss_range(event: dp.DpEvent) -> float:
 
 
 # Compositions of the first events of a run, the latest last.
-_kept_plds: dict[tuple[CountedEvents, float], PrivacyLossDistribution] = {}
+_kept_plds: dict[tuple[CountedEvents, float], Pld] = {}
 
 
-def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribution:
+def _composed_pld(events: CountedEvents, interval: float) -> Pld:
     """Return the distribution of all events. The latest compositions are kept."""
-    composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    composed = dp.pld.privacy_loss_distribution.identity(value_discretization_interval=interval)
     # A loop, because a ledger has more rows than Python allows nested calls.
     start = next((n for n in range(len(events), 0, -1) if (events[:n], interval) in _kept_plds), 0)
     for number in range(start, len(events) + 1):
@@ -217,7 +219,7 @@ def _composed_pld(events: CountedEvents, interval: float) -> PrivacyLossDistribu
     return composed
 
 
-def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
+def self_composed(pld: Pld, count: int) -> Pld:
     """Return the distribution of `count` releases, composed in portions if there are very many.
 
     `dp_accounting` computes the number of buckets to the power of `count` as an exact integer,
@@ -231,12 +233,12 @@ def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistri
 
 
 @functools.lru_cache(maxsize=8)
-def _release_pld(event: dp.DpEvent, interval: float) -> PrivacyLossDistribution:
+def _release_pld(event: DpEvent, interval: float) -> Pld:
     """The privacy loss distribution of one release."""
     sampling_probability = 1.0
     if isinstance(event, dp.PoissonSampledDpEvent):
         sampling_probability, event = event.sampling_probability, event.event
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
         event.noise_multiplier,
         value_discretization_interval=interval,
         sampling_prob=sampling_probability,

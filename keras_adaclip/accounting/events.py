@@ -38,10 +38,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, Protocol, Self, TypeGuard
 
-import dp_accounting as dp
 import numpy as np
 
 from keras_adaclip import _checks
+from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -50,12 +50,13 @@ ZERO_OUT = "zero_out"
 REPLACE_ONE = "replace_one"
 _SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
 
+DpEvent = Any  # Of `dp_accounting`, or a `SelectedRunsEvent`.
 # Events with the number of times that each happened.
-CountedEvents = tuple[tuple[dp.DpEvent, int], ...]
+CountedEvents = tuple[tuple[DpEvent, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectedRunsEvent(dp.DpEvent):
+class SelectedRunsEvent:
     """The best of several runs, of which only Rényi divergences are known.
 
     Args:
@@ -67,7 +68,7 @@ class SelectedRunsEvent(dp.DpEvent):
 
 def _release_event(
     sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int
-) -> dp.DpEvent:
+) -> DpEvent:
     """One release; one step for samplings that amplify."""
     if noise_multiplier == 0:
         return dp.NonPrivateDpEvent()
@@ -81,7 +82,7 @@ def _release_event(
     return dp.GaussianDpEvent(noise_multiplier)
 
 
-def row_event(row: LedgerRow, relation: str) -> dp.DpEvent:
+def row_event(row: LedgerRow, relation: str) -> DpEvent:
     """The event of one release of a row, in a ledger that is stated under a relation."""
     if row.selection is not None:
         divergences = row.selection.divergences
@@ -108,9 +109,9 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
     return _counted((row_event(row, relation), row.releases) for row in rows if row.releases > 0)
 
 
-def _counted(events: Iterable[tuple[dp.DpEvent, int]]) -> CountedEvents:
+def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
     """Return the different events with their counts, the most recent one last."""
-    counts: dict[dp.DpEvent, int] = {}
+    counts: dict[DpEvent, int] = {}
     for event, count in events:
         # An event that comes again moves to the end. The events before the running one then stay
         # the same from one epoch to the next, and their composition is cached.

@@ -14,16 +14,14 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from dp_accounting import PoissonSampledDpEvent
-from dp_accounting.pld import privacy_loss_distribution
-from scipy import optimize, special, stats
+import scipy
 
 from keras_adaclip import _checks
+from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.row import LedgerRow
 
-_KNOWS_MIXTURES = hasattr(privacy_loss_distribution, "from_mixture_gaussian_mechanism")
 # The search for the delta of one example ends here, and has this precision.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
@@ -70,7 +68,7 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
     bounds = [_by_group_property(events, delta, group_size)]
-    if _KNOWS_MIXTURES and knows_pld(events) and len(events) <= _MOST_MIXTURES:
+    if knows_mixtures() and knows_pld(events) and len(events) <= _MOST_MIXTURES:
         bounds.append(_by_mixtures(events, delta, group_size))
     # Each of these bounds holds. None is below the epsilon of one example.
     return max(alone, min(bounds))
@@ -86,7 +84,7 @@ def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
     """
     mechanisms = []
     for event, count in events:
-        if isinstance(event, PoissonSampledDpEvent):
+        if isinstance(event, dp.PoissonSampledDpEvent):
             noise, sampling_probability = event.event.noise_multiplier, event.sampling_probability
             mechanisms.append((noise, sampling_probability, count))
         else:  # A Gaussian composed with itself is a Gaussian with less noise.
@@ -98,22 +96,27 @@ def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
         return math.inf
     needed = max(largest_loss / _MOST_BUCKETS, _INTERVAL)
     interval = math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
-    composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    composed = dp.pld.privacy_loss_distribution.identity(value_discretization_interval=interval)
     drawn = np.arange(group_size + 1)
     for noise, sampling_probability, count in mechanisms:
         if sampling_probability == 1.0:
-            released = privacy_loss_distribution.from_gaussian_mechanism(
+            released = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
                 noise / group_size, value_discretization_interval=interval
             )
         else:
-            released = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            released = dp.pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
                 noise,
                 drawn,
-                stats.binom.pmf(drawn, group_size, sampling_probability),
+                scipy.stats.binom.pmf(drawn, group_size, sampling_probability),
                 value_discretization_interval=interval,
             )
         composed = composed.compose(self_composed(released, count))
     return float(composed.get_epsilon_for_delta(delta))
+
+
+def knows_mixtures() -> bool:
+    """Whether the installed `dp_accounting` knows mixtures of Gaussians."""
+    return hasattr(dp.pld.privacy_loss_distribution, "from_mixture_gaussian_mechanism")
 
 
 def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
@@ -174,13 +177,13 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         return 0.0
     if excess(_MOST_LOG_MU) <= 0.0:
         return math.inf
-    return math.exp(optimize.brentq(excess, _LEAST_LOG_MU, _MOST_LOG_MU, xtol=1e-10))
+    return math.exp(scipy.optimize.brentq(excess, _LEAST_LOG_MU, _MOST_LOG_MU, xtol=1e-10))
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
     """Return log delta(epsilon) of the Gaussian mechanism with shift mu."""
-    upper = special.log_ndtr(mu / 2 - epsilon / mu)
-    lower = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    upper = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+    lower = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     if not lower < upper:
         return -math.inf
     return float(upper + math.log1p(-math.exp(lower - upper)))

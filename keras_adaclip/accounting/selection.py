@@ -38,9 +38,9 @@ import secrets
 from collections.abc import Iterable
 
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant
 
 from keras_adaclip import _checks
+from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
@@ -155,7 +155,9 @@ def _selected_divergences(divergences: Floats, mean_trials: float, distribution:
     share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
     if distribution == "poisson":
         deltas = [
-            rdp_privacy_accountant.compute_delta(ORDERS, divergences, math.log1p(1 / (order - 1)))
+            dp.rdp.rdp_privacy_accountant.compute_delta(
+                ORDERS, divergences, math.log1p(1 / (order - 1))
+            )
             for order in ORDERS
         ]
         return divergences + mean_trials * np.array(deltas)[:, 0] + share_of_mean

@@ -16,7 +16,7 @@ Reference:
 import math
 
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_nonnegative
 
@@ -54,9 +54,9 @@ def audit_p_value(
     epsilon = check_nonnegative("epsilon", epsilon)
     delta = check_between_0_and_1("delta", delta, with_0=True)
     probability = 1.0 / (1.0 + math.exp(-epsilon))
-    at_least = float(stats.binom.sf(num_correct - 1, num_guesses, probability))
+    at_least = float(scipy.stats.binom.sf(num_correct - 1, num_guesses, probability))
     fewer = np.arange(1, num_correct + 1)
-    below = np.cumsum(stats.binom.pmf(num_correct - fewer, num_guesses, probability))
+    below = np.cumsum(scipy.stats.binom.pmf(num_correct - fewer, num_guesses, probability))
     slope = float(np.max(below / fewer, initial=0.0))
     return min(1.0, at_least + 2.0 * num_canaries * delta * slope)
 
@@ -101,5 +101,5 @@ def epsilon_lower_bound(
     if excess(_LARGEST_EPSILON) < 0.0:
         return _LARGEST_EPSILON
     # A little below the root, where the p-value is still too small.
-    root = float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-9))
+    root = float(scipy.optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-9))
     return max(0.0, root - 1e-8)

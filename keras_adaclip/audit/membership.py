@@ -20,7 +20,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 from keras_adaclip._checks import check_between_0_and_1, check_real
 from keras_adaclip.gradients import example_losses
@@ -145,7 +145,7 @@ def membership_inference(
         true_positives = _share_above(threshold, found, confidence)
         points.append(OperatingPoint(rate, threshold, *false_positives, *true_positives))
     # The statistic of Mann and Whitney.
-    ranks_of_members = stats.rankdata([*found, *others])[: len(found)]
+    ranks_of_members = scipy.stats.rankdata([*found, *others])[: len(found)]
     auc = float(np.mean(ranks_of_members) - (len(found) + 1) / 2) / len(others)
     interval = area_interval(auc, len(found), len(others), confidence)
     return MembershipInference(auc, interval, tuple(points), confidence, found, others)
@@ -154,7 +154,7 @@ def membership_inference(
 def _share_above(threshold: float, scores: np.ndarray, confidence: float) -> tuple[float, Interval]:
     """Return the share of scores at or above a threshold, with Clopper and Pearson's interval."""
     count = int(np.sum(scores >= threshold))
-    ends = stats.binomtest(count, len(scores)).proportion_ci(confidence, method="exact")
+    ends = scipy.stats.binomtest(count, len(scores)).proportion_ci(confidence, method="exact")
     return count / len(scores), (float(ends.low), float(ends.high))
 
 
@@ -172,7 +172,7 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
     >>> tuple(round(end, 3) for end in area_interval(0.5, 1000, 1000, 0.95))
     (0.475, 0.525)
     """
-    quantile = float(stats.norm.ppf((1.0 + confidence) / 2.0))
+    quantile = float(scipy.stats.norm.ppf((1.0 + confidence) / 2.0))
     mean_number = (num_members + num_others) / 2.0 - 1.0
 
     def distance(true: float) -> float:
@@ -183,8 +183,8 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
 
     # Negative at the area itself (zero if that is 0 or 1), positive beyond the ends.
     inside = min(max(area, _TINY), 1.0 - _TINY)
-    low = 0.0 if area <= 0.0 else float(optimize.brentq(distance, 0.0, inside))
-    high = 1.0 if area >= 1.0 else float(optimize.brentq(distance, inside, 1.0))
+    low = 0.0 if area <= 0.0 else float(scipy.optimize.brentq(distance, 0.0, inside))
+    high = 1.0 if area >= 1.0 else float(scipy.optimize.brentq(distance, inside, 1.0))
     return low, high
 
 

@@ -12,7 +12,7 @@ from tests.accounting.oracles import gaussian_epsilon
 
 DELTA = 1e-5
 knows_mixtures = pytest.mark.skipif(
-    not groups._KNOWS_MIXTURES, reason="this dp_accounting does not know mixtures"
+    not groups.knows_mixtures(), reason="this dp_accounting does not know mixtures"
 )
 
 
@@ -61,7 +61,7 @@ def test_mixtures_lie_between_one_example_and_the_property_of_groups():
 def test_without_mixtures_the_property_of_groups_serves(reason, monkeypatch):
     rows = [row()]
     if reason == "old version":
-        monkeypatch.setattr(groups, "_KNOWS_MIXTURES", False)
+        monkeypatch.setattr(groups, "knows_mixtures", lambda: False)
     else:
         rows = [row(noise=2.0 + index / 10, steps=10) for index in range(9)]
     found = group_epsilon(rows, DELTA, 2)

@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import dp_accounting as dp
 import keras
 import numpy as np
 from keras import ops
 
 from keras_adaclip import noise
 from keras_adaclip.accounting import LedgerRow, Sampling
+from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.integrations.tensorflow_privacy import trees
 from keras_adaclip.integrations.tensorflow_privacy.library import is_instance
 from keras_adaclip.optimizers import AccountedOptimizer, RunSettings
@@ -174,7 +174,7 @@ def _is_mean(query: Any) -> bool:
     return found.pop()
 
 
-def noise_of_event(event: dp.DpEvent) -> Tensor | None:
+def noise_of_event(event: Any) -> Tensor | None:
     """Return the noise multiplier of the Gaussian mechanism that is equivalent to an event.
 
     Args:
@@ -194,7 +194,7 @@ def noise_of_event(event: dp.DpEvent) -> Tensor | None:
     return ops.cast(ops.rsqrt(sum(precisions)), "float32")
 
 
-def _gaussians(event: dp.DpEvent, count: Any = 1) -> Iterator[tuple[Any, Any]]:
+def _gaussians(event: Any, count: Any = 1) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of a noise multiplier, None if unknown, and a number of releases."""
     if isinstance(event, dp.ComposedDpEvent):
         for part in event.events:
