@@ -213,9 +213,12 @@ class DPOptimizer(AccountedOptimizer):
         rows = [row for row in self.ledger if row.steps > 0]
         if rows:
             num_groups = int(np.size(self.clip_norm)) if self.built else 1
-            clipping = self.clipping.describe(
-                rows[-1].noise_multiplier, float(rows[-1].expected_batch_size), num_groups
-            )
+            noise_multiplier, size = rows[-1].noise_multiplier, float(rows[-1].expected_batch_size)
+            try:
+                clipping = self.clipping.describe(noise_multiplier, size, num_groups)
+            # The last steps may have run with another strategy. Saving goes on.
+            except Exception as error:
+                clipping += f", which cannot describe the last steps: {error}"
         seeds = (
             "noise and sampling from the operating system, new for each run"
             if self.seed is None

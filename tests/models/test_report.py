@@ -183,6 +183,17 @@ def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
     assert report.clipping == report.seeds == report.model_name == "not known here"
 
 
+def test_a_strategy_that_does_not_fit_the_last_steps_does_not_keep_a_model_from_saving(
+    saved, tmp_path
+):
+    model = keras.models.load_model(saved)
+    clipping = ka.clipping.QuantileClipping(count_noise_stddev=0.1)
+    model.compile(ka.optimizers.DPOptimizer("sgd", clipping, noise_multiplier=0.1), loss="mse")
+    model.save_weights(tmp_path / "model.weights.h5")
+    report = PrivacyReport.from_file(tmp_path / "model.weights.h5", DELTA, group_sizes=())
+    assert "QuantileClipping, which cannot describe the last steps" in report.clipping
+
+
 def test_how_a_model_was_tuned_is_saved_with_it(saved, tmp_path):
     tuned = keras.models.load_model(saved)
     tuned.tuning = "a search of 4 runs is not counted"
