@@ -31,6 +31,9 @@ DIGEST_SIZE = 32
 CHANGED, UNWATCHED, UNKNOWN = (bytes([mark]) * DIGEST_SIZE for mark in (0, 254, 255))
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
+# Of the part of a model that holds its ledger. Until version 0.2, the ledger stood among the model's
+# own variables.
+_LEDGER = "ledger_in_files"
 _MOST_NUMBERS = 1 << 20
 _TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
 
@@ -157,7 +160,10 @@ def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
 def _values(file: h5py.File, key: str) -> Any:
     """Return a table of the ledger in a file of weights."""
     group = file
-    for name in (_OWN_VARIABLES, key):
+    path = (_OWN_VARIABLES, key)
+    if file.get(_LEDGER, getlink=True) is not None:
+        path = (_LEDGER, *path)
+    for name in path:
         # Soft links, external links and external storage could lead to any file of the machine.
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise KeyError(name)

@@ -13,6 +13,7 @@ from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mas
 from keras.src.backend import random as random_functions
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 
 Tensor = Any
 

@@ -19,11 +19,11 @@ from keras_adaclip.accounting import (
     NO_TUNING,
     Ledger,
     facts_from_array,
-    facts_to_array,
 )
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
+from keras_adaclip.training.saved_ledger import SavedLedger
 from keras_adaclip.training.spending import PrivacySpending
 
 _STATE_KEYS = (*LEDGER_KEYS, DIGESTS_KEY)
@@ -137,35 +137,56 @@ class SavedState(PrivacySpending):
             skip_mismatch: As for Keras.
             **kwargs: As for Keras.
         """
+        self._private_state.saved_ledger_is_loaded = None
         if not (skip_mismatch or kwargs):
             return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
         with weight_digests.loading_some(self.weights):  # type: ignore[attr-defined]
             return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
 
+    @property
+    def ledger_in_files(self) -> SavedLedger:
+        """The ledger as Keras saves and loads it: always the same object, which Keras visits once.
+
+        Keras visits attributes in the order of their names. This one comes before `optimizer`, whose
+        ledger does not tell which other runs it includes. Keras skips attributes that raise.
+        """
+        state = self._private_state
+        if state.saved_ledger is None:
+            state.saved_ledger = SavedLedger(self)
+        return state.saved_ledger
+
     def save_own_variables(self, store: Any) -> None:
-        """Save the ledger with the model, so that it outlives `load_model(compile=False)`."""
+        """Save the model's own weights. Keras saves the optimizer and `ledger_in_files` after it."""
         super().save_own_variables(store)  # type: ignore[misc]
         self._build_optimizer()
-        for key, value in self._privacy_state().items():
-            store[key] = value
-        # For the reports of those who have the file alone.
-        store[FACTS_KEY] = facts_to_array(self._facts())
 
     def load_own_variables(self, store: Any) -> None:
-        """Load weights and ledger; the ledger of this process is never lowered."""
-        names = [name for name in list(store.keys()) if name not in (*_STATE_KEYS, FACTS_KEY)]
-        present = [key for key in _STATE_KEYS if key in store.keys()]  # noqa: SIM118
+        """Load the model's own weights; the ledger of this process is never lowered.
+
+        Until version 0.2 the ledger stood among them. The ledger of later files comes last, with
+        `ledger_in_files`: it counts as lost until then.
+        """
+        names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
+        state = self._private_state
         # The ledger first: if the weights do not fit, Keras may go on with those of the layers.
+        self._load_saved_ledger(store)
+        if state.saved_ledger_is_loaded is None:
+            state.saved_ledger_is_loaded = False
+        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
+        self._build_optimizer()
+
+    def _load_saved_ledger(self, store: Any) -> None:
+        """Include the ledger of a part of a file, if it has one; one that cannot be read is lost."""
         try:
-            self._load_privacy_state({key: np.asarray(store[key]) for key in present})
+            present = [key for key in (*_STATE_KEYS, FACTS_KEY) if key in list(store.keys())]
+            state = {key: np.asarray(store[key]) for key in present}
+            facts = state.pop(FACTS_KEY, None)
+            self._load_privacy_state(state)
+            tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
+            self.tuning = self.tuning if tuning == NO_TUNING else tuning
         except Exception as error:
             self._private_state.lost_ledger = str(error)
             raise
-        if FACTS_KEY in store.keys():  # noqa: SIM118
-            tuning = facts_from_array(np.asarray(store[FACTS_KEY]))["tuning"]
-            self.tuning = self.tuning if tuning == NO_TUNING else tuning
-        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
-        self._build_optimizer()
 
     def _build_optimizer(self) -> None:
         """Make the optimizer's variables, which Keras saves and loads after the model's own."""
@@ -188,15 +209,24 @@ class SavedState(PrivacySpending):
         return state
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
-        """Include what was saved under `_STATE_KEYS`; nothing if there is no ledger.
+        """Include what was saved under `_STATE_KEYS`, if anything was.
 
         Args:
             state: The result of `_privacy_state`.
             has_weights: Whether the weights come with it.
+
+        Raises:
+            ValueError: If the ledger is incomplete or impossible.
         """
-        arrays = {key: keras.ops.convert_to_numpy(value) for key, value in state.items()}
-        if LEDGER_KEYS[0] not in arrays:
+        if not state:
             return
+        arrays = {key: keras.ops.convert_to_numpy(value) for key, value in state.items()}
+        missing = [key for key in LEDGER_KEYS[:3] if key not in arrays]
+        if missing:
+            raise ValueError(
+                "The privacy ledger is damaged: it lacks "
+                f"{', '.join(map(repr, missing))}. Load another copy of it."
+            )
         # Files of version 0.1.0 do not tell which other runs their ledger holds.
         rows, noise_multipliers, identity, *included = (
             arrays[key] for key in LEDGER_KEYS if key in arrays

@@ -95,6 +95,9 @@ class PrivateState:
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         loaded_account: The ledger of a model without an optimizer.
         lost_ledger: Why the ledger of loaded weights is unknown; None if it is known.
+        saved_ledger: The part of the model that Keras saves and loads as its ledger.
+        saved_ledger_is_loaded: Whether Keras has visited that part since it began to load weights;
+            None if it did not begin.
     """
 
     plan: GradientPlan | None = None
@@ -109,6 +112,8 @@ class PrivateState:
     row_of_zeros: Any = None
     loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
     lost_ledger: str | None = None
+    saved_ledger: Any = None
+    saved_ledger_is_loaded: bool | None = None
 
 
 class PrivacySpending:
@@ -176,7 +181,10 @@ class PrivacySpending:
 
     def _refuse_lost_ledger(self) -> None:
         """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
-        lost = self._private_state.lost_ledger
+        state = self._private_state
+        lost = state.lost_ledger
+        if lost is None and state.saved_ledger_is_loaded is False:
+            lost = "loading ended before it was read"
         if lost is not None:
             raise RuntimeError(
                 "The privacy spent on these weights is not known: they may come from a file whose "

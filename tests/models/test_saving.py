@@ -350,7 +350,7 @@ def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(tmp_path):
     model = trained()
     model.save_weights(tmp_path / "run.weights.h5")
     with h5py.File(tmp_path / "run.weights.h5", "r+") as file:
-        file["vars"]["privacy_ledger_rows"][0] = -1
+        file["ledger_in_files/vars/privacy_ledger_rows"][0] = -1
     other = quantile_model()
     load_what_fits(other, tmp_path / "run.weights.h5")
     for ask in (lambda: other.privacy_spent(DELTA), lambda: trained(other)):
