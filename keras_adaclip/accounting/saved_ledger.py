@@ -31,8 +31,7 @@ DIGEST_SIZE = 32
 CHANGED, UNWATCHED, UNKNOWN = (bytes([mark]) * DIGEST_SIZE for mark in (0, 254, 255))
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
-# Of the part of a model that holds its ledger. Until version 0.2, the ledger stood among the model's
-# own variables.
+# The part of a model that holds its ledger. Until version 0.2, its own variables held it.
 _LEDGER = "ledger_in_files"
 _MOST_NUMBERS = 1 << 20
 _TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")

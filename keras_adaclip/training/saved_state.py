@@ -7,6 +7,7 @@ pickles and copies, checkpoints of callbacks, state trees.
 import functools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from keras_adaclip.accounting import (
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
+from keras_adaclip.training.plain_copy import plain_copy
 from keras_adaclip.training.saved_ledger import SavedLedger
 from keras_adaclip.training.spending import PrivacySpending
 
@@ -47,6 +49,62 @@ class SavedState(PrivacySpending):
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(NO_LEGACY_FILE)
         return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
+
+    def to_keras(self, filepath: Any = None, *, delta: float | None = None) -> Any:
+        """Return a plain Keras model with a copy of the weights, which needs this package no more.
+
+        It has the layers, names and states of this model, and is not compiled. Save it, export it
+        with `export`, and load it where this package is not installed. A `TemperedSigmoid` becomes
+        Keras layers that compute the same.
+
+        Args:
+            filepath: None, or a `.keras` file. The plain model is saved there, and the privacy
+                report beside it, as `.privacy.html` and `.privacy.json`, with the SHA-256 of the
+                file.
+            delta: Float in (0, 1), the delta of the report. It comes with `filepath` alone.
+
+        Returns:
+            A `keras.Sequential` for a sequential model, otherwise a functional `keras.Model`.
+
+        Guarantees:
+            The copy has the epsilon of this model: whatever is computed from the private weights
+            without the data costs no privacy. Training the copy on private data further is not
+            counted. If `privatize` makes the copy private in this process, its ledger goes on from
+            this one; the plain file holds no ledger. To go on training later, save this model too.
+
+        Raises:
+            RuntimeError: If the privacy spent is not known.
+            TypeError: If the model, or a private model inside it, is of a class of your own.
+            ValueError: If only one of `filepath` and `delta` is given, or the file is not `.keras`.
+
+        Example:
+
+        >>> import keras
+        >>> from keras_adaclip import PrivateSequential
+        >>> model = PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> plain = model.to_keras()
+        >>> type(plain) is keras.Sequential
+        True
+        """
+        if (filepath is None) != (delta is None):
+            raise ValueError(
+                "The model is saved with its privacy report, for which `delta` must be given: "
+                "`model.to_keras('model.keras', delta=1e-5)`. Without a file, leave both out. "
+                f"Received: filepath={filepath!r}, delta={delta!r}"
+            )
+        if filepath is not None and Path(filepath).suffix != ".keras":
+            raise ValueError(
+                f"Argument `filepath` must end in `.keras`. Received: filepath={filepath!r}"
+            )
+        keras_private.write_back_variables(self)
+        plain = plain_copy(self)
+        self._hand_on_ledger(plain)
+        if filepath is not None:
+            plain.save(filepath)
+            report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]
+            for ending in (".privacy.html", ".privacy.json"):
+                report.save(Path(filepath).with_suffix(ending))
+        return plain
 
     @keras_private.as_default_config
     def get_config(self) -> dict[str, Any]:
@@ -145,10 +203,10 @@ class SavedState(PrivacySpending):
 
     @property
     def ledger_in_files(self) -> SavedLedger:
-        """The ledger as Keras saves and loads it: always the same object, which Keras visits once.
+        """The ledger as Keras saves and loads it: always the same object, to be visited once.
 
-        Keras visits attributes in the order of their names. This one comes before `optimizer`, whose
-        ledger does not tell which other runs it includes. Keras skips attributes that raise.
+        Keras visits attributes in the order of their names. This one comes before `optimizer`,
+        whose ledger does not tell which other runs it includes. Attributes that raise are skipped.
         """
         state = self._private_state
         if state.saved_ledger is None:
@@ -156,7 +214,7 @@ class SavedState(PrivacySpending):
         return state.saved_ledger
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the model's own weights. Keras saves the optimizer and `ledger_in_files` after it."""
+        """Save the model's own weights; Keras saves `ledger_in_files` after them."""
         super().save_own_variables(store)  # type: ignore[misc]
         self._build_optimizer()
 
@@ -176,7 +234,7 @@ class SavedState(PrivacySpending):
         self._build_optimizer()
 
     def _load_saved_ledger(self, store: Any) -> None:
-        """Include the ledger of a part of a file, if it has one; one that cannot be read is lost."""
+        """Include the ledger in a part of a file, if any; if it cannot be read, it is lost."""
         try:
             present = [key for key in (*_STATE_KEYS, FACTS_KEY) if key in list(store.keys())]
             state = {key: np.asarray(store[key]) for key in present}

@@ -333,6 +333,13 @@ class PrivacySpending:
         for part in (*variables, *layers):
             keras_private.set_attribute(part, _ACCOUNT, holder)
 
+    def _hand_on_ledger(self, copy: keras.Model) -> None:
+        """Link a copy of this model to the ledger as it is now."""
+        account = LoadedAccount()
+        account.run = self._run
+        for part in (*copy.variables, *keras_private.flatten_layers(copy)):
+            keras_private.set_attribute(part, _ACCOUNT, Holder(account))
+
     def _include_loaded(self, run: Run) -> None:
         """Include the ledger of weights that were loaded, and of those that they replaced."""
         for each in (run, *(other.run for other in self._other_accounts())):

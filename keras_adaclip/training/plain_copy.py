@@ -1,0 +1,126 @@
+"""A plain Keras model with the layers and weights of a private one."""
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_adaclip.activations import TemperedSigmoid
+from keras_adaclip.backend import keras_private
+from keras_adaclip.training.spending import PrivacySpending
+
+_OWN = "keras_adaclip>"
+
+
+def plain_copy(model: Any) -> keras.Model:
+    """Return a plain model of the same layers, with weights of its own and not compiled.
+
+    Args:
+        model: A private model.
+
+    Raises:
+        TypeError: If the model, or a private model inside it, is of a class of the user's.
+    """
+    layers = keras_private.flatten_layers(model)
+    for layer in layers:
+        if isinstance(layer, PrivacySpending) and not _is_of_package(type(layer)):
+            _refuse(layer)
+    config = _plain_config(keras.saving.serialize_keras_object(model), {})
+    kinds = {type(layer).__name__: type(layer) for layer in layers}
+    # The config comes from this process, so that code in it (`Lambda`) is that of the model.
+    plain = keras.saving.deserialize_keras_object(config, custom_objects=kinds, safe_mode=False)
+    _copy_state(model, plain)
+    return plain
+
+
+def _is_of_package(cls: type) -> bool:
+    """Return whether Keras knows a class as one of this package."""
+    return keras.saving.get_registered_name(cls).startswith(_OWN)
+
+
+def _refuse(layer: Any) -> None:
+    """Raise for a model of a class of the user's, which needs this package wherever it loads."""
+    cls = type(layer).__name__
+    raise TypeError(
+        f"`to_keras` copies models made of inputs and outputs or of a list of layers, and {cls!r} "
+        "is a class of your own with a private base. Derive the same class from `keras.Model` or "
+        "`keras.Sequential`, build it, and load the weights into it: `model.save_weights("
+        "'model.weights.h5')`, then `plain.load_weights('model.weights.h5')`. Received: model "
+        f"{layer.name!r} of type {cls}"
+    )
+
+
+def _plain_config(config: Any, layer: Mapping[str, Any]) -> Any:
+    """Return a config in which plain parts replace those of this package.
+
+    Args:
+        config: The config of a layer, or a part of it.
+        layer: The config of the layer that it is a part of.
+    """
+    if isinstance(config, (list, tuple)):
+        return type(config)(_plain_config(each, layer) for each in config)
+    if not isinstance(config, dict):
+        return config
+    if "dtype" in config:
+        layer = config
+    name = str(config.get("registered_name"))
+    if name == keras.saving.get_registered_name(TemperedSigmoid):
+        return _plain_sigmoid(config["config"], layer)
+    if name.startswith(_OWN):
+        config = {**config, **_header(config), "compile_config": {}}
+    return {key: _plain_config(value, layer) for key, value in config.items()}
+
+
+def _header(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the class of the plain model for the config of a private one, as Keras writes it."""
+    inputs = keras.Input((1,))
+    is_sequential = "input_layers" not in config["config"]
+    plain = keras.Sequential() if is_sequential else keras.Model(inputs, inputs)
+    written = keras.saving.serialize_keras_object(plain)
+    return {key: written[key] for key in ("module", "class_name", "registered_name")}
+
+
+def _plain_sigmoid(config: dict[str, Any], layer: Mapping[str, Any]) -> Any:
+    """Return the config of layers that compute a `TemperedSigmoid`: Keras has no such activation.
+
+    Args:
+        config: That of the `TemperedSigmoid`.
+        layer: The config of the layer whose activation it is.
+    """
+    dtype = keras.dtype_policies.get(layer.get("dtype")).compute_dtype
+    layers = [
+        keras.layers.Rescaling(config["inverse_temperature"], dtype=dtype),
+        keras.layers.Activation("sigmoid", dtype=dtype),
+        keras.layers.Rescaling(config["scale"], -config["offset"], dtype=dtype),
+    ]
+    return keras.saving.serialize_keras_object(keras.Sequential(layers))
+
+
+def _copy_state(model: Any, plain: keras.Model) -> None:
+    """Copy weights, vocabularies and states of seed generators, as Keras saves and loads them."""
+    for layer, copy in zip(_with_state(model), _with_state(plain), strict=True):
+        store: dict[str, Any] = {}
+        layer.save_own_variables(store)
+        copy.load_own_variables({key: _copied(value) for key, value in store.items()})
+        if hasattr(layer, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                copy.load_assets(folder)
+    for state, copy in zip(*map(keras_private.seed_generator_states, (model, plain)), strict=True):
+        copy.assign(_copied(state))
+
+
+def _with_state(model: Any) -> list[Any]:
+    """Return the layers that have something to copy; those of plain activations have nothing."""
+    return [
+        layer
+        for layer in keras_private.flatten_layers(model)
+        if keras_private.own_variables(layer) or hasattr(layer, "save_assets")
+    ]
+
+
+def _copied(value: Any) -> np.ndarray:
+    """Return an array of its own: JAX may reuse the memory of a variable that is trained on."""
+    return np.array(keras.ops.convert_to_numpy(value))
