@@ -88,11 +88,12 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
         else:
             content = io.BytesIO(path.read_bytes())
         with h5py.File(content, "r") as file:
-            rows, noise_multipliers = (_values(file, key) for key in LEDGER_KEYS[:2])
+            is_part = file.get(_LEDGER, getlink=True) is not None
+            group = _member(_member(file, _LEDGER) if is_part else file, _OWN_VARIABLES)
+            rows, noise_multipliers = (_values(group, key) for key in LEDGER_KEYS[:2])
             ledger = Ledger.from_arrays(rows, noise_multipliers)
-            own = file[_OWN_VARIABLES]
-            facts = facts_from_array(_values(file, FACTS_KEY)) if FACTS_KEY in own else {}
-            digests = _values(file, DIGESTS_KEY) if DIGESTS_KEY in own else []
+            facts = facts_from_array(_values(group, FACTS_KEY)) if FACTS_KEY in list(group) else {}
+            digests = _values(group, DIGESTS_KEY) if DIGESTS_KEY in list(group) else []
             return SavedPrivacy(ledger, facts, _weights_in_words(file, digests))
     except KeyError as error:
         raise ValueError(
@@ -156,25 +157,26 @@ def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
     )
 
 
-def _values(file: h5py.File, key: str) -> Any:
-    """Return a table of the ledger in a file of weights."""
-    group = file
-    path = (_OWN_VARIABLES, key)
-    if file.get(_LEDGER, getlink=True) is not None:
-        path = (_LEDGER, *path)
-    for name in path:
-        # Soft links, external links and external storage could lead to any file of the machine.
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise KeyError(name)
-        group = group[name]
-    if not isinstance(group, h5py.Dataset) or group.external or group.is_virtual:
+def _member(group: Any, name: str) -> Any:
+    """Return a group or an array inside a group of a file."""
+    # Soft links, external links and external storage could lead to any file of the machine.
+    is_group = isinstance(group, h5py.Group)
+    if not is_group or not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise KeyError(name)
+    return group[name]
+
+
+def _values(group: Any, key: str) -> Any:
+    """Return a table of the ledger in a group of a file of weights."""
+    table = _member(group, key)
+    if not isinstance(table, h5py.Dataset) or table.external or table.is_virtual:
         raise KeyError(key)
-    if group.size > _MOST_NUMBERS or group.dtype.kind not in "iuf":
+    if table.size > _MOST_NUMBERS or table.dtype.kind not in "iuf":
         raise ValueError(
             f"The privacy ledger is damaged: {key!r} must be a small table of numbers. "
-            f"Received: {group.size} values of type {group.dtype}"
+            f"Received: {table.size} values of type {table.dtype}"
         )
-    return np.asarray(group)
+    return np.asarray(table)
 
 
 def _printable(text: object) -> str:

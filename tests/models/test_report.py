@@ -17,6 +17,7 @@ from keras_adaclip.accounting import PrivacyReport, RandomSelection, read_ledger
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 
 DELTA = 1e-3
+LEDGER = "ledger_in_files/vars"
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +166,13 @@ def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
 
     def mark(value):
         def change(file):
-            file["vars/privacy_weights_digests"][0] = value
+            file[f"{LEDGER}/privacy_weights_digests"][0] = value
 
         return change
 
     def forget(file):
-        del file["vars/privacy_facts"]
-        del file["vars/privacy_weights_digests"]
+        del file[f"{LEDGER}/privacy_facts"]
+        del file[f"{LEDGER}/privacy_weights_digests"]
 
     assert weights_of(lambda file: None) == model.privacy_report(DELTA, ()).weights
     assert "NOT those" in weights_of(move)
@@ -219,35 +220,35 @@ def with_weights(change):
 
 def with_rows(rows, noise=1.0):
     def change(file):
-        file["vars/privacy_ledger_rows"] = np.asarray(rows)
-        file["vars/privacy_ledger_noise"] = np.full(len(rows), noise, "float32")
+        file[f"{LEDGER}/privacy_ledger_rows"] = np.asarray(rows)
+        file[f"{LEDGER}/privacy_ledger_noise"] = np.full(len(rows), noise, "float32")
 
     return with_weights(change)
 
 
 def with_facts(numbers):
     def change(file):
-        file["vars/privacy_ledger_rows"] = np.asarray([[1, 25, 100, 1, 5, 5, 1]])
-        file["vars/privacy_ledger_noise"] = np.ones(1, "float32")
-        file["vars/privacy_facts"] = np.asarray(numbers, "uint8")
+        file[f"{LEDGER}/privacy_ledger_rows"] = np.asarray([[1, 25, 100, 1, 5, 5, 1]])
+        file[f"{LEDGER}/privacy_ledger_noise"] = np.ones(1, "float32")
+        file[f"{LEDGER}/privacy_facts"] = np.asarray(numbers, "uint8")
 
     return with_weights(change)
 
 
 @with_weights
 def with_link(file):
-    file["vars/privacy_ledger_rows"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
+    file[f"{LEDGER}/privacy_ledger_rows"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
 
 
 @with_weights
 def with_virtual_data(file):
     layout = h5py.VirtualLayout(shape=(1, 7), dtype="int32")
     layout[:] = h5py.VirtualSource("/etc/elsewhere.h5", "rows", shape=(1, 7))
-    file.create_virtual_dataset("vars/privacy_ledger_rows", layout)
+    file.create_virtual_dataset(f"{LEDGER}/privacy_ledger_rows", layout)
 
 
 def with_shape(*options):
-    return with_weights(lambda file: file.create_dataset("vars/privacy_ledger_rows", *options))
+    return with_weights(lambda file: file.create_dataset(f"{LEDGER}/privacy_ledger_rows", *options))
 
 
 FILES = {
