@@ -421,8 +421,31 @@ models/test_normalization_state.py::test_a_batch_normalization_whose_mode_change
 + if False:
 # weights that come past a mismatch leave their ledger behind | training/saved_state.py
 models/test_saving.py::test_loaded_without_compiling
--             self._load_privacy_state({key: np.asarray(store[key]) for key in present})
+-             self._load_privacy_state(state)
 +             pass
+# a file of a model is written without its ledger | training/saved_ledger.py
+models/test_saving.py::test_loaded_without_compiling
+- for key, value in model._privacy_state().items():
++ for key, value in ():
+# the ledger of an older file is passed over | training/saved_state.py
+models/test_saving.py::test_the_ledger_among_the_own_variables_of_older_files_loads
+-         self._load_saved_ledger(store)
++         pass
+# the ledger of a file comes after that of the optimizer, as if of another run | training/saved_state.py
+models/test_saving.py::test_checkpoints_that_go_on_from_another_hold_it_once
+- def ledger_in_files(self)
++ def _ledger_in_files(self)
+# weights that were loaded before an interruption have no ledger | training/spending.py
+models/test_saving.py::test_weights_without_their_ledger_are_those_of_an_unknown_one
+- if lost is None and state.saved_ledger_is_loaded is False:
++ if False:
+# a ledger without its rows counts as none | training/saved_state.py
+models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none
+- if not state:
++ if LEDGER_KEYS[0] not in state:
+# a plain copy that is made private forgets what was spent | training/saved_state.py
+models/test_plain_copy.py::test_the_ledger_goes_on_where_the_copy_is_made_private
+-         self._hand_on_ledger(plain)
 # a ledger that could not be read counts as none | training/spending.py
 models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none
 -         if lost is not None:

@@ -23,11 +23,14 @@ FILES = Path(__file__).parent / "saved_by_0_1"
     [("examples", 10, 1e-5, 4.215611541931675), ("clients", 4, 1e-3, 1.5801007186080387)],
 )
 def test_the_ledger_of_version_0_1_loads(name, steps, delta, epsilon):
-    model = keras.models.load_model(FILES / f"{name}.keras")
-    spent = model.privacy_spent(delta)
-    assert spent.steps == steps
-    assert spent.epsilon == pytest.approx(epsilon, rel=1e-6)
-    assert spent.weights_unchanged is not False
+    file = FILES / f"{name}.keras"
+    for compiled in (True, False):
+        model = keras.models.load_model(file, compile=compiled)
+        spent = model.privacy_spent(delta)
+        assert spent.steps == steps
+        assert spent.epsilon == pytest.approx(epsilon, rel=1e-6)
+        assert spent.weights_unchanged is not False
+    assert ka.accounting.read_ledger(file) == model.privacy_ledger
 
 
 def test_what_version_0_1_saved_goes_on_with_its_state():

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+import zipfile
 
 import h5py
 import keras
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip.accounting import read_ledger
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -41,11 +43,13 @@ def brought_back(model, how, folder, **options):
         other.set_state_tree(model.get_state_tree())
         return other
     if "weights" in how:
-        model.save_weights(folder / "run.weights.h5")
+        shards = {"max_shard_size": 1.5e-5} if "shards" in how else {}
+        path = folder / f"run.weights.{'json' if shards else 'h5'}"
+        model.save_weights(path, **shards)
         other = helpers.dense_model()
         if how == "weights":
             helpers.compiled(other, **options)
-        other.load_weights(folder / "run.weights.h5")
+        other.load_weights(path)
         return other
     model.save(folder / "model.keras")
     return keras.models.load_model(folder / "model.keras", compile=how == "compiled")
@@ -183,7 +187,9 @@ def test_a_model_that_was_never_fitted_can_be_saved_and_copied(tmp_path):
 # Weights carry their ledger
 
 
-@pytest.mark.parametrize("how", ["compiled", "not compiled", "weights alone", "state tree"])
+@pytest.mark.parametrize(
+    "how", ["compiled", "not compiled", "weights alone", "weights in shards", "state tree"]
+)
 def test_layers_of_a_loaded_model_bring_its_ledger(how, tmp_path):
     loaded = brought_back(trained(steps=5), how, tmp_path)
     assert unchanged(loaded) is True
@@ -346,16 +352,112 @@ def test_the_state_of_an_optimizer_that_keras_numbered_anew_comes_back():
     np.testing.assert_equal([*map(numbers, found)], [*map(numbers, expected)])
 
 
-def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(tmp_path):
-    model = trained()
-    model.save_weights(tmp_path / "run.weights.h5")
-    with h5py.File(tmp_path / "run.weights.h5", "r+") as file:
-        file["ledger_in_files/vars/privacy_ledger_rows"][0] = -1
-    other = quantile_model()
-    load_what_fits(other, tmp_path / "run.weights.h5")
-    for ask in (lambda: other.privacy_spent(DELTA), lambda: trained(other)):
-        with pytest.raises(RuntimeError, match="is not known"):
-            ask()
+LEDGER, ROWS = "ledger_in_files/vars", "ledger_in_files/vars/privacy_ledger_rows"
+
+
+@pytest.mark.parametrize("damage", ["impossible", "without rows", "no group"])
+def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(damage, tmp_path):
+    path, other = tmp_path / "run.weights.h5", quantile_model()
+    trained().save_weights(path)
+    with h5py.File(path, "r+") as file:
+        if damage == "impossible":
+            file[ROWS][0] = -1
+        elif damage == "without rows":
+            del file[ROWS]
+        else:
+            del file[LEDGER]
+            file[LEDGER] = np.zeros(3)
+    if damage == "no group":
+        with pytest.raises(ValueError, match="expected Group"):
+            other.load_weights(path)
+    else:
+        load_what_fits(other, path)
+    assert_unknown(other, "is not known")
+    with pytest.raises(RuntimeError, match="is not known"):
+        trained(other)
+
+
+def assert_unknown(model, message):
+    with pytest.raises(RuntimeError, match=message):
+        model.privacy_spent(DELTA)
+
+
+def test_weights_without_their_ledger_are_those_of_an_unknown_one(tmp_path, monkeypatch):
+    """Keras has loaded the layers and is interrupted before the ledger, or never gets to it."""
+    path, model = tmp_path / "run.weights.h5", trained()
+    model.save_weights(path)
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(model.layers[2], "load_own_variables", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model.load_weights(path)
+        assert_unknown(model, "loading ended before it was read")
+        model.load_weights(path)
+        assert model.privacy_ledger.steps == 3
+    other = helpers.dense_model()
+    other.load_own_variables({})
+    assert_unknown(other, "loading ended before it was read")
+
+
+def interrupted(store):
+    raise KeyboardInterrupt
+
+
+# Where the ledger stands in files
+
+
+@pytest.mark.parametrize("how", ["weights alone", "not compiled"])
+def test_the_ledger_among_the_own_variables_of_older_files_loads(how, tmp_path):
+    """Until version 0.2; a file that holds a ledger here and there brings both."""
+    model, path = trained(), tmp_path / "old.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        for name in set(file[LEDGER]) - {"privacy_facts"}:
+            file.move(f"{LEDGER}/{name}", f"vars/{name}")
+        del file["ledger_in_files"]
+    assert read_ledger(path) == model.privacy_ledger
+    if how == "not compiled":
+        with zipfile.ZipFile(tmp_path / "old.keras", "w") as archive:
+            archive.writestr("config.json", model.to_json())
+            archive.writestr("metadata.json", '{"keras_version": "3.12.0"}')
+            archive.write(path, "model.weights.h5")
+        other = keras.models.load_model(tmp_path / "old.keras", compile=False)
+    else:
+        other = helpers.dense_model()
+        other.load_weights(path)
+    assert other.privacy_ledger == model.privacy_ledger
+    assert unchanged(other) is True
+
+
+def test_a_private_model_inside_another_keeps_its_ledger(tmp_path):
+    path = tmp_path / "outer.keras"
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    inner, outer = trained(), helpers.dense_model()
+    for cls, steps in ((keras.Model, 3), (ka.PrivateModel, 6)):
+        if cls is ka.PrivateModel:
+            inner = trained(helpers.compiled(ka.PrivateModel(inputs, inner(inputs))))
+        outer = cls(inputs, keras.layers.Dense(2)(inner(inputs)))
+        outer.save(path)
+        loaded = keras.models.load_model(path, compile=False)
+        assert loaded.layers[1].privacy_ledger.steps == steps
+        loaded.load_weights(path)
+        assert loaded.layers[1].privacy_ledger.steps == steps
+
+
+def test_weights_of_a_private_model_and_of_a_plain_one_fit_each_other(tmp_path):
+    path, edited = str(tmp_path / "run.weights.h5"), str(tmp_path / "edited.weights.h5")
+    model, plain = trained(), helpers.dense_model(keras.Model)
+    model.save_weights(path)
+    plain.load_weights(path)
+    helpers.assert_same_weights(plain, model.get_weights())
+    # Keras's editor keeps the ledger; what a plain model saves has none.
+    keras.saving.KerasFileEditor(path).save(edited)
+    for written, steps in ((edited, 3), (path, 0)):
+        other = helpers.dense_model()
+        other.load_weights(written)
+        helpers.assert_same_weights(other, model.get_weights())
+        assert other.privacy_ledger.steps == steps
+        plain.save_weights(path)
 
 
 def test_two_loaded_models_in_one_and_a_later_state_of_the_first(tmp_path):
