@@ -22,6 +22,7 @@ KERAS_PROTOCOL = frozenset(
         "compile_from_config",
         "from_config",
         "get_config",
+        "ledger_in_files",
         "load_own_variables",
         "save_own_variables",
         "train_step",

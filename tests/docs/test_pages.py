@@ -1,8 +1,12 @@
 """The code on every page runs and prints the output below it; the files that a page names exist."""
 
 import ast
+import json
 import re
 import shlex
+import subprocess
+import sys
+import urllib.request
 
 import keras
 import numpy as np
@@ -43,6 +47,8 @@ def test_the_code_runs_and_prints_what_the_page_says(name, monkeypatch, tmp_path
     pages.run(pages.ROOT / name, names, compare=name not in NOT_COMPARED)
     if name == "docs/sharp_edges.md":
         assert_sharp_edges(names)
+    if name == "docs/guides/deployment.md":
+        assert_served(names)
 
 
 def assert_sharp_edges(names):
@@ -56,6 +62,28 @@ def assert_sharp_edges(names):
     kept = np.bincount(names["people"][names["kept"]], minlength=150)
     np.testing.assert_array_equal(kept, np.minimum(counts, 2))
     assert keras.models.load_model("release.keras").optimizer.seed is None
+
+
+def assert_served(names):
+    """Assert that the server of the page answers with the predictions of the private model."""
+    found = pages.blocks(TEXTS["docs/guides/deployment.md"])
+    (server,) = (block.text for block in found if block.options == 'title="serve.py"')
+    (rows,) = (
+        re.search(r"--data '(.+?)'", block.text)[1] for block in found if block.language == "sh"
+    )
+    # A free port, which the server says.
+    *_, last = server.splitlines()
+    start = last.replace("8000", "0").replace("HTTPServer", "server = HTTPServer", 1)
+    server = server.replace(last, start.replace(".serve_forever()", ""))
+    server += "print(server.server_port, flush=True)\nserver.handle_request()\n"
+    without = 'import sys\nsys.modules["keras_adaclip"] = None\n'
+    process = subprocess.Popen([sys.executable, "-c", without + server], stdout=subprocess.PIPE)
+    with process:
+        port = int(process.stdout.readline())
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", rows.encode()) as answer:
+            found = json.load(answer)
+    expected = names["model"].predict(np.asarray(json.loads(rows), "float32"), verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @every_page

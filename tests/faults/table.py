@@ -431,7 +431,7 @@ models/test_saving.py::test_loaded_without_compiling
 models/test_saving.py::test_the_ledger_among_the_own_variables_of_older_files_loads
 -         self._load_saved_ledger(store)
 +         pass
-# the ledger of a file comes after that of the optimizer, as if of another run | training/saved_state.py
+# the ledger of a file loads after that of the optimizer, as another run's | training/saved_state.py
 models/test_saving.py::test_checkpoints_that_go_on_from_another_hold_it_once
 - def ledger_in_files(self)
 + def _ledger_in_files(self)
