@@ -19,6 +19,7 @@ from keras_adaclip.accounting import (
     LEDGER_KEYS,
     NO_TUNING,
     Ledger,
+    PrivacySpent,
     facts_from_array,
 )
 from keras_adaclip.backend import keras_private
@@ -55,7 +56,7 @@ class SavedState(PrivacySpending):
 
         It has the layers, names and states of this model, and is not compiled. Save it, export it
         with `export`, and load it where this package is not installed. A `TemperedSigmoid` becomes
-        Keras layers that compute the same.
+        Keras layers that compute the same, up to rounding.
 
         Args:
             filepath: None, or a `.keras` file. The plain model is saved there, and the privacy
@@ -75,7 +76,7 @@ class SavedState(PrivacySpending):
         Raises:
             RuntimeError: If the privacy spent is not known.
             TypeError: If the model, or a private model inside it, is of a class of your own.
-            ValueError: If only one of `filepath` and `delta` is given, or the file is not `.keras`.
+            ValueError: If only one of `filepath` and `delta` is given, or one is out of range.
 
         Example:
 
@@ -96,6 +97,9 @@ class SavedState(PrivacySpending):
             raise ValueError(
                 f"Argument `filepath` must end in `.keras`. Received: filepath={filepath!r}"
             )
+        if delta is not None:
+            # A wrong delta is refused before anything is written.
+            PrivacySpent.from_ledger(self.privacy_ledger, delta)
         keras_private.write_back_variables(self)
         plain = plain_copy(self)
         self._hand_on_ledger(plain)
@@ -197,9 +201,13 @@ class SavedState(PrivacySpending):
             skip_mismatch: As for Keras.
             **kwargs: As for Keras.
         """
-        self._private_state.saved_ledger_is_loaded = None
+        state = self._private_state
+        if state.saved_ledger_is_loaded:
+            state.saved_ledger_is_loaded = None
         if not (skip_mismatch or kwargs):
             return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
+        # Weights of an unknown ledger could be among those that stay.
+        self._refuse_lost_ledger()
         with weight_digests.loading_some(self.weights):  # type: ignore[attr-defined]
             return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
 

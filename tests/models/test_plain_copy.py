@@ -218,8 +218,14 @@ def test_a_class_of_the_users_is_refused_with_a_way_that_works(tmp_path):
 
 def test_the_ledger_goes_on_where_the_copy_is_made_private():
     model = helpers.compiled()
-    helpers.quiet_fit(model, X, Y, batch_size=4)
-    copies = [ka.privatize(model.to_keras()) for _ in range(2)]
+    copies = []
+    take = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: copies.append(ka.privatize(model.to_keras()))
+    )
+    helpers.quiet_fit(model, X, Y, batch_size=4, callbacks=[take])
+    copies.append(ka.privatize(model.to_keras()))
+    for each in copies:
+        helpers.assert_same_weights(each, model.get_weights())
     assert copies[0].privacy_ledger == model.privacy_ledger
     assert copies[0].privacy_spent(1e-3).weights_unchanged is True
     copies[1].layers[1].bias.assign(np.ones(5))
@@ -235,6 +241,7 @@ def test_the_ledger_goes_on_where_the_copy_is_made_private():
         ({"filepath": "model.keras"}, "`delta` must be given"),
         ({"delta": 1e-5}, "leave both out"),
         ({"filepath": "model.h5", "delta": 1e-5}, r"must end in `\.keras`"),
+        ({"filepath": "model.keras", "delta": 2.0}, "delta"),
     ],
 )
 def test_a_file_comes_with_its_report(arguments, message, tmp_path, monkeypatch):
