@@ -75,9 +75,11 @@ def _plain_config(config: Any, layer: Mapping[str, Any]) -> Any:
 
 def _header(config: dict[str, Any]) -> dict[str, Any]:
     """Return the class of the plain model for the config of a private one, as Keras writes it."""
-    inputs = keras.Input((1,))
-    is_sequential = "input_layers" not in config["config"]
-    plain = keras.Sequential() if is_sequential else keras.Model(inputs, inputs)
+    if "input_layers" in config["config"]:
+        inputs = keras.Input((1,))
+        plain = keras.Model(inputs, keras.layers.Identity()(inputs))
+    else:
+        plain = keras.Sequential()
     written = keras.saving.serialize_keras_object(plain)
     return {key: written[key] for key in ("module", "class_name", "registered_name")}
 

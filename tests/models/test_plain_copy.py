@@ -60,7 +60,7 @@ def normalized():
 
 def quantized():
     model = ka.PrivateSequential([keras.Input((4,)), layers.Dense(8, activation=tempered())])
-    model.quantize("int8", filters=lambda layer: isinstance(layer, layers.Dense))
+    model.layers[0].quantize("int8")
     return model
 
 
@@ -158,7 +158,6 @@ for path in folder.glob("*.keras"):
 """
 
 
-@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`:UserWarning")
 def test_models_and_weights_load_where_this_package_cannot_be_imported(tmp_path):
     for name, build in MODELS.items():
         model, x = build(), inputs_of(name)
