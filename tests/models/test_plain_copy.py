@@ -284,6 +284,7 @@ def exported_to_litert(plain, path):
 
 def exported_to_onnx(plain, path):
     onnxruntime = pytest.importorskip("onnxruntime")
+    plain.predict(X, verbose=0)  # Keras wants a model that was called before.
     plain.export(f"{path}.onnx", format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(f"{path}.onnx")
     return session.run(None, {session.get_inputs()[0].name: X})[0]
