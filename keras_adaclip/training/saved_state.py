@@ -200,6 +200,10 @@ class SavedState(PrivacySpending):
             filepath: As for Keras.
             skip_mismatch: As for Keras.
             **kwargs: As for Keras.
+
+        Raises:
+            RuntimeError: If the privacy spent on the present weights, some of which would stay, is
+                not known.
         """
         state = self._private_state
         if state.saved_ledger_is_loaded:
