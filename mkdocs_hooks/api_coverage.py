@@ -1,7 +1,7 @@
-"""Fails the build of the documentation where the page of the API leaves a public name out.
+"""Lists the public names on the first page of the API, and fails the build if a page lacks one.
 
-`mkdocstrings` leaves out what has no docstring, what a page does not name, and what hides behind a
-module of the same name. None of these is an error for it; here each of them is.
+`mkdocstrings` leaves out what has no docstring, what no page names, and what hides behind a module
+of the same name. None of these is an error for it; here each of them is.
 """
 
 import functools
@@ -12,11 +12,27 @@ import griffe
 from mkdocs.exceptions import PluginError
 from public_names import KERAS_PROTOCOL, PACKAGE, ROOT, public_modules
 
-PAGE = "api.md"
+FOLDER = "api/"
+_shown: set[str] = set()
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Puts a table of the names of a module in the place of each `<!-- names of MODULE -->`.
+
+    Args:
+        markdown: the text of the page.
+        page: the page.
+        config: not used.
+        files: not used.
+    """
+    del config, files
+    if page.file.src_uri == f"{FOLDER}index.md":
+        return re.sub(r"<!-- names of (\S+) -->", lambda found: _table(found[1]), markdown)
+    return markdown
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Compares the anchors of the page of the API with what is public.
+    """Notes the anchors on a page of the API.
 
     Args:
         output: the page as HTML.
@@ -24,29 +40,48 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
         config: not used.
     """
     del config
-    if page.file.src_uri == PAGE:
-        shown = set(re.findall(rf'id="({PACKAGE}[^"]*)"', output))
-        missing = [name for name in _required() if not any(way in shown for way in name)]
-        if missing:
-            names = "\n".join(f"  {ways[0]}" for ways in missing)
-            raise PluginError(
-                f"docs/{PAGE} leaves out public names, or they have no docstring:\n{names}\n"
-                "Give them a docstring, and the page a `:::` that shows them; or take them out of "
-                "`__all__`."
-            )
+    if page.file.src_uri.startswith(FOLDER):
+        _shown.update(re.findall(rf'id="({PACKAGE}[^"]*)"', output))
     return output
+
+
+def on_post_build(config: Any) -> None:
+    """Compares the anchors on the pages of the API with what is public.
+
+    Args:
+        config: not used.
+    """
+    del config
+    missing = [name for name in _required() if _shown.isdisjoint(name)]
+    if missing:
+        names = "\n".join(f"  {ways[0]}" for ways in missing)
+        raise PluginError(
+            f"docs/{FOLDER} leaves out public names, or they have no docstring:\n{names}\n"
+            "Give them a docstring, and a page a `:::` that shows them; or take them out of "
+            "`__all__`."
+        )
+
+
+def _table(module: str) -> str:
+    """The names of a module with the first lines of their docstrings, linked to their entries."""
+    rows = ["| name | what it is |", "| --- | --- |"]
+    for name in public_modules()[module]:
+        if f"{module}.{name}" not in public_modules():
+            target = _target(module, name)
+            summary = target.docstring.value.partition("\n")[0] if target.docstring else ""
+            rows.append(f"| [`{name}`][{target.path}] | {summary} |")
+    return "\n".join(rows)
 
 
 @functools.cache
 def _required() -> list[tuple[str, ...]]:
     """Each public name as the anchors of which one must be there, the best one first."""
-    package = griffe.load(PACKAGE, search_paths=[ROOT], resolve_aliases=True)
     found = []
     for module, names in public_modules().items():
         for name in names:
             if f"{module}.{name}" in public_modules():
                 continue
-            target = _target(package, module, name)
+            target = _target(module, name)
             anchors = (f"{module}.{name}", target.path)
             found.append(anchors)
             if target.is_class:
@@ -54,10 +89,14 @@ def _required() -> list[tuple[str, ...]]:
     return found
 
 
-def _target(package: Any, module: str, name: str) -> Any:
+@functools.cache
+def _package() -> Any:
+    return griffe.load(PACKAGE, search_paths=[ROOT], resolve_aliases=True)
+
+
+def _target(module: str, name: str) -> Any:
     """What a public name stands for, also where a submodule has the same name."""
-    path = module.removeprefix(f"{PACKAGE}.")
-    found = package[path][name]
+    found = _package()[module.removeprefix(f"{PACKAGE}.")][name]
     if found.is_alias:
         found = found.final_target
     return found[name] if found.is_module else found

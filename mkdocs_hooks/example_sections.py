@@ -1,4 +1,4 @@
-"""Shows the examples of docstrings as code on the page of the API.
+"""Shows the examples of docstrings as code on the pages of the API.
 
 They stand under `Example:`, at the margin, as Keras has them. The parser of docstrings takes only
 what is indented for a section, and would leave quotations of quotations.

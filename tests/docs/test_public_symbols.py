@@ -1,7 +1,7 @@
 """Every public name has a docstring that explains its arguments and names its errors.
 
-The build of the documentation fails in `mkdocs_hooks/api_coverage.py` if `docs/api.md` leaves one
-out.
+The build of the documentation fails in `mkdocs_hooks/api_coverage.py` if the pages in `docs/api`
+leave one out.
 """
 
 import importlib
