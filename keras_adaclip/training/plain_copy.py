@@ -1,20 +1,91 @@
-"""A plain Keras model with the layers and weights of a private one."""
+"""A plain Keras model with the layers and weights of a private one.
+
+A mixin without a Keras base.
+"""
 
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_adaclip.accounting import PrivacySpent
 from keras_adaclip.activations import TemperedSigmoid
 from keras_adaclip.backend import keras_private
+from keras_adaclip.training import weight_digests
 from keras_adaclip.training.spending import PrivacySpending
 
 _OWN = "keras_adaclip>"
 
 
-def plain_copy(model: Any) -> keras.Model:
+class PlainCopy(PrivacySpending):
+    """The way from a private model to a plain one."""
+
+    def to_keras(self, filepath: Any = None, *, delta: float | None = None) -> Any:
+        """Return a plain Keras model with a copy of the weights, which needs this package no more.
+
+        It has the layers, names and states of this model, and is not compiled. Save it, export it
+        with `export`, and load it where this package is not installed. A `TemperedSigmoid` becomes
+        Keras layers that compute the same, up to rounding.
+
+        Args:
+            filepath: None, or a `.keras` file. The plain model is saved there, and the privacy
+                report beside it, as `.privacy.html` and `.privacy.json`, with the SHA-256 of the
+                file.
+            delta: Float in (0, 1), the delta of the report. It comes with `filepath` alone.
+
+        Returns:
+            A `keras.Sequential` for a sequential model, otherwise a functional `keras.Model`.
+
+        Guarantees:
+            The copy has the epsilon of this model: whatever is computed from the private weights
+            without the data costs no privacy. Training the copy on private data further is not
+            counted. If `privatize` makes the copy private in this process, its ledger goes on from
+            this one; the plain file holds no ledger. To go on training later, save this model too.
+
+        Raises:
+            RuntimeError: If the privacy spent is not known.
+            TypeError: If the model, or a private model inside it, is of a class of your own.
+            ValueError: If only one of `filepath` and `delta` is given, or one is out of range.
+
+        Example:
+
+        >>> import keras
+        >>> from keras_adaclip import PrivateSequential
+        >>> model = PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> plain = model.to_keras()
+        >>> type(plain) is keras.Sequential
+        True
+        """
+        if (filepath is None) != (delta is None):
+            raise ValueError(
+                "The model is saved with its privacy report, for which `delta` must be given: "
+                "`model.to_keras('model.keras', delta=1e-5)`. Without a file, leave both out. "
+                f"Received: filepath={filepath!r}, delta={delta!r}"
+            )
+        if filepath is not None and Path(filepath).suffix != ".keras":
+            raise ValueError(
+                f"Argument `filepath` must end in `.keras`. Received: filepath={filepath!r}"
+            )
+        if delta is not None:
+            # A wrong delta is refused before anything is written.
+            PrivacySpent.from_ledger(self.privacy_ledger, delta)
+        keras_private.write_back_variables(self)
+        plain = _plain_copy(self)
+        self._hand_on_ledger(plain)
+        in_run = self._account().is_in_a_run
+        weight_digests.from_array(plain.weights, weight_digests.to_array(self.weights, in_run))  # type: ignore[attr-defined]
+        if filepath is not None:
+            plain.save(filepath)
+            report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]
+            for ending in (".privacy.html", ".privacy.json"):
+                report.save(Path(filepath).with_suffix(ending))
+        return plain
+
+
+def _plain_copy(model: Any) -> keras.Model:
     """Return a plain model of the same layers, with weights of its own and not compiled.
 
     Args:

@@ -7,7 +7,6 @@ pickles and copies, checkpoints of callbacks, state trees.
 import functools
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,15 +18,13 @@ from keras_adaclip.accounting import (
     LEDGER_KEYS,
     NO_TUNING,
     Ledger,
-    PrivacySpent,
     facts_from_array,
 )
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
 from keras_adaclip.training import weight_digests
-from keras_adaclip.training.plain_copy import plain_copy
+from keras_adaclip.training.plain_copy import PlainCopy
 from keras_adaclip.training.saved_ledger import SavedLedger
-from keras_adaclip.training.spending import PrivacySpending
 
 _STATE_KEYS = (*LEDGER_KEYS, DIGESTS_KEY)
 
@@ -38,7 +35,7 @@ def _without_number(path: str) -> str:
     return "/".join([re.sub(r"_\d+$", "", optimizer), *rest])
 
 
-class SavedState(PrivacySpending):
+class SavedState(PlainCopy):
     """Saving and loading of a private model with its ledger."""
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,67 +47,6 @@ class SavedState(PrivacySpending):
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(NO_LEGACY_FILE)
         return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
-
-    def to_keras(self, filepath: Any = None, *, delta: float | None = None) -> Any:
-        """Return a plain Keras model with a copy of the weights, which needs this package no more.
-
-        It has the layers, names and states of this model, and is not compiled. Save it, export it
-        with `export`, and load it where this package is not installed. A `TemperedSigmoid` becomes
-        Keras layers that compute the same, up to rounding.
-
-        Args:
-            filepath: None, or a `.keras` file. The plain model is saved there, and the privacy
-                report beside it, as `.privacy.html` and `.privacy.json`, with the SHA-256 of the
-                file.
-            delta: Float in (0, 1), the delta of the report. It comes with `filepath` alone.
-
-        Returns:
-            A `keras.Sequential` for a sequential model, otherwise a functional `keras.Model`.
-
-        Guarantees:
-            The copy has the epsilon of this model: whatever is computed from the private weights
-            without the data costs no privacy. Training the copy on private data further is not
-            counted. If `privatize` makes the copy private in this process, its ledger goes on from
-            this one; the plain file holds no ledger. To go on training later, save this model too.
-
-        Raises:
-            RuntimeError: If the privacy spent is not known.
-            TypeError: If the model, or a private model inside it, is of a class of your own.
-            ValueError: If only one of `filepath` and `delta` is given, or one is out of range.
-
-        Example:
-
-        >>> import keras
-        >>> from keras_adaclip import PrivateSequential
-        >>> model = PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
-        >>> plain = model.to_keras()
-        >>> type(plain) is keras.Sequential
-        True
-        """
-        if (filepath is None) != (delta is None):
-            raise ValueError(
-                "The model is saved with its privacy report, for which `delta` must be given: "
-                "`model.to_keras('model.keras', delta=1e-5)`. Without a file, leave both out. "
-                f"Received: filepath={filepath!r}, delta={delta!r}"
-            )
-        if filepath is not None and Path(filepath).suffix != ".keras":
-            raise ValueError(
-                f"Argument `filepath` must end in `.keras`. Received: filepath={filepath!r}"
-            )
-        if delta is not None:
-            # A wrong delta is refused before anything is written.
-            PrivacySpent.from_ledger(self.privacy_ledger, delta)
-        keras_private.write_back_variables(self)
-        plain = plain_copy(self)
-        self._hand_on_ledger(plain)
-        in_run = self._account().is_in_a_run
-        weight_digests.from_array(plain.weights, weight_digests.to_array(self.weights, in_run))  # type: ignore[attr-defined]
-        if filepath is not None:
-            plain.save(filepath)
-            report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]
-            for ending in (".privacy.html", ".privacy.json"):
-                report.save(Path(filepath).with_suffix(ending))
-        return plain
 
     @keras_private.as_default_config
     def get_config(self) -> dict[str, Any]:

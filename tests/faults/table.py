@@ -443,7 +443,7 @@ models/test_saving.py::test_weights_without_their_ledger_are_those_of_an_unknown
 models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none
 - if not state:
 + if LEDGER_KEYS[0] not in state:
-# a plain copy that is made private forgets what was spent | training/saved_state.py
+# a plain copy that is made private forgets what was spent | training/plain_copy.py
 models/test_plain_copy.py::test_the_ledger_goes_on_where_the_copy_is_made_private
 -         self._hand_on_ledger(plain)
 # a ledger that could not be read counts as none | training/spending.py
