@@ -24,6 +24,7 @@ class SavedLedger(keras_private.KerasSaveable):
         self._model = weakref.ref(model)
 
     def _obj_type(self) -> str:
+        """Return the kind of parts whose attributes Keras passes over."""
         return "Operation"
 
     def save_own_variables(self, store: Any) -> None:
