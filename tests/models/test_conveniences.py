@@ -12,6 +12,7 @@ import pytest
 
 import keras_adaclip as ka
 from tests.models import helpers
+from tests.models.test_plain_copy import EXPORTS
 
 PAGE = Path(__file__).parents[2] / "docs/guides/keras.md"
 BACKEND = keras.backend.backend()
@@ -393,6 +394,15 @@ def state_tree(_):
     assert other.privacy_spent(DELTA) == model.privacy_spent(DELTA)
 
 
+@case("`to_keras`, and `export` of it")
+def plain_models(tmp_path):
+    plain = fit(X, Y).to_keras(tmp_path / "model.keras", delta=DELTA)
+    assert not isinstance(keras.models.load_model(tmp_path / "model.keras"), ka.PrivateModel)
+    for export in EXPORTS[BACKEND]:
+        exported = np.asarray(export(plain, str(tmp_path / "exported")))
+        np.testing.assert_allclose(exported, plain.predict(X[:8], verbose=0), atol=1e-5)
+
+
 # ---- tuners -------------------------------------------------------------------------------------
 
 
@@ -417,7 +427,7 @@ def keras_tuner(tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore:.*steers training", "ignore:`shuffle=True` was passed")
+@pytest.mark.filterwarnings("ignore")  # Keras and exporters warn of their next versions.
 def test_what_works_in_keras_works_privately(name, tmp_path):
     function, backends, needs = CASES[name]
     if BACKEND not in backends:
