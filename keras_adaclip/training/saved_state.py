@@ -190,8 +190,9 @@ class SavedState(PlainCopy):
             state = {key: np.asarray(store[key]) for key in present}
             facts = state.pop(FACTS_KEY, None)
             self._load_privacy_state(state)
-            tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
-            self.tuning = self.tuning if tuning == NO_TUNING else tuning
+            # A tuner that loads the best trial knows how many trials there were in the end.
+            if facts is not None and self.tuning == NO_TUNING:
+                self.tuning = facts_from_array(facts)["tuning"]
         except Exception as error:
             self._private_state.lost_ledger = str(error)
             raise

@@ -98,7 +98,8 @@ def test_never_below_what_dp_accounting_gives_for_the_recorded_events():
         [dp_accounting.SelfComposedDpEvent(*each) for each in events.counted_events(MIXED)]
     )
     by_pld = PLDAccountant().compose(event).get_epsilon(DELTA)
-    assert by_pld <= ledger_epsilon(MIXED, DELTA, "pld") <= by_pld * (1 + 1e-4)
+    # The order of the compositions decides the last digits.
+    assert by_pld * (1 - 1e-12) <= ledger_epsilon(MIXED, DELTA, "pld") <= by_pld * (1 + 1e-4)
     by_rdp = RdpAccountant().compose(event).get_epsilon(DELTA)
     assert by_rdp <= ledger_epsilon(MIXED, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
 
