@@ -2,6 +2,13 @@
 
 *Sample* units, compute the *contribution* of each one, *clip* it, sum, add *noise*, *apply*, and
 *account*.
+
+Begin with `privatize`, `optimizers.DPOptimizer` and `callbacks.PrivacyCallback`:
+
+    model = privatize(keras_model)
+    optimizer = optimizers.DPOptimizer("adam", clipping=1.0, noise_multiplier=1.1)
+    model.compile(optimizer, loss="sparse_categorical_crossentropy")
+    model.fit(x, y, callbacks=[callbacks.PrivacyCallback(delta=1e-5, target_epsilon=3.0)])
 """
 
 import sys

@@ -76,7 +76,8 @@ def warn_of_large_delta(
         warnings.warn(
             f"Argument `delta` should be well below 1 / num_{unit}s = {1 / num_examples:.3g}: "
             f"with a larger one, publishing a random {unit} counts as private. "
-            f"Received: delta={delta}. `default_delta(num_{unit}s)` gives a usual choice.",
+            f"Received: delta={delta}. A usual choice is num_{unit}s ** -1.1, "
+            f"{max(num_examples, 2) ** -1.1:.3g} here.",
             UserWarning,
             stacklevel=stacklevel,
         )

@@ -172,7 +172,8 @@ def plan(
     if len(missing) != 1:
         raise ValueError(
             "Exactly one of `target_epsilon`, `epochs` and `noise_multiplier` must be left out, to "
-            f"be solved for. Received: {', '.join(missing) or 'none'} left out"
+            f"be solved for. Received: {', '.join(f'`{name}`' for name in missing) or 'none'} "
+            "left out"
         )
 
     def events(epochs: Any) -> CountedEvents:

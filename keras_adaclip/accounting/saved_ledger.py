@@ -98,7 +98,8 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
     except KeyError as error:
         raise ValueError(
             f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
-            "saved as `.keras` or `.weights.h5` keeps one."
+            "saved as `.keras` or `.weights.h5` keeps one; `to_keras` writes the report of a plain "
+            "model beside it, as `.privacy.html` and `.privacy.json`."
         ) from error
     # `zipfile` raises these for damaged, encrypted and oddly compressed files.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:

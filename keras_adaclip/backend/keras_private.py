@@ -324,11 +324,15 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
         None if part is None else keras.tree.map_structure(keras.ops.convert_to_tensor, part)
         for part in (x, y, sample_weight)
     ]
-    # Keras looks at inference alone, which may not call all the layers inside of a layer.
-    for training in (False, True):
-        if not all(layer.built for layer in flatten_layers(model)):
-            compute_output_spec(model, parts[0], training=training)
-    model._symbolic_build(data_batch=tuple(parts))
+    try:
+        # Keras looks at inference alone, which may not call all the layers inside of a layer.
+        for training in (False, True):
+            if not all(layer.built for layer in flatten_layers(model)):
+                compute_output_spec(model, parts[0], training=training)
+        model._symbolic_build(data_batch=tuple(parts))
+    except Exception as error:
+        error.add_note("`fit` tried the model on the first rows of the data, up to three of them.")
+        raise
 
 
 class BuiltBeforeFit:

@@ -85,7 +85,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             self.effective_delta = self.delta
             if data.num_examples > 0:
                 accounting.warn_of_large_delta(
-                    self.delta, data.num_examples, stacklevel=4, unit=unit
+                    self.delta, data.num_examples, stacklevel=7, unit=unit
                 )
         elif data.num_examples > 1:
             self.effective_delta = accounting.default_delta(data.num_examples)
@@ -181,7 +181,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             )
             size = "cohort_size" if row.unit is accounting.Unit.CLIENT else "batch_size"
             raise ValueError(
-                f"The next execution (number of steps: {first}) would bring epsilon from "
+                f"The next {'step' if first == 1 else f'{first} steps'} would bring epsilon from "
                 f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
                 f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. "

@@ -50,6 +50,7 @@ class RunNotice(keras.callbacks.Callback):
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
         if self.params["verbose"] and self._rows:
             print(f"Private training: {self._mechanism()}. {self._cost()}")
+            self._warn_of_missing_values()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print why the run ended early, and put it into `History.ended_early`."""
@@ -64,13 +65,23 @@ class RunNotice(keras.callbacks.Callback):
         if getattr(self.model, "history", None) is not None:
             self.model.history.ended_early = ending
 
+    def _warn_of_missing_values(self) -> None:
+        """Print how many examples cannot contribute, which the loss would not show."""
+        data = self._data
+        if data.num_not_finite:
+            print(
+                f"{data.num_not_finite:,} of {data.num_examples:,} examples hold NaN or infinity. "
+                "They contribute nothing, whatever the loss looks like. Fill the gaps or leave "
+                "these rows out. (This count is not private.)"
+            )
+
     def _mechanism(self) -> str:
         """Return the steps of the run, their sampling and their noise, in words."""
         data, first, last = self._data, self._rows[0], self._rows[-1]
         unit, batches = data.unit.label, "batches"
         if data.unit is accounting.Unit.CLIENT:
             batches = "cohorts"
-        steps = _counted(self._num_steps) if self._num_steps else "steps"
+        steps = _counted(self._num_steps) if self._num_steps else "an unknown number of steps"
         drawn = f"{_DRAWN.get(data.sampling, '')}{batches} of {data.expected_batch_size:,}"
         parts = [f"{steps} on {drawn} from {data.num_examples:,} {unit}s"]
         if data.sampling not in _DRAWN:

@@ -12,6 +12,7 @@ from keras_adaclip.sampling.arrays import (
     common_length,
     from_frames,
     holds_strings,
+    num_rows_not_finite,
     padding,
 )
 from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+# Larger arrays are not looked through for NaN before training.
+_MOST_NUMBERS = 1 << 28
 # Entries of lists that are data, rather than the inputs of a model with several.
 _NUMBERS = (bool, int, float, str, bytes, np.generic)
 
@@ -34,6 +36,20 @@ def common_length(parts: dict[str, Any]) -> int:
     if length == 0:
         raise ValueError("The data must hold at least one example. Received: 0 rows")
     return int(length)
+
+
+def num_rows_not_finite(parts: Any) -> int:
+    """Return the number of rows with NaN or infinity; arrays of more than 2**28 numbers count 0.
+
+    Args:
+        parts: A structure of arrays with the same number of rows, and None.
+    """
+    wrong = np.zeros(1, bool)
+    for part in keras.tree.flatten(parts):
+        array = None if part is None else as_array(part)
+        if array is not None and array.dtype.kind == "f" and array.size <= _MOST_NUMBERS:
+            wrong = wrong | ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    return int(wrong.sum())
 
 
 def holds_strings(array: np.ndarray) -> bool:
@@ -72,7 +88,23 @@ def _from_frame(part: Any) -> np.ndarray | None:
     if array.dtype == object and not (array.size and holds_strings(array)):
         with contextlib.suppress(TypeError, ValueError):
             return array.astype(keras.config.floatx())
+        _refuse_columns(part)
     return array
+
+
+def _refuse_columns(frame: Any) -> None:
+    """Raise a `TypeError` that names the columns of a frame that do not hold numbers."""
+    names = getattr(frame, "column_names", getattr(frame, "columns", ()))
+    kinds = {name: np.asarray(frame[name]).dtype for name in names}
+    wrong = [f"{name!r}" for name, dtype in kinds.items() if dtype.kind not in "biuf"]
+    if wrong:
+        raise TypeError(
+            "The columns of a frame must hold numbers. Turn strings, categories and dates into "
+            "numbers first, for example with `pandas.get_dummies` and a list of categories that "
+            "does not come from the data; fill missing values; and convert nullable numbers with "
+            f"`.astype('float32')`. Received: {len(wrong)} of {len(kinds)} columns without "
+            f"numbers, the first of them {', '.join(wrong[:5])}"
+        )
 
 
 def as_arrays(parts: Any) -> Any:

@@ -231,7 +231,9 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         isolation = self._private_state.isolation
-        notice = own_callbacks.RunNotice(data, num_epochs, is_pass, budgets)
+        # A guard of a search knows the delta of its plan.
+        plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
+        notice = own_callbacks.RunNotice(data, num_epochs, is_pass, [*budgets, *plans])
         first = own_callbacks.PassCounter(
             lambda: self._open_ledger(data), is_pass, lambda: refuse_disagreement(self, data)
         )

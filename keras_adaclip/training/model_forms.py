@@ -35,7 +35,17 @@ class SubclassedForm(metaclass=ModelType):
     stands_for: type
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a functional model for inputs and outputs, otherwise one of this class."""
+        """Return a functional model for inputs and outputs, otherwise one of this class.
+
+        Raises:
+            TypeError: If the only argument is a Keras model.
+        """
+        if SubclassedForm in cls.__bases__ and len(args) == 1 and isinstance(args[0], keras.Model):
+            raise TypeError(
+                f"`{cls.__name__}` takes inputs and outputs. For a model that exists already, call "
+                "`keras_adaclip.privatize(model)` or `keras_adaclip.federate(model)`. "
+                f"Received: a model of type {type(args[0]).__name__}"
+            )
         if SubclassedForm in cls.__bases__ and _are_functional(args, kwargs):
             return cls._functional(*args, **kwargs)
         return super().__new__(cls)

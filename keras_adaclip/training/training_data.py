@@ -22,6 +22,7 @@ from keras_adaclip.sampling import (
     as_array,
     common_length,
     from_frames,
+    num_rows_not_finite,
 )
 from keras_adaclip.training.processes import host_share
 
@@ -32,12 +33,14 @@ class TrainingData(RunSettings):
 
     Args:
         rows: A few examples, to build and examine the model.
+        num_not_finite: Number of examples with NaN or infinity, 0 if they were not looked at.
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
     """
 
     rows: Batch
+    num_not_finite: int = 0
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
 
@@ -87,6 +90,7 @@ def from_arrays(
     """
     check_choice("sampling", sampling, ("poisson", "shuffle"))
     num_examples, rows = rows_of(x, y, sample_weight)
+    num_not_finite = num_rows_not_finite((x, y, sample_weight))
     batch_size = 32 if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
@@ -98,6 +102,7 @@ def from_arrays(
             num_examples=num_examples,
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
             rows=rows,
+            num_not_finite=num_not_finite,
             fit_arguments={
                 "x": for_keras(x),
                 "y": y,
@@ -115,7 +120,8 @@ def from_arrays(
         if is_shared
         else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
     )
-    return _from_poisson(dataset, steps_per_epoch)
+    data = _from_poisson(dataset, steps_per_epoch)
+    return dataclasses.replace(data, num_not_finite=num_not_finite)
 
 
 def from_data_set(
@@ -179,7 +185,7 @@ def from_data_set(
             "The number of training examples cannot be known from an object of type "
             f"{type(data).__name__}, and the privacy report needs it. Pass "
             "`fit(..., num_examples=...)`, the number of distinct examples (it is treated as "
-            "public)."
+            "public), and `steps_per_epoch=...` if the batches have no end."
         )
     if once_per_pass and steps_per_epoch is not None and num_batches is None:
         raise ValueError(

@@ -41,7 +41,8 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         delta: A float in (0, 1), well below `1 / num_examples`.
         noise_multiplier: A float from 0, the noise of every trial, if trials need not have the
             same epsilon.
-        batch_sizes: The expected batch sizes to choose from.
+        batch_sizes: The expected batch sizes to choose from. None means 256, 512 and 1024, as far
+            as there are twice as many examples, or else a quarter of the examples.
         learning_rates: The learning rates to choose from.
         strategies: The clipping strategies to choose from, as in `clipping_choices`.
         ranges: As in `clipping_choices`.
@@ -99,7 +100,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         target_epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | None = None,
-        batch_sizes: Iterable[int] = (256, 512, 1024),
+        batch_sizes: Iterable[int] | None = None,
         learning_rates: Iterable[float] = (0.1, 0.3, 1.0),
         strategies: Iterable[str] = DEFAULT_STRATEGIES,
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -126,6 +127,9 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         if noise_multiplier is not None:
             noise_multiplier = _checks.check_noise_multiplier(noise_multiplier)
         self.noise_multiplier = noise_multiplier
+        if batch_sizes is None:
+            usual = [size for size in (256, 512, 1024) if 2 * size <= self.num_examples]
+            batch_sizes = usual or [math.ceil(self.num_examples / 4)]
         # keras-tuner takes values of one plain type.
         self.batch_sizes = [
             _checks.check_batch_size(size, self.num_examples, "batch_sizes") for size in batch_sizes
@@ -221,7 +225,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
-        guard = PlanGuard(planned, steps_per_epoch)
+        guard = PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.

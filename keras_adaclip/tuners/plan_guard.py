@@ -18,10 +18,23 @@ class PlanGuard(keras.callbacks.Callback):
     Args:
         planned: The row of a trial before it has run.
         steps_per_epoch: The number of steps of an epoch.
+        delta: The delta of the search; None if it has none.
+        accountant: The accountant of the search.
+
+    Attributes:
+        target_epsilon: None: the guard has no target, and `fit` plans with its delta.
+        has_stopped: False: the guard raises instead.
     """
 
-    def __init__(self, planned: LedgerRow, steps_per_epoch: int) -> None:
+    target_epsilon: float | None = None
+    has_stopped = False
+
+    def __init__(
+        self, planned: LedgerRow, steps_per_epoch: int, delta: float | None, accountant: str
+    ) -> None:
         super().__init__()
+        self.delta = self.effective_delta = delta
+        self.accountant = accountant
         self._planned = planned
         self._steps_per_epoch = steps_per_epoch
         self._epochs_done = 0

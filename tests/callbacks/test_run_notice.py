@@ -105,7 +105,7 @@ def test_a_plan_follows_the_schedule_of_the_noise(capsys):
     ("noise_multiplier", "epochs", "text"),
     [
         (0.0, 1, "infinite. Training without noise is not private."),
-        (1.0, 10**9, "steps on Poisson batches of 6 from 24 examples"),
+        (1.0, 10**9, "an unknown number of steps on Poisson batches of 6 from 24"),
         (1.0, 0, ""),
     ],
 )
@@ -118,6 +118,15 @@ def test_runs_without_noise_end_or_steps(noise_multiplier, epochs, text, capsys)
     out = capsys.readouterr().out
     assert text in out
     assert epochs or out == ""
+
+
+def test_rows_that_cannot_contribute_are_counted(capsys):
+    x = X.copy()
+    x[2, :2], x[5, 1] = np.nan, np.inf
+    fit(x, Y, batch_size=6, epochs=1)
+    assert "2 of 24 examples hold NaN or infinity" in capsys.readouterr().out.splitlines()[1]
+    fit(X, Y, batch_size=6, epochs=1)
+    assert "NaN" not in capsys.readouterr().out
 
 
 def test_rounds_are_planned_in_clients(capsys):

@@ -136,3 +136,9 @@ def test_an_inner_model_whose_call_is_its_own_is_not_taken_apart():
     outputs = keras.layers.Dense(3)(keras.layers.Flatten()(inner(inputs)))
     with pytest.raises(TypeError, match="dropped: 'call'"):
         ka.privatize(keras.Model(inputs, outputs), replace_batch_normalization=True)
+
+
+@pytest.mark.parametrize("cls", [ka.PrivateModel, ka.FederatedModel])
+def test_a_model_in_the_place_of_inputs_is_refused_with_what_to_call(cls):
+    with pytest.raises(TypeError, match="privatize"):
+        cls(helpers.dense_model(keras.Model))

@@ -157,6 +157,14 @@ def test_tensors_lists_and_frames_are_arrays_whose_last_rows_may_validate(conver
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_columns_that_hold_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    kinds = {"site": list("abcdef" * 4), "day": pandas.date_range("2026-01-01", periods=24)}
+    frame = pandas.DataFrame(X).assign(**kinds)
+    with pytest.raises(TypeError, match=r"2 of 6 columns without numbers.* 'site', 'day'"):
+        helpers.compiled().fit(frame, Y)
+
+
 @pytest.mark.parametrize(("sampling", "steps_per_release"), [("poisson", 1), ("shuffle", 4)])
 def test_the_ledger_says_how_examples_were_sampled(sampling, steps_per_release):
     model = helpers.compiled()
