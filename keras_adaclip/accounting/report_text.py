@@ -12,7 +12,7 @@ Rows = list[tuple[str, str]]
 _WIDTH = 25
 # What a user states is shown as it is: no HTML, no link, no image.
 _IN_MARKDOWN = str.maketrans(
-    {"|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+    {"\\": "\\\\", "|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
 
 

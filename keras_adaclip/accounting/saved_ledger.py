@@ -1,5 +1,6 @@
 """What the file of a saved private model says of its privacy, read without building the model."""
 
+import collections
 import dataclasses
 import hashlib
 import io
@@ -33,7 +34,10 @@ _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
 # The part of a model that holds its ledger. Until version 0.2, its own variables held it.
 _LEDGER = "ledger_in_files"
+_OPTIMIZER = "optimizer"
 _MOST_NUMBERS = 1 << 20
+# Keras does not compress the weights. Beyond this, a small file would fill the memory.
+_MOST_EXPANSION = 100
 _TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
 
 
@@ -84,7 +88,7 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                content = io.BytesIO(archive.read(_WEIGHTS_IN_ARCHIVE))
+                content = io.BytesIO(_weights_in_archive(archive))
         else:
             content = io.BytesIO(path.read_bytes())
         with h5py.File(content, "r") as file:
@@ -158,6 +162,17 @@ def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
     )
 
 
+def _weights_in_archive(archive: zipfile.ZipFile) -> bytes:
+    """Return the file of weights in a `.keras` file."""
+    info = archive.getinfo(_WEIGHTS_IN_ARCHIVE)
+    if info.file_size > _MOST_EXPANSION * info.compress_size:
+        raise ValueError(
+            f"{_WEIGHTS_IN_ARCHIVE!r} must not be compressed to less than 1 / {_MOST_EXPANSION} of "
+            f"its size. Received: {info.file_size} bytes in {info.compress_size}"
+        )
+    return archive.read(info)
+
+
 def _member(group: Any, name: str) -> Any:
     """Return a group or an array inside a group of a file."""
     # Soft links, external links and external storage could lead to any file of the machine.
@@ -172,10 +187,12 @@ def _values(group: Any, key: str) -> Any:
     table = _member(group, key)
     if not isinstance(table, h5py.Dataset) or table.external or table.is_virtual:
         raise KeyError(key)
-    if table.size > _MOST_NUMBERS or table.dtype.kind not in "iuf":
+    # A chunk may be larger than its table, and compressed.
+    is_small = table.size <= _MOST_NUMBERS and table.chunks is None
+    if not is_small or table.dtype.kind not in "iuf":
         raise ValueError(
-            f"The privacy ledger is damaged: {key!r} must be a small table of numbers. "
-            f"Received: {table.size} values of type {table.dtype}"
+            f"The privacy ledger is damaged: {key!r} must be a small table of numbers, not in "
+            f"chunks. Received: {table.size} values of type {table.dtype}, chunks={table.chunks}"
         )
     return np.asarray(table)
 
@@ -188,22 +205,26 @@ def _printable(text: object) -> str:
 def _weights_in_words(file: h5py.File, digests: Any) -> str:
     """Return the digest of the weights in a file, compared with those that training left."""
     left = [np.asarray(digest, np.uint8).tobytes() for digest in digests]
-    found: set[bytes] = set()
+    found: collections.Counter[bytes] = collections.Counter()
 
     def add(name: str, dataset: Any) -> None:
         """Add the digest of an array that stands in this file as it is, as Keras writes it."""
         if not isinstance(dataset, h5py.Dataset) or dataset.external:
             return
-        if "dtype" in dataset.attrs:  # It has other bytes in the file than in the model.
-            found.add(UNKNOWN)
-        elif dataset.id.get_storage_size() == dataset.nbytes:
-            found.add(hashlib.sha256(np.asarray(dataset).tobytes()).digest())
+        if _OPTIMIZER in name.split("/"):  # It may hold former values of weights.
+            return
+        # It has other bytes in the file than in the model.
+        if "dtype" in dataset.attrs or dataset.chunks is not None:
+            found[UNKNOWN] += 1
+        # Other types may refer to one large value many times.
+        elif dataset.dtype.kind in "biufc" and dataset.id.get_storage_size() == dataset.nbytes:
+            found[hashlib.sha256(np.asarray(dataset).tobytes()).digest()] += 1
 
     file.visititems(add)  # It follows no links.
     if CHANGED in left:
         return weights_in_words(None, False)
     if not left or {UNWATCHED, UNKNOWN} & set(left):
         return weights_in_words(None, None)
-    if not found.issuperset(left):
+    if not found >= collections.Counter(left):
         return weights_in_words(None, None if UNKNOWN in found else False)
     return weights_in_words(hashlib.sha256(b"".join(left)).hexdigest(), True)

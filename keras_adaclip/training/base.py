@@ -132,7 +132,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
 
     def _spent_in_words(self) -> str:
         """Return the steps that ran, with their sampling and noise."""
-        if self._private_state.lost_ledger is not None:
+        if self._lost_ledger() is not None:
             return "what was spent on the loaded weights is not known"
         rows = [row for row in self.privacy_ledger if row.steps > 0]
         if not rows:

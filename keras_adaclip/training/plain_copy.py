@@ -47,7 +47,8 @@ class PlainCopy(PrivacySpending):
 
         Raises:
             RuntimeError: If the privacy spent is not known.
-            TypeError: If the model, or a private model inside it, is of a class of your own.
+            TypeError: If the model, or a private model inside it, is of a class of your own, or
+                two classes of your layers have one name.
             ValueError: If only one of `filepath` and `delta` is given, or one is out of range.
 
         Example:
@@ -92,18 +93,42 @@ def _plain_copy(model: Any) -> keras.Model:
         model: A private model.
 
     Raises:
-        TypeError: If the model, or a private model inside it, is of a class of the user's.
+        TypeError: If the model, or a private model inside it, is of a class of the user's, or two
+            classes of layers have one name.
     """
     layers = keras_private.flatten_layers(model)
     for layer in layers:
         if isinstance(layer, PrivacySpending) and not _is_of_package(type(layer)):
             _refuse(layer)
     config = _plain_config(keras.saving.serialize_keras_object(model), {})
-    kinds = {type(layer).__name__: type(layer) for layer in layers}
     # The config comes from this process, so that code in it (`Lambda`) is that of the model.
-    plain = keras.saving.deserialize_keras_object(config, custom_objects=kinds, safe_mode=False)
+    plain = keras.saving.deserialize_keras_object(
+        config, custom_objects=_own_classes(layers), safe_mode=False
+    )
     _copy_state(model, plain)
     return plain
+
+
+def _own_classes(layers: list[Any]) -> dict[str, type]:
+    """Return the classes of the user's layers by the names under which Keras looks for them.
+
+    Raises:
+        TypeError: If two of them have one name: Keras would take one for the other.
+    """
+    classes: dict[str, type] = {}
+    for layer in layers:
+        cls = type(layer)
+        if cls.__module__.split(".")[0] == "keras":
+            continue
+        name = keras.saving.get_registered_name(cls)
+        if classes.setdefault(name, cls) is not cls:
+            raise TypeError(
+                f"`to_keras` cannot tell two classes of layers apart, which are both called "
+                f"{name!r}. Register each under a name of its own: "
+                "`@keras.saving.register_keras_serializable('my_package', 'my_name')`. Received: "
+                f"{classes[name]} and {cls}"
+            )
+    return classes
 
 
 def _is_of_package(cls: type) -> bool:

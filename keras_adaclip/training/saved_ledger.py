@@ -38,4 +38,4 @@ class SavedLedger(keras_private.KerasSaveable):
         """Include the ledger of the file; a file of a plain model has none."""
         model: Any = self._model()
         model._load_saved_ledger(store)
-        model._private_state.saved_ledger_is_loaded = True
+        model._private_state.loading.is_done = True

@@ -141,13 +141,21 @@ class SavedState(PlainCopy):
             RuntimeError: If the privacy spent on the present weights, some of which would stay, is
                 not known.
         """
-        state = self._private_state
-        if state.saved_ledger_is_loaded:
-            state.saved_ledger_is_loaded = None
+        loading = self._private_state.loading
+        was_interrupted = loading.is_done is False
         if not (skip_mismatch or kwargs):
-            return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
+            loading.is_done = None
+            try:
+                result = super().load_weights(filepath)  # type: ignore[misc]
+            except BaseException:
+                if was_interrupted:
+                    loading.is_done = False  # Some weights may still be those of that time.
+                raise
+            self._remember_loading(is_whole=True)
+            return result
         # Weights of an unknown ledger could be among those that stay.
         self._refuse_lost_ledger()
+        loading.is_done = None
         with weight_digests.loading_some(self.weights):  # type: ignore[attr-defined]
             return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
 
@@ -164,7 +172,17 @@ class SavedState(PlainCopy):
         return state.saved_ledger
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the model's own weights; Keras saves `ledger_in_files` after them."""
+        """Save the model's own weights; Keras saves `ledger_in_files` after them.
+
+        Raises:
+            TypeError: If the class of the user has another attribute of that name.
+        """
+        if type(self).ledger_in_files is not SavedState.ledger_in_files:
+            raise TypeError(
+                "The attribute `ledger_in_files` of a private model is the ledger in its files, "
+                "which would be lost. Give yours another name. Received: ledger_in_files="
+                f"{type(self).ledger_in_files!r} of class {type(self).__name__}"
+            )
         super().save_own_variables(store)  # type: ignore[misc]
         self._build_optimizer()
 
@@ -175,26 +193,30 @@ class SavedState(PlainCopy):
         `ledger_in_files`: it counts as lost until then.
         """
         names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
-        state = self._private_state
         # The ledger first: if the weights do not fit, Keras may go on with those of the layers.
         self._load_saved_ledger(store)
-        if state.saved_ledger_is_loaded is None:
-            state.saved_ledger_is_loaded = False
+        loading = self._private_state.loading
+        if loading.is_done is None:
+            loading.is_done = False
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
         self._build_optimizer()
 
     def _load_saved_ledger(self, store: Any) -> None:
         """Include the ledger in a part of a file, if any; if it cannot be read, it is lost."""
+        self._remember_loading(is_whole=False)
         try:
             present = [key for key in (*_STATE_KEYS, FACTS_KEY) if key in list(store.keys())]
             state = {key: np.asarray(store[key]) for key in present}
             facts = state.pop(FACTS_KEY, None)
             self._load_privacy_state(state)
-            # A tuner that loads the best trial knows how many trials there were in the end.
-            if facts is not None and self.tuning == NO_TUNING:
-                self.tuning = facts_from_array(facts)["tuning"]
+            tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
+            if self.tuning == NO_TUNING:
+                self.tuning = tuning
+            # A tuner that loads a trial has counted more trials since than the file tells.
+            elif tuning != NO_TUNING and tuning.partition(";")[0] not in self.tuning:
+                self.tuning += f"; {tuning}"
         except Exception as error:
-            self._private_state.lost_ledger = str(error)
+            self._private_state.loading.lost = str(error)
             raise
 
     def _build_optimizer(self) -> None:

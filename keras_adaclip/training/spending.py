@@ -29,6 +29,7 @@ from keras_adaclip.optimizers import AccountedOptimizer, Run
 from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
 
 _ACCOUNT, _STATE = "_keras_adaclip_account", "_keras_adaclip_state"
+_LOADING = "_keras_adaclip_loading"
 
 
 class LoadedAccount:
@@ -78,6 +79,29 @@ class Holder:
         return Holder, (account,)
 
 
+class Loading:
+    """Whether the ledger of weights from a file is known; the weights refer to it too.
+
+    Attributes:
+        lost: Why the ledger could not be read; None if it could, or was not tried.
+        is_done: Whether Keras has visited the ledger since it began to load weights; None if it
+            did not begin.
+    """
+
+    lost: str | None = None
+    is_done: bool | None = None
+
+    @property
+    def lost_ledger(self) -> str | None:
+        """Why the ledger is unknown; None if it is known."""
+        if self.lost is None and self.is_done is False:
+            return "loading ended before it was read"
+        return self.lost
+
+    def __deepcopy__(self, memo: Any) -> "Loading":
+        return self
+
+
 @dataclasses.dataclass(eq=False)
 class PrivateState:
     """Everything that a private model holds besides its layers, past the tracking of Keras.
@@ -94,10 +118,8 @@ class PrivateState:
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         loaded_account: The ledger of a model without an optimizer.
-        lost_ledger: Why the ledger of loaded weights is unknown; None if it is known.
+        loading: Whether the ledger of loaded weights is known.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
-        saved_ledger_is_loaded: Whether Keras has visited that part since it began to load weights;
-            None if it did not begin.
     """
 
     plan: GradientPlan | None = None
@@ -111,9 +133,8 @@ class PrivateState:
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
     loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
-    lost_ledger: str | None = None
+    loading: Loading = dataclasses.field(default_factory=Loading)
     saved_ledger: Any = None
-    saved_ledger_is_loaded: bool | None = None
 
 
 class PrivacySpending:
@@ -181,10 +202,7 @@ class PrivacySpending:
 
     def _refuse_lost_ledger(self) -> None:
         """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
-        state = self._private_state
-        lost = state.lost_ledger
-        if lost is None and state.saved_ledger_is_loaded is False:
-            lost = "loading ended before it was read"
+        lost = self._lost_ledger()
         if lost is not None:
             raise RuntimeError(
                 "The privacy spent on these weights is not known: they may come from a file whose "
@@ -192,13 +210,35 @@ class PrivacySpending:
                 "a file that fits it."
             )
 
+    def _lost_ledger(self) -> str | None:
+        """Return why the ledger of this model's weights is unknown; None if it is known."""
+        own = self._private_state.loading
+        loadings = [own, *(getattr(part, _LOADING, own) for part in self._parts())]
+        return next((each.lost_ledger for each in loadings if each.lost_ledger), None)
+
+    def _remember_loading(self, is_whole: bool) -> None:
+        """Let the weights refer to the loading of this model's ledger.
+
+        Args:
+            is_whole: Whether all weights were loaded. Otherwise those of an unknown ledger stay so.
+        """
+        own = self._private_state.loading
+        for part in self._parts():
+            if is_whole or getattr(part, _LOADING, own).lost_ledger is None:
+                keras_private.set_attribute(part, _LOADING, own)
+
+    def _parts(self) -> list[Any]:
+        """Return what remembers the ledger of its values.
+
+        Frozen weights count too, since they have learned from private data. Layers remember it for
+        weights that replace trained ones, as those of `quantize` do.
+        """
+        return [*self.variables, *keras_private.flatten_layers(self)]  # type: ignore[attr-defined]
+
     def _other_accounts(self) -> list[Any]:
         """Return the other holders of ledgers of this model's weights, each once."""
         own = self._account()
-        # Frozen weights count too, since they have learned from private data. Layers remember the
-        # ledger for weights that replace trained ones, as those of `quantize` do.
-        parts = [*self.variables, *keras_private.flatten_layers(self)]  # type: ignore[attr-defined]
-        holders = (getattr(part, _ACCOUNT, lambda: None)() for part in parts)
+        holders = (getattr(part, _ACCOUNT, lambda: None)() for part in self._parts())
         others = {id(each): each for each in holders if each is not None and each is not own}
         return list(others.values())
 

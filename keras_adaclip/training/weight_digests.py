@@ -69,6 +69,8 @@ def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | No
 def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.uint8]:
     """Return the digests for saving, of shape `(num_weights, 32)`.
 
+    A weight that something else has changed is marked: a file may hold its former value elsewhere.
+
     Args:
         weights: The weights of a model.
         in_run: Whether private training is under way and the present values are its own.
@@ -77,6 +79,11 @@ def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.
     if in_run:
         digests = [
             digest if digest in (CHANGED, UNWATCHED) else _digest(variable)
+            for digest, variable in zip(digests, weights, strict=True)
+        ]
+    else:
+        digests = [
+            CHANGED if _is_unchanged(variable) is False else digest
             for digest, variable in zip(digests, weights, strict=True)
         ]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_SIZE)
@@ -130,4 +137,5 @@ def _is_unchanged(variable: keras.Variable) -> bool | None:
     digest = _remembered(variable)
     if digest in (CHANGED, UNWATCHED, UNKNOWN):
         return False if digest == CHANGED else None
-    return _digest(variable) == digest
+    now = _digest(variable)
+    return None if now == UNKNOWN else now == digest

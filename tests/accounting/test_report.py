@@ -145,7 +145,7 @@ def test_the_document_holds_all_of_it_and_loads_nothing(tmp_path):
 
 
 def test_what_a_user_states_is_shown_as_it_is():
-    stated = "<img src=x onerror=alert(1)> & $guess | [link](http://x)\nnext"
+    stated = "<img src=x onerror=alert(1)> & $guess | [link](http://x) \\| \\[y](http://y)\nnext"
     names = ("data_description", "model_name", "clipping", "seeds", "tuning")
     found = report(POISSON, **dict.fromkeys(names, stated), versions={"<b>": "<i>"})
     shown = stated.replace("\n", " ")
@@ -156,7 +156,8 @@ def test_what_a_user_states_is_shown_as_it_is():
     markdown = found.to_markdown()
     assert "<img" not in markdown
     assert "<i>" not in markdown
-    assert markdown.count("\\| \\[link\\](http://x) next |\n") == len(names)
+    link = r"\| \[link\](http://x) \\\| \\\[y\](http://y) next |" + "\n"
+    assert markdown.count(link) == len(names)
     assert str(found).count(shown) == len(names)
 
 

@@ -215,6 +215,23 @@ def test_a_class_of_the_users_is_refused_with_a_way_that_works(tmp_path):
     assert_same_predictions(plain.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
+class Dense(layers.Dense):
+    """Called as a class of Keras."""
+
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+def test_classes_of_one_name_are_told_apart():
+    model = ka.PrivateSequential([keras.Input((4,)), Dense(4), layers.Dense(4)])
+    copy = model.to_keras()
+    assert [type(layer) for layer in copy.layers] == [Dense, layers.Dense]
+    assert_same_predictions(copy.predict(X, verbose=0), model.predict(X, verbose=0))
+    model.add(type("Dense", (layers.Dense,), {})(4))
+    with pytest.raises(TypeError, match="cannot tell two classes of layers apart"):
+        model.to_keras()
+
+
 def test_the_ledger_goes_on_where_the_copy_is_made_private():
     model = helpers.compiled()
     copies = []

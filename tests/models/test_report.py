@@ -184,6 +184,30 @@ def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
     assert report.clipping == report.seeds == report.model_name == "not known here"
 
 
+def test_a_former_value_that_stands_elsewhere_in_a_file_hides_no_change(tmp_path):
+    dense = [keras.layers.Dense(3, trainable=False), keras.layers.Dense(3)]
+    model = ka.PrivateSequential([keras.Input((3,)), *dense])
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(ka.optimizers.DPOptimizer(momentum, noise_multiplier=5.0), "mse")
+    x, path = np.ones((40, 3), "float32"), tmp_path / "model.weights.h5"
+    model.fit(x, x, batch_size=20, verbose=0)
+    model.save_weights(path)
+    assert "; those that" in read_saved_privacy(path).weights
+
+    def move(file):
+        # The zeros of this bias are those of the hidden variables of the optimizer too.
+        file["layers/dense/vars/1"][...] = 1.0
+
+    assert any(np.size(each) == 3 and not np.any(each) for each in model.get_weights())
+    assert "NOT those" in read_saved_privacy(changed(path, move)).weights
+    first, second = (np.array(keras.ops.convert_to_numpy(layer.kernel)) for layer in dense)
+    dense[0].kernel.assign(second)
+    dense[1].kernel.assign(first)
+    model.save_weights(path)
+    assert "NOT those" in read_saved_privacy(path).weights
+    assert "NOT those" in model.privacy_report(DELTA, ()).weights
+
+
 def test_a_strategy_that_does_not_fit_the_last_steps_does_not_keep_a_model_from_saving(
     saved, tmp_path
 ):
@@ -203,6 +227,11 @@ def test_how_a_model_was_tuned_is_saved_with_it(saved, tmp_path):
     assert loaded.tuning == tuned.tuning
     loaded.load_weights(saved)
     assert loaded.tuning == tuned.tuning
+    other = keras.models.load_model(saved)
+    other.tuning = "the best of 9"
+    for _ in range(2):
+        other.load_weights(tmp_path / "tuned.keras")
+    assert other.tuning == "the best of 9; a search of 4 runs is not counted"
 
 
 def with_weights(change):
@@ -247,6 +276,37 @@ def with_virtual_data(file):
     file.create_virtual_dataset(f"{LEDGER}/privacy_ledger_rows", layout)
 
 
+@with_weights
+def with_large_chunk(file):
+    options = {"maxshape": (None, 7), "chunks": (1 << 20, 7), "compression": "gzip"}
+    file.create_dataset(f"{LEDGER}/privacy_ledger_rows", (1, 7), dtype="int64", **options)
+
+
+def with_compressed_zeros(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(1 << 20))
+
+
+def test_one_large_value_that_a_small_file_repeats_is_not_read(model, tmp_path, monkeypatch):
+    path, read, to_array = tmp_path / "model.weights.h5", [], h5py.Dataset.__array__
+    model.save_weights(path)
+
+    def recorded(dataset, *args, **options):
+        read.append(dataset.name)
+        return to_array(dataset, *args, **options)
+
+    def repeat(file):
+        texts = file.create_dataset("texts", (1000,), dtype=[("text", h5py.vlen_dtype("uint8"))])
+        texts[...] = np.asarray([(np.zeros(10, "uint8"),)] * 1000, texts.dtype)
+        assert texts.id.get_storage_size() == texts.nbytes
+
+    repeating = changed(path, repeat)
+    monkeypatch.setattr(h5py.Dataset, "__array__", recorded)
+    assert "; those that" in read_saved_privacy(repeating).weights
+    assert "/layers/dense/vars/0" in read
+    assert "/texts" not in read
+
+
 def with_shape(*options):
     return with_weights(lambda file: file.create_dataset(f"{LEDGER}/privacy_ledger_rows", *options))
 
@@ -258,6 +318,8 @@ FILES = {
     "empty": (with_weights(lambda file: None), "no privacy ledger"),
     "link": (with_link, "no privacy ledger"),
     "virtual": (with_virtual_data, "no privacy ledger"),
+    "large chunk": (with_large_chunk, "not in chunks"),
+    "compressed": (with_compressed_zeros, "must not be compressed"),
     "huge": (with_shape((10**9, 7), "int32"), "damaged.*Received: 7000000000 values"),
     "text": (with_shape((2, 7), "S3"), "values of type"),
     "batch": (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed"),
@@ -296,7 +358,7 @@ def test_summary_has_a_line_on_privacy(model, saved, capsys, caplog):
     assert capsys.readouterr().out.endswith(f"{line_of(model)}\n")
     bare = keras.models.load_model(saved, compile=False)
     assert line_of(bare) == f"{spent}; not compiled"
-    bare._private_state.lost_ledger = "its shape differs"
+    bare._private_state.loading.lost = "its shape differs"
     assert "spent on the loaded weights is not known" in line_of(bare)
     new = ka.FederatedModel(*(keras.Input((3,)),) * 2)
     assert line_of(new) == " Privacy: not trained yet; not compiled"

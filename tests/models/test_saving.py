@@ -377,25 +377,66 @@ def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(damage, tmp_pa
         trained(other)
 
 
+BUILT_ON = {
+    "the same layers": lambda model: ka.PrivateModel(model.inputs, model.outputs),
+    "the model": lambda model: ka.PrivateSequential([keras.Input((helpers.NUM_FEATURES,)), model]),
+    "a plain model": lambda model: ka.privatize(keras.Model(model.inputs, model.layers[1].output)),
+}
+
+
+@pytest.mark.parametrize("form", BUILT_ON)
+def test_what_is_built_on_weights_of_an_unknown_ledger_does_not_know_it_either(form, tmp_path):
+    """Keras only warns of what it could not load past a mismatch, the ledger included."""
+    path, whole, model = tmp_path / "run.weights.h5", tmp_path / "whole.weights.h5", trained()
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        del file[ROWS]
+    other = quantile_model()
+    load_what_fits(other, path)
+    np.testing.assert_array_equal(other.layers[1].kernel, model.layers[1].kernel)
+    new = BUILT_ON[form](other)
+    assert_unknown(new, "is not known")
+    if form == "the same layers":
+        helpers.dense_model().save_weights(whole)
+        new.load_weights(whole)
+        assert new.privacy_ledger.steps == 0
+
+
+class WithAttribute(ka.PrivateSequential):
+    ledger_in_files = True
+
+
+def test_an_attribute_in_the_place_of_the_ledger_is_refused(tmp_path):
+    model = WithAttribute([keras.Input((3,)), keras.layers.Dense(2)])
+    for path in ("model.keras", "model.weights.h5"):
+        with pytest.raises(TypeError, match="Give yours another name"):
+            (model.save if path.endswith("keras") else model.save_weights)(tmp_path / path)
+
+
 def assert_unknown(model, message):
     with pytest.raises(RuntimeError, match=message):
         model.privacy_spent(DELTA)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping nested container")
 def test_weights_without_their_ledger_are_those_of_an_unknown_one(tmp_path, monkeypatch):
     """Keras has loaded the layers and is interrupted before the ledger, or never gets to it."""
-    path, model = tmp_path / "run.weights.h5", trained()
+    path, misfit, model = tmp_path / "run.weights.h5", tmp_path / "misfit.weights.h5", trained()
     model.save_weights(path)
+    with_other_head().save_weights(misfit)
     for _ in range(2):
         with monkeypatch.context() as patched:
             patched.setattr(model.layers[2], "load_own_variables", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 model.load_weights(path)
         # What else is loaded, or not, could leave some of these weights.
-        for other, options in (("none.weights.h5", {}), (path, {"skip_mismatch": True})):
-            with pytest.raises((OSError, RuntimeError)):
+        files = [("none.weights.h5", {}), (misfit, {}), (path, {"skip_mismatch": True})]
+        for other, options in files:
+            with pytest.raises((OSError, RuntimeError, ValueError)):
                 model.load_weights(other, **options)
         assert_unknown(model, "loading ended before it was read")
+        model.summary(print_fn=(lines := []).append)
+        assert "is not known" in lines[-1]
         model.load_weights(path)
         assert model.privacy_ledger.steps == 3
     other = helpers.dense_model()
