@@ -75,7 +75,7 @@ def run(path, names, compare):
                 # Blank lines before it, so that a traceback has the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), names)
             else:
-                for command in _COMMAND.findall(block.text):
+                for command in _COMMAND.findall(block.text.replace("\\\n", "")):
                     assert main(shlex.split(command, comments=True)) == 0, command
         claimed = re.findall(r"  # -> (.+)$", block.text, flags=re.MULTILINE)
         if after is not None and after.language == "text" and after.follows_directly:
