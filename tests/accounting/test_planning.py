@@ -54,7 +54,7 @@ def test_what_is_copied_from_the_table_is_within_the_budget():
     ("changes", "message"),
     [
         ({"epochs": 3}, "Exactly one of `target_epsilon`, `epochs` and .*: none left out"),
-        ({"noise_multiplier": None}, "Exactly one of .*: epochs, noise_multiplier left out"),
+        ({"noise_multiplier": None}, "Exactly one of .*: `epochs`, `noise_multiplier` left out"),
         ({"noise_multiplier": 0.0}, "one epoch has epsilon inf"),
         ({"noise_multiplier": 0.02}, "No `epochs` reaches the target epsilon"),
         ({"batch_size": 7_000}, "`batch_size` must lie between 1 and 6000"),
