@@ -117,7 +117,7 @@ def test_searches(tmp_path):
     )
     assert repr(hypermodel) == (
         "ClippingHyperModel(build_model=build_model, num_examples=5000, epochs=3, "
-        "noise_multiplier=2.0, optimizer=SGD(learning_rate=0.01))"
+        "noise_multiplier=2.0, batch_sizes=[256, 512, 1024], optimizer=SGD(learning_rate=0.01))"
     )
     assert repr(a_search(ka.tuners.GreedyClipTuner, tmp_path, start=0.1, epochs=4)) == (
         "GreedyClipTuner(hypermodel=<DefaultHyperModel>, start=0.1, epochs=4, objective='val_loss')"
