@@ -147,9 +147,11 @@ class SavedState(PlainCopy):
             loading.is_done = None
             try:
                 result = super().load_weights(filepath)  # type: ignore[misc]
-            except BaseException:
+            except BaseException as error:
                 if was_interrupted:
                     loading.is_done = False  # Some weights may still be those of that time.
+                if loading.lost is not None:  # Keras's error may name other parts alone.
+                    error.add_note(loading.lost)
                 raise
             self._remember_loading(is_whole=True)
             return result
