@@ -99,6 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _add_delta(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of delta."""
+    parser.add_argument(
+        "--delta",
+        type=float,
+        required=True,
+        metavar="N",
+        help="probability with which the bound may fail, well below 1 / examples",
+    )
+
+
 def _add_plan(commands: Any) -> None:
     """Add the command `plan`."""
     parser = commands.add_parser(
@@ -108,13 +119,7 @@ def _add_plan(commands: Any) -> None:
         epilog=_PLAN_EXAMPLES,
     )
     add = parser.add_argument
-    add(
-        "--delta",
-        type=float,
-        required=True,
-        metavar="N",
-        help="probability with which the bound may fail, well below 1 / examples",
-    )
+    _add_delta(parser)
     add(
         "--examples",
         dest="num_examples",
@@ -184,13 +189,7 @@ def _add_report(commands: Any) -> None:
     )
     add = parser.add_argument
     add("path", metavar="MODEL", help="file of a private model: `.keras` or `.weights.h5`")
-    add(
-        "--delta",
-        type=float,
-        required=True,
-        metavar="N",
-        help="probability with which the bound may fail, well below 1 / examples",
-    )
+    _add_delta(parser)
     written = parser.add_mutually_exclusive_group()
     written.add_argument(
         "--format",

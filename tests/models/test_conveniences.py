@@ -13,6 +13,7 @@ import pytest
 import keras_adaclip as ka
 from tests.models import helpers
 from tests.models.test_plain_copy import EXPORTS
+from tests.models.test_sampling_in_fit import Batches
 
 PAGE = Path(__file__).parents[2] / "docs/guides/keras.md"
 BACKEND = keras.backend.backend()
@@ -114,15 +115,6 @@ def several_outputs(_):
     options = {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 0.5, "b": 2.0}}
     y = {"a": X[:, :1], "b": X[:, 1:2]}
     fit(X, y, model=helpers.compiled(ka.PrivateModel(inputs, outputs), **options))
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        rows = slice(6 * index, 6 * index + 6)
-        return X[rows], Y[rows]
 
 
 @case("`PyDataset`")
