@@ -56,7 +56,7 @@ class ReportedMechanism:
         size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
         q, releases = self.sampling_probability, self.releases
         return (
-            f"{self.sampling}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of {self.expected_batch_size:,} of "
-            f"{size}{'' if q is None else f', q = {q:.4g}'}, z = {self.noise_multiplier:.6g}"
+            f"{self.sampling}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of "
+            f"{self.expected_batch_size:,} of {size}{'' if q is None else f', q = {q:.4g}'}, z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )

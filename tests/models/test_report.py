@@ -377,5 +377,5 @@ def test_summary_of_a_noise_schedule_is_short():
     model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=noise), loss="mse")
     x = np.ones((4, 3), "float32")
     model.fit(x, x, batch_size=4, epochs=5, verbose=0)
-    assert line_of(model).startswith(" Privacy: 5 steps (poisson: 1 steps,")
+    assert line_of(model).startswith(" Privacy: 5 steps (poisson: 1 step,")
     assert "; and 2 more); compiled with DPOptimizer(" in line_of(model)
