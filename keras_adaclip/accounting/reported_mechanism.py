@@ -57,6 +57,7 @@ class ReportedMechanism:
         q, releases = self.sampling_probability, self.releases
         return (
             f"{self.sampling}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of "
-            f"{self.expected_batch_size:,} of {size}{'' if q is None else f', q = {q:.4g}'}, z = {self.noise_multiplier:.6g}"
+            f"{self.expected_batch_size:,} of {size}{'' if q is None else f', q = {q:.4g}'}, "
+            f"z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )
