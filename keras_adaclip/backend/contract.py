@@ -36,6 +36,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return False
 
 
+def traces_steps(model: keras.Model) -> bool:
+    """Return whether Python sees a step of `model` only once, when it is compiled."""
+    return not model.run_eagerly
+
+
 def is_traced(value: Any) -> bool:
     """Return whether `value` is a symbolic tensor of a step that is being traced."""
     return False

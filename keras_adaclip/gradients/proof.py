@@ -31,7 +31,10 @@ _MOVED_BY = 0.1
 # A variable with a smaller share of the whole gradient than this is compared with this share.
 _LEAST_SHARE = 0.01
 # Factors and finiteness of the two rows: both, and the second alone.
-_WEIGHTINGS = (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
+_WEIGHTINGS = tuple(
+    (np.array(factors, "float32"), np.array(finite))
+    for factors, finite in (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
+)
 
 
 def is_exact(model: keras.Model, rows: Batch, plan: GradientPlan, training: bool) -> bool:
@@ -69,49 +72,49 @@ def _agrees(
     Returns:
         Whether the two agree. None if the plain gradients are not finite.
     """
-    both_rows = repeated(rows, 2)
     held = [*model.variables, *model.metrics_variables]
     moved = [variable for variable, _ in weights]
-    # The values are arguments because a compiler would fold constants number by number.
-    given = ([value for _, value in weights], (both_rows.x, both_rows.y, both_rows.sample_weight))
 
-    def at(given: Any) -> tuple[Batch, keras.StatelessScope]:
-        """Return the batch, and a scope with the other values."""
-        values, parts = given
-        return Batch(*parts), keras.StatelessScope(list(zip(moved, values, strict=True)))
+    def given(batch: Batch, *further: Any) -> tuple[Any, ...]:
+        """Return everything as arguments: a compiler would fold constants number by number."""
+        parts = (batch.x, batch.y, batch.sample_weight)
+        return ([value for _, value in weights], parts, *further)
 
-    def planned(given: Any) -> list[Tensor]:
-        """Return norms and sums by the plan."""
-        batch, scope = at(given)
-        with scope:
-            gradients, _ = per_example_gradients(model, batch, plan, training=training)
+    def at(values: list[Tensor]) -> keras.StatelessScope:
+        """Return a scope with the other values."""
+        return keras.StatelessScope(list(zip(moved, values, strict=True)))
+
+    def planned(arguments: Any) -> list[Tensor]:
+        """Return norms and weighted sums by the plan."""
+        values, parts, factors, finite = arguments
+        with at(values):
+            gradients, _ = per_example_gradients(model, Batch(*parts), plan, training=training)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
-            sums = [
-                gradients.weighted_sums(
-                    ops.convert_to_tensor(factors, "float32"),
-                    ops.convert_to_tensor(finite, "bool"),
-                    whole,
-                )
-                for factors, finite in _WEIGHTINGS
-            ]
-        return [norms, *sums[0], *sums[1]]
+            sums = gradients.weighted_sums(*map(ops.convert_to_tensor, (factors, finite)), whole)
+        return [norms, *sums]
 
-    def plain(given: Any) -> list[Tensor]:
-        """Return norms and sums of the gradients of single rows."""
-        batch, scope = at(given)
-        with scope:
-            first, second = (
-                single_gradient(model, batch.rows(index, 1), training)[0] for index in range(2)
-            )
-        squares = [sum(ops.sum(ops.square(part)) for part in each) for each in (first, second)]
-        both = [0.5 * one + 2.0 * other for one, other in zip(first, second, strict=True)]
-        return [ops.sqrt(ops.stack(squares)), *both, *second]
+    def plain(arguments: Any) -> list[Tensor]:
+        """Return the gradient of a single row."""
+        values, parts = arguments
+        with at(values):
+            return single_gradient(model, Batch(*parts), training)[0]
 
-    (expected,) = backend.evaluate_each(plain, held, [given])
-    if not all(np.isfinite(part).all() for part in expected):
+    both = repeated(rows, 2)
+    one, other = backend.evaluate_each(
+        plain, held, [given(repeated(both.rows(index, 1), 1)) for index in range(2)]
+    )
+    if not all(np.isfinite(part).all() for part in (*one, *other)):
         return None
-    (found,) = backend.evaluate_each(planned, held, [given])
+    squares = [sum(float(np.square(part).sum()) for part in each) for each in (one, other)]
+    expected: list[Any] = [np.sqrt(squares)]
+    for factors, _ in _WEIGHTINGS:
+        expected += [
+            factors[0, 0] * first + factors[1, 0] * second
+            for first, second in zip(one, other, strict=True)
+        ]
+    norms_and_sums = backend.evaluate_each(planned, held, [given(both, *w) for w in _WEIGHTINGS])
+    found = [*norms_and_sums[0], *norms_and_sums[1][1:]]
     half = any(
         layer.compute_dtype in ("float16", "bfloat16")
         for layer in keras_private.flatten_layers(model)

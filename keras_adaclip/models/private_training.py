@@ -241,6 +241,9 @@ class PrivateTraining(training.TrainingBase):
         training.processes.refuse_data_of_one_process(data)
         training.processes.refuse_other_settings(self)
         state, rows = self._private_state, data.rows
+        # Compiled steps are what they were when they were traced. Eager ones may have changed.
+        is_known = self._is_known(data)
+        is_traced = is_known and backend.traces_steps(self)
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
         if not examine:
@@ -249,8 +252,13 @@ class PrivateTraining(training.TrainingBase):
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
-        finding = training.preflight.refuse_unsound_training(self, rows if examine else None)
+        examined_for, state.examined_for = state.examined_for, None
+        probe = None
+        if examine and not is_traced:
+            probe = state.probe if is_known else training.Probe(self, rows, with_loss=True)
+        finding = training.preflight.refuse_unsound_training(self, rows, probe, is_known)
         if finding is not None:
+            state.probe, examined_for = probe, self._kind_of_steps(data)
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         if plan is None or not is_planned or method != state.planned_method:
@@ -271,7 +279,23 @@ class PrivateTraining(training.TrainingBase):
             state.plan = None
             raise
         self._set_in_steps("chunk_size", layout.chunk_size)
+        state.examined_for = examined_for
         return layout.sizes
+
+    def _is_known(self, data: training.TrainingData) -> bool:
+        """Return whether the steps on the data are the compiled ones, which were examined."""
+        state, kind = self._private_state, self._kind_of_steps(data)
+        is_compiled = state.plan is not None and self.train_function is not None
+        return is_compiled and kind is not None and kind == state.examined_for
+
+    def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
+        """Return everything for which steps are compiled; None if the data set decides it."""
+        if data.sampling not in (Sampling.POISSON, Sampling.SHUFFLE):
+            return None
+        rows = data.rows
+        parts = keras.tree.flatten((rows.x, rows.y, rows.sample_weight))
+        kinds = [(tuple(value.shape[1:]), str(value.dtype)) for value in parts if value is not None]
+        return (*kinds, data.sampling, data.num_examples, data.expected_batch_size)
 
     def private_summary(
         self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print
@@ -308,5 +332,7 @@ class PrivateTraining(training.TrainingBase):
 
     def make_train_function(self, force: bool = False) -> None:
         """Compile the step as Keras does, with the best options for a CPU."""
+        if force:
+            self._private_state.examined_for = None
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)

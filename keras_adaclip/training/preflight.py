@@ -50,12 +50,16 @@ def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
     return layer_issues(model) + compile_issues(model) + metric_issues(model)
 
 
-def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding | None:
+def refuse_unsound_training(
+    model: keras.Model, rows: Batch, probe: Probe | None, is_known: bool
+) -> Finding | None:
     """Raise if running `model` on rows like `rows` shows that training is not private.
 
     Args:
         model: A compiled and built private model.
-        rows: A few training examples to run the model on; None does not run it.
+        rows: A few training examples to run the model on.
+        probe: Runs the model; None does not run it.
+        is_known: Whether this probe has examined the model before.
 
     Returns:
         What was found of a model without issues; None if it was not run.
@@ -66,9 +70,9 @@ def refuse_unsound_training(model: keras.Model, rows: Batch | None) -> Finding |
     refuse_other_weights(model)
     # Building may have made further layers.
     refuse(model, layer_issues(model))
-    if rows is None:
+    if probe is None:
         return None
-    finding = Probe(model, rows, with_loss=True).examined()
+    finding = probe.examined(is_known=is_known)
     found = [*finding.issues, *loss_issues(model, rows)]
     refuse(model, found)
     return finding

@@ -10,6 +10,8 @@ loss of the user's own:
 - Does its output for the first rows change when the rows behind them are left out? It depends on
   how many rows there are.
 
+At the shapes of the steps, only the last question is asked at every state: passes take long there.
+
 A variable that the forward pass assigns would carry data past clipping and noise, unless its new
 value does not depend on the rows. So would anything else that a pass leaves behind: see
 `outside_state`.
@@ -74,12 +76,15 @@ class Probe:
             and all(variable is not state for state in self.traced.seeds)
         }
 
-    def examined(self, at_step_shape: bool = False, eagerly: bool = False) -> Finding:
+    def examined(
+        self, at_step_shape: bool = False, is_known: bool = False, eagerly: bool = False
+    ) -> Finding:
         """Return what is found at several states of variables, random generators and rows.
 
         Args:
             at_step_shape: Whether derivatives are taken too, and state outside of Keras's
                 variables was looked for already.
+            is_known: Whether the model was examined before; then the present state is enough.
             eagerly: Whether two eager runs are compared too: compiled code draws random numbers of
                 Python only once.
         """
@@ -90,11 +95,14 @@ class Probe:
             found = self._unrepeatable(*(traced.eager_outputs(rows) for _ in range(2)))
         dependent = set[int]()
         updated: dict[int, keras.Variable] = {}
-        for state in range(made_up.NUM_STATES + made_up.NUM_FAR_STATES):
+        for state in range(1 if is_known else made_up.NUM_STATES + made_up.NUM_FAR_STATES):
             if found or (state >= made_up.NUM_STATES and not self._counting):
                 break
             try:
-                found = self._compared_at(state, generator, at_step_shape, dependent)
+                if state > 0 and at_step_shape:
+                    found = self._counted(self._values_at(state, generator), state, generator)
+                else:
+                    found = self._compared_at(state, generator, at_step_shape, dependent)
             except Exception:
                 # Not every value is one that a variable can have.
                 if state == 0:
@@ -127,8 +135,10 @@ class Probe:
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
         found: list[PrivacyIssue] = []
+        if number % 3 and self._is_repeated(values, number, generator):
+            return Finding(self._counted(values, number, generator))
         for _ in range(2):  # A difference is looked at again on other rows.
-            found = self._compared(values, number, generator, number % 3 == 1, set())
+            found = self._compared(values, number, generator, number % 3 == 0, set())
             if not found:
                 break
         return Finding(found)
@@ -152,6 +162,26 @@ class Probe:
     def _issue(self, part: keras.Layer | OwnLoss, told: tuple[str, str]) -> PrivacyIssue:
         """Return an issue with a layer, a loss or a variable of the model."""
         return issues.issue_with(self.traced.model, part, *told)
+
+    def _exchanged(
+        self, rows: list[np.ndarray], others: list[np.ndarray], which: np.ndarray
+    ) -> list[np.ndarray]:
+        """Return the rows, with those of `which` taken from the others."""
+        return [
+            np.where(which.reshape(-1, *[1] * (one.ndim - 1)), other, one)
+            for one, other in zip(rows, others, strict=True)
+        ]
+
+    def _is_repeated(self, values: list[Any], state: int, generator: Generator) -> bool:
+        """Return whether half of the rows yield the same numbers if the others are exchanged."""
+        traced = self.traced
+        rows = traced.rows(state, generator)
+        others = traced.rows(state, generator, with_padding=False)
+        half, further = traced.half(generator), (values, traced.seed_values(state))
+        first, again = (
+            traced.forward(each, further)[0] for each in (rows, self._exchanged(rows, others, half))
+        )
+        return _first_difference(first, again, True, ~half) is None
 
     def _outside_state(self, generator: Generator) -> list[PrivacyIssue]:
         """Return issues with what a forward pass leaves behind outside of Keras's variables."""
@@ -226,13 +256,9 @@ class Probe:
         # If a repeated pass agrees to the last bit, kept rows must agree to the last bit too.
         is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        first_half = generator.permutation(traced.size) < traced.size // 2
+        first_half = traced.half(generator)
         for half in (first_half, ~first_half):
-            changed = [
-                np.where(half.reshape(-1, *[1] * (one.ndim - 1)), two, one)
-                for one, two in zip(rows, others, strict=True)
-            ]
-            outputs, now = traced.forward(changed, further)
+            outputs, now = traced.forward(self._exchanged(rows, others, half), further)
             number = _first_difference(first, outputs, is_exact, ~half)
             mixing += [] if number is None else [number]
             dependent.update(
@@ -246,8 +272,12 @@ class Probe:
         if part is not None:
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [self._issue(part, told)]
-        counting = self._counting_layer(further, state, generator)
-        return [] if counting is None else [self._issue(counting, issues.COUNTING)]
+        return self._counted(values, state, generator)
+
+    def _counted(self, values: list[Any], state: int, generator: Generator) -> list[PrivacyIssue]:
+        """Return an issue with the first layer that depends on the number of rows."""
+        layer = self._counting_layer((values, self.traced.seed_values(state)), state, generator)
+        return [] if layer is None else [self._issue(layer, issues.COUNTING)]
 
     def _counting_layer(
         self, values: Values, state: int, generator: Generator

@@ -110,6 +110,9 @@ class PrivateState:
         plan: How the gradients of each layer are computed; None until the model was examined.
         planned_method: The optimizer's `gradient_method` at the time of the plan.
         planned_shapes: The input shapes of one example at the time of the plan.
+        probe: What has examined the model on a few rows, for a later `fit`.
+        examined_for: The shapes and settings of the steps that were examined; None if the next
+            `fit` must examine the model in any case.
         isolation: The `StepIsolation` that proves that steps keep examples apart.
         chunk_size: Number of examples that are processed at a time; None takes them all.
         fitting_chunk_sizes: Results of `microbatch_size="auto"`, by batch size.
@@ -125,6 +128,8 @@ class PrivateState:
     plan: GradientPlan | None = None
     planned_method: str | None = None
     planned_shapes: tuple[tuple[int, ...], ...] = ()
+    probe: Any = None
+    examined_for: tuple[Any, ...] | None = None
     isolation: Any = None
     chunk_size: int | None = None
     fitting_chunk_sizes: dict[int, int | None] = dataclasses.field(default_factory=dict)

@@ -143,6 +143,10 @@ class TracedModel:
             each[generator.integers(len(each), size=self.size)] for each in self._targets
         ]
 
+    def half(self, generator: Generator) -> np.ndarray:
+        """Return half of the rows, drawn at random, as a bool array of shape `(size,)`."""
+        return generator.permutation(self.size) < self.size // 2
+
     def seed_values(self, number: int) -> list[np.ndarray]:
         """Return the states of the seed generators, moved on by a number."""
         values = [backend.array_of(state) for state in self.seeds]

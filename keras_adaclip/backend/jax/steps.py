@@ -24,6 +24,9 @@ from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
 from keras_adaclip.backend.jax.gradients import purified
 
+# What examines a model runs a few times only, and compiles in two thirds of the time with this.
+_QUICK_COMPILATION = {"xla_backend_optimization_level": "0"}
+_FEW_RUNS = 2
 _SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 # Flags by which a user decides: that option, and its older name.
 _SCHEDULER_FLAGS = ("xla_cpu_scheduler_type", "xla_cpu_enable_concurrency_optimized_scheduler")
@@ -142,7 +145,8 @@ _fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: compiled once for all arguments."""
-    compiled = jax.jit(_with_values(function, variables))
+    options = _QUICK_COMPILATION if len(arguments) <= _FEW_RUNS else None
+    compiled = jax.jit(_with_values(function, variables), compiler_options=options)
     values = [variable.value for variable in variables]
     return [keras.tree.map_structure(np.asarray, compiled(values, each)) for each in arguments]
 
@@ -160,7 +164,7 @@ class Evaluator(contract.Evaluator):
         """Return the function to run, and note its effects."""
         if not needs_fixed_shapes(self._model):
             return self._function
-        compiled = jax.jit(self._function)
+        compiled = jax.jit(self._function, compiler_options=_QUICK_COMPILATION)
         # Callbacks to Python, and references that are written to.
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))

@@ -19,6 +19,11 @@ def loops_in_python() -> bool:
     return True
 
 
+def traces_steps(model: keras.Model) -> bool:
+    """Override: never."""
+    return False
+
+
 def computes_on_cpu() -> bool:
     """Override: the device of new tensors."""
     return bool(ops.convert_to_tensor(0.0).device.type == "cpu")
