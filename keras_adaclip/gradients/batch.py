@@ -152,17 +152,19 @@ def finite_rows(rows: Batch) -> Batch:
     return rows.map_rows(clean, None)
 
 
-def repeated(rows: Batch, size: int) -> Batch:
+def repeated(rows: Batch, size: int, start: int = 0) -> Batch:
     """Return a batch of `size` rows that repeats the given ones.
 
     Args:
-        rows: A batch of at least one row.
+        rows: A batch of at least one row, whose values are known.
         size: The number of rows of the result.
+        start: The number of the first row.
     """
 
     def take(value: Tensor) -> Tensor:
-        """Return `size` rows."""
-        return ops.take(value, np.arange(size) % value.shape[0], axis=0)
+        """Return `size` rows, taken with NumPy: JAX would compile this for each shape."""
+        places = np.arange(start, start + size) % value.shape[0]
+        return ops.convert_to_tensor(ops.convert_to_numpy(value)[places])
 
     return rows.map_rows(take, None)
 

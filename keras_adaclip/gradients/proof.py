@@ -27,14 +27,11 @@ Weights = list[tuple[keras.Variable, Tensor]]
 # A ReLU next to zero may be on in a batch and off alone, so one trial may fail by accident. An
 # error of the rules makes every trial fail.
 _NUM_TRIALS = 3
-_MOVED_BY = 0.1
+_MOVED_BY, _MOST_DRAWN = 0.1, 65_537
 # A variable with a smaller share of the whole gradient than this is compared with this share.
 _LEAST_SHARE = 0.01
-# Factors and finiteness of the two rows: both, and the second alone.
-_WEIGHTINGS = tuple(
-    (np.array(factors, "float32"), np.array(finite))
-    for factors, finite in (([[0.5], [2.0]], [True, True]), ([[0.0], [1.0]], [False, True]))
-)
+# Factors and finiteness of three rows, of which the last one must add nothing.
+_FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, True, False])
 
 
 def is_exact(model: keras.Model, rows: Batch, plan: GradientPlan, training: bool) -> bool:
@@ -91,8 +88,9 @@ def _agrees(
             gradients, _ = per_example_gradients(model, Batch(*parts), plan, training=training)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
-            sums = gradients.weighted_sums(*map(ops.convert_to_tensor, (factors, finite)), whole)
-        return [norms, *sums]
+            factors, finite = ops.convert_to_tensor(factors), ops.convert_to_tensor(finite)
+            sums = gradients.weighted_sums(factors, finite, whole)
+        return [norms[:2], *sums]
 
     def plain(arguments: Any) -> list[Tensor]:
         """Return the gradient of a single row."""
@@ -100,21 +98,16 @@ def _agrees(
         with at(values):
             return single_gradient(model, Batch(*parts), training)[0]
 
-    both = repeated(rows, 2)
     one, other = backend.evaluate_each(
-        plain, held, [given(repeated(both.rows(index, 1), 1)) for index in range(2)]
+        plain, held, [given(repeated(rows, 1, start=index)) for index in range(2)]
     )
     if not all(np.isfinite(part).all() for part in (*one, *other)):
         return None
     squares = [sum(float(np.square(part).sum()) for part in each) for each in (one, other)]
-    expected: list[Any] = [np.sqrt(squares)]
-    for factors, _ in _WEIGHTINGS:
-        expected += [
-            factors[0, 0] * first + factors[1, 0] * second
-            for first, second in zip(one, other, strict=True)
-        ]
-    norms_and_sums = backend.evaluate_each(planned, held, [given(both, *w) for w in _WEIGHTINGS])
-    found = [*norms_and_sums[0], *norms_and_sums[1][1:]]
+    sums = [0.5 * first + 2.0 * second for first, second in zip(one, other, strict=True)]
+    expected = [np.sqrt(squares), *sums]
+    arguments = given(repeated(rows, len(_FACTORS)), _FACTORS, _FINITE)
+    (found,) = backend.evaluate_each(planned, held, [arguments])
     half = any(
         layer.compute_dtype in ("float16", "bfloat16")
         for layer in keras_private.flatten_layers(model)
@@ -141,7 +134,9 @@ def _moved_weights(model: keras.Model, seed: int) -> Weights:
         size = math.sqrt(float(np.mean(np.square(value)))) if value.size else 0.0
         fan_in = math.prod(value.shape[:-1])
         step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
-        noise = step * rng.standard_normal(value.shape)
+        # Longer noise repeats so many draws, which is faster. The number is prime.
+        drawn = rng.standard_normal(min(value.size, _MOST_DRAWN))
+        noise = step * np.resize(drawn, value.shape)
         if not variable.trainable:
             # Variances must keep their sign.
             noise = np.where(value == 0.0, np.abs(noise), 0.1 * value * np.tanh(noise))
@@ -152,13 +147,14 @@ def _moved_weights(model: keras.Model, seed: int) -> Weights:
 def _varied(rows: Batch, trial: int) -> Batch:
     """Return at least two different rows, in another order and with moved inputs per trial."""
     scales = np.array([1.0, 1.25]) if rows.num_rows == 1 else np.ones(rows.num_rows)
-    rows = repeated(rows, len(scales)).map_rows(lambda value: ops.roll(value, trial, axis=0), None)
+    rows = repeated(rows, len(scales), start=-trial)
 
     def vary(value: Tensor) -> Tensor:
         """Return slightly different numbers, also for each of two equal rows."""
         if not is_differentiable(value):
             return value
         factors = scales.reshape(-1, *[1] * (len(value.shape) - 1)) * (1.0 + trial / 64.0)
-        return value * ops.cast(factors, value.dtype)
+        array = ops.convert_to_numpy(value)
+        return ops.convert_to_tensor((array * factors).astype(array.dtype))
 
     return replace(rows, x=mapped(vary, rows.x))

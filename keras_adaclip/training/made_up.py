@@ -36,15 +36,20 @@ def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generat
         return np.asarray(value + 10.0**state).astype(value.dtype)  # It may count steps.
     if value.dtype.kind in "iu":
         return value  # It may be a table of positions.
-    numbers = value.astype("float32")
-    size = float(np.sqrt(np.mean(np.square(numbers)))) if value.size else 0.0
+    # Weights can be many, so each of these operations counts.
+    numbers = value.astype("float32").ravel()
+    size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
     size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
-    noise = size * np.resize(generator.normal(size=min(value.size, _MOST_DRAWN)), value.shape)
-    if state == 4:
-        return np.asarray(3.0 * noise).astype(value.dtype)
-    moved = numbers + np.where(numbers == 0.0, np.abs(noise), 0.1 * noise)
-    is_reversed = state == 3 or (state == 2 and trained)
-    return np.asarray(-moved if is_reversed else moved).astype(value.dtype)
+    drawn = size * generator.normal(size=min(value.size, _MOST_DRAWN))
+    noise = np.resize((3.0 if state == 4 else 0.1) * drawn.astype("float32"), value.size)
+    if state != 4:
+        is_zero = numbers == 0.0
+        if is_zero.any():
+            noise[is_zero] = 10.0 * np.abs(noise[is_zero])
+        noise += numbers
+    if state == 3 or (state == 2 and trained):
+        noise = np.negative(noise, out=noise)
+    return noise.reshape(value.shape).astype(value.dtype, copy=False)
 
 
 def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:

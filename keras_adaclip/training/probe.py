@@ -58,16 +58,13 @@ class Probe:
         with_loss: bool = False,
         counts_rows: bool = False,
     ) -> None:
-        self.traced = TracedModel(model, rows, size, with_loss)
-        # The model with few rows and with many rows: its outputs for the few are compared.
-        self._few_and_many: list[TracedModel] = []
-        if counts_rows:
-            draws = EqualDraws(size)
+        draws = EqualDraws(size) if counts_rows else None
+        self.traced = TracedModel(model, rows, size, with_loss, draws)
+        # The model with few rows, whose outputs for these must be those among many rows.
+        self._few: TracedModel | None = None
+        if draws is not None:
             num_few = _FEW if size > _FEW else 1
-            self._few_and_many = [
-                TracedModel(model, rows, num_few, draws=EqualDraws(num_few, draws)),
-                TracedModel(model, rows, size, draws=draws),
-            ]
+            self._few = TracedModel(model, rows, num_few, draws=EqualDraws(num_few, draws))
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
             id(variable)
@@ -100,6 +97,8 @@ class Probe:
                 break
             try:
                 if state > 0 and at_step_shape:
+                    if self._few is None:
+                        break
                     found = self._counted(self._values_at(state, generator), state, generator)
                 else:
                     found = self._compared_at(state, generator, at_step_shape, dependent)
@@ -283,20 +282,22 @@ class Probe:
         self, values: Values, state: int, generator: Generator
     ) -> keras.Layer | None:
         """Return the first layer whose output for a few rows changes if more rows follow them."""
-        if not self._few_and_many:
+        few, many = self._few, self.traced
+        if few is None:
             return None
-        for each in self._few_and_many:
-            if len(each.variables) != len(self.traced.variables):
-                each.use_variables(self.traced.variables)
-        few, many = self._few_and_many
+        if len(few.variables) != len(many.variables):
+            few.use_variables(many.variables)
         differing = None
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
         for _ in range(2):
             rows = many.rows(state, generator)
             outputs = many.forward(rows, values)[0]
-            alone = few.forward([each[: few.size] for each in rows], values)[0]
+            num_inputs = len(few.examples)
+            alone = few.forward([each[: few.size] for each in rows[:num_inputs]], values)[0]
             layers = few.layers
-            if layers != many.layers:  # Another axis is as long as one of the batches.
+            if many.loss is not None:  # The loss is always that of one row alone.
+                outputs = outputs[:-1]
+            if len(alone) != len(outputs):  # Another axis is as long as one of the batches.
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
             differing = next(
                 (

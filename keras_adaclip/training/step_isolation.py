@@ -80,9 +80,9 @@ class StepIsolation:
                     self._used.append(self._probes[key])
 
     def _known(self, key: tuple[int, int, bool]) -> tuple[int, int, bool]:
-        """Return the key, or that of a batch about as large where steps take any size."""
+        """Return the key, or that of a batch that is about as large."""
         layer, size, counts_rows = key
-        if key not in self._probes and not backend.needs_fixed_shapes(self._model):
+        if key not in self._probes:
             for known in self._probes:
                 is_close = known[1] <= 2 * size and size <= 2 * known[1]
                 if is_close and known[::2] == (layer, counts_rows):

@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_adaclip.backend import contract, host_memory, keras_private
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
-from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal
 from keras_adaclip.backend.jax.gradients import purified
 
 # What examines a model runs a few times only, and compiles in two thirds of the time with this.
@@ -128,7 +128,7 @@ def keep_variables(variables: Variables) -> Iterator[None]:
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
     """Override: Threefry in counter mode; see `counter_gaussian.py`."""
     size, key = math.prod(shape), jax.lax.bitcast_convert_type(key, jnp.uint32)
-    draw = _fused_normal(num_blocks_for(size), key, step, np.uint32(stream))
+    draw = _fused_normal(rounded_size(size), key, step, np.uint32(stream))
     return jnp.reshape(draw[:size], tuple(shape))
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_adaclip.backend import contract, host_memory
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
-from keras_adaclip.backend.counter_gaussian import num_blocks_for, standard_normal
+from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal
 from keras_adaclip.backend.tensorflow import devices
 
 
@@ -120,7 +120,7 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     # Variables are read here: a `tf.function` would remember the first mirrored variable that it
     # was called with, and the noise of another model would follow the counter of the first.
     key, step = tf.convert_to_tensor(key), tf.convert_to_tensor(step)
-    draw = _fused_normal(num_blocks_for(size), tf.bitcast(key, tf.uint32), step, stream)
+    draw = _fused_normal(rounded_size(size), tf.bitcast(key, tf.uint32), step, stream)
     return tf.reshape(draw[:size], tuple(shape))
 
 
@@ -133,7 +133,7 @@ def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
 
 # Run one by one, its hundred operations would be a hundred passes over the numbers. XLA fuses them,
 # also inside of a step that XLA does not compile.
-_fused_normal = tf.function(standard_normal, jit_compile=True)
+_fused_normal = tf.function(standard_normal, jit_compile=True, autograph=False)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -12,6 +14,9 @@ from keras import ops
 
 from keras_adaclip.backend import contract, host_memory
 from keras_adaclip.backend.contract import Function, Tensor, Variables
+
+# Numbers that one thread draws at a time: two milliseconds' worth.
+_BLOCK = 1 << 18
 
 
 def loops_in_python() -> bool:
@@ -150,12 +155,26 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     """Override: Philox, keyed with all 64 bits.
 
     PyTorch's generator for the CPU keeps only 32 bits of its seed, so on a CPU the noise comes from
-    NumPy's Philox, whose counter starts at `(step, stream)`. PyTorch's generator for GPUs is a
-    Philox with a 64-bit seed, which is a hash of the arguments.
+    NumPy's Philox, whose counter starts at `(step, stream, block)`. The blocks are drawn side by
+    side, since NumPy uses one core for each. PyTorch's generator for GPUs is a Philox with a 64-bit
+    seed, which is a hash of the arguments.
     """
     if key.device.type == "cpu":
-        bits = np.random.Philox(key=_secret(key), counter=[0, 0, stream, int(step)])
-        return torch.from_numpy(np.random.Generator(bits).standard_normal(tuple(shape), np.float32))
+        draw, secret, number = np.empty(math.prod(shape), np.float32), _secret(key), int(step)
+
+        def fill(block: int) -> None:
+            """Draw the numbers of one block."""
+            bits = np.random.Philox(key=secret, counter=[0, block, stream, number])
+            part = draw[block * _BLOCK : (block + 1) * _BLOCK]
+            np.random.Generator(bits).standard_normal(dtype=np.float32, out=part)
+
+        num_blocks = -(-draw.size // _BLOCK)
+        if num_blocks == 1 or torch.get_num_threads() == 1:
+            list(map(fill, range(num_blocks)))
+        else:
+            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+                list(threads.map(fill, range(num_blocks)))
+        return torch.from_numpy(draw.reshape(tuple(shape)))
     seed = int.from_bytes(_hash(key, step, stream), "little", signed=True)
     device_generator = torch.Generator(device=key.device).manual_seed(seed)
     return torch.randn(tuple(shape), generator=device_generator, device=key.device)
