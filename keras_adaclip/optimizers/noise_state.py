@@ -84,8 +84,11 @@ class NoiseState:
             sums: the sum of contributions of each variable.
             stddevs: the standard deviation of the noise on each.
         """
-        noised = self._noised(sums, stddevs, _SUMS_STREAM)
-        return [total / self.expected_units for total in noised]
+        means = []
+        for total in self._noised(sums, stddevs, _SUMS_STREAM):
+            total /= self.expected_units  # In place on PyTorch.
+            means.append(total)
+        return means
 
     def noised_statistics(self, statistics: Tensor) -> Tensor:
         """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`."""

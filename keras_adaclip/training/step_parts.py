@@ -138,8 +138,12 @@ def sum_over_chunks(
         return [part.statistics, *part.gradients]
 
     def added(totals: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
-        """Return the sums of two lists, entry by entry."""
-        return [total + part for total, part in zip(totals, parts, strict=True)]
+        """Return the sums of two lists, entry by entry; in place on PyTorch."""
+        sums = []
+        for total, part in zip(totals, parts, strict=True):
+            total += part
+            sums.append(total)
+        return sums
 
     shapes = [(model.optimizer.current_clipping.num_statistics,)]
     shapes += [variable.shape for variable in model.trainable_variables]

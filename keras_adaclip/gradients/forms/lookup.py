@@ -79,11 +79,8 @@ class Lookup(SumOverPositions):
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return one segment sum over all positions of all examples."""
         weighted = backend.masked(finite, factors[:, None, None] * self.shares)
-        return ops.segment_sum(
-            ops.reshape(weighted, (-1, self.shape[1])),
-            ops.reshape(self.ids, (-1,)),
-            num_segments=self.shape[0],
-        )
+        rows = ops.reshape(weighted, (-1, self.shape[1]))
+        return backend.sum_of_rows(rows, ops.reshape(self.ids, (-1,)), self.shape[0])
 
     def materialize(self) -> Tensor:
         """Return the tables, of shape `(batch_size, num_rows, output_size)`."""
