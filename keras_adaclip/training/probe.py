@@ -133,11 +133,11 @@ class Probe:
         """
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
-        found: list[PrivacyIssue] = []
-        if number % 3 and self._is_repeated(values, number, generator):
+        if self._is_repeated(values, number, generator, with_gradients=number % 3 == 1):
             return Finding(self._counted(values, number, generator))
+        found: list[PrivacyIssue] = []
         for _ in range(2):  # A difference is looked at again on other rows.
-            found = self._compared(values, number, generator, number % 3 == 0, set())
+            found = self._compared(values, number, generator, True, set())
             if not found:
                 break
         return Finding(found)
@@ -171,7 +171,9 @@ class Probe:
             for one, other in zip(rows, others, strict=True)
         ]
 
-    def _is_repeated(self, values: list[Any], state: int, generator: Generator) -> bool:
+    def _is_repeated(
+        self, values: list[Any], state: int, generator: Generator, with_gradients: bool
+    ) -> bool:
         """Return whether half of the rows yield the same numbers if the others are exchanged."""
         traced = self.traced
         rows = traced.rows(state, generator)
@@ -180,7 +182,9 @@ class Probe:
         first, again = (
             traced.forward(each, further)[0] for each in (rows, self._exchanged(rows, others, half))
         )
-        return _first_difference(first, again, True, ~half) is None
+        if _first_difference(first, again, True, ~half) is not None:
+            return False
+        return not with_gradients or traced.leaking(rows, further, ~half) is None
 
     def _outside_state(self, generator: Generator) -> list[PrivacyIssue]:
         """Return issues with what a forward pass leaves behind outside of Keras's variables."""
