@@ -8,6 +8,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from results import WALL
 from suite import SUITE
 from summary import Summary
 
@@ -80,7 +81,8 @@ def _panel(
         _finish(axes, "private / plain step of the\nsame framework (log)", "×")
     else:
         _finish(axes, "time of a private step\n(ms, log)", "")
-    axes.set_title(summary.clock, loc="left", fontsize=10)
+    where = ", all cores" if summary.clock == WALL and not summary.is_of_gpu else ""
+    axes.set_title(summary.clock + where, loc="left", fontsize=10)
 
 
 def _value(summary: Summary, model: str, framework: str, is_ratio: bool) -> float | None:

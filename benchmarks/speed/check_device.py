@@ -108,13 +108,13 @@ def sum_errors(name: str) -> Iterator[tuple[str, float, float]]:
     clip_norm = float(np.median(norms))
     factors = [min(1.0, clip_norm / norm) for norm in norms]
     expected = sum(factor * each for factor, each in zip(factors, gradients, strict=True))
+    model = private_model(benchmark, clip_norm, 0.0)
+    model.set_weights(plain.get_weights())
     for precision, context, most in (
         ("default precision", contextlib.nullcontext(), _COARSE),
         ("full precision", full_precision(), _EXACT),
     ):
         with context:
-            model = private_model(benchmark, clip_norm, 0.0)
-            model.set_weights(plain.get_weights())
             found = update(model, x, y, _ROWS)
         error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
         yield f"{name}: clipped sum, {precision}, relative error", error, most
