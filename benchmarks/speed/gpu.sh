@@ -41,7 +41,7 @@ install() { "$python" -m pip install --quiet --disable-pip-version-check --no-in
                 --no-compile --upgrade --target "$site" "$@"; }
 
 bench() { within "$1" "$2" "$python" "$here/bench.py" --device "$device" --rounds 1 --repeats 3 \
-              --seconds 0.5 --steps 30 --limit 40 --process-limit 90 \
+              --seconds 0.5 --steps 30 --limit 50 --process-limit 100 \
               --models cnn-1024 transformer cifar cnn-256 resnet head lstm mlp \
               --output "$results/results.json" "${@:3}"; }
 
@@ -64,7 +64,7 @@ fi
 
 for backend in jax torch; do
     if [[ " ${frameworks[*]-} " == *" $backend "* ]]; then
-        KERAS_BACKEND=$backend within 90 "Checks on $backend" \
+        KERAS_BACKEND=$backend within 110 "Checks on $backend" \
             "$python" "$here/check_device.py" --device "$device" >"$results/checks-$backend.txt" 2>&1
         cat "$results/checks-$backend.txt"
     fi
