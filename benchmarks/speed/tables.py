@@ -247,13 +247,13 @@ def _start(summary: Summary) -> list[str]:
 
     parts = [
         title,
-        "Wall time in a process of its own, compilation included, imports and the building of the "
-        "model not; on TensorFlow without `jit_compile=True`. First fit, plain / private:",
+        "Wall time in a new process for each. Compilation counts, imports and the building of the "
+        "model do not. On TensorFlow without `jit_compile=True`. First fit, plain / private:",
     ]
     for cell in (first, beyond):
         rows = [[SUITE[m].title, *(cell(m, *column) for column in columns)] for m in models]
         parts.append(table(["model, batch", *map(_title, columns)], rows))
-    parts.insert(-1, "Second fit in the same process, like the first, minus that of the plain one:")
+    parts.insert(-1, "The same fit again in the same process, minus the plain one:")
     return parts
 
 
@@ -280,10 +280,10 @@ def _memory(summary: Summary) -> list[str]:
 
         parts.append(table(head, _with_means(summary, columns, cell)))
     plain = [(name, "plain") for name in (*summary.backends, *summary.peers)]
-    parts.append("Plain training takes, in megabytes, compilation included:")
     head = ["model, batch", *(NAMES[name] for name, _ in plain)]
-    parts.append(table(head, _by_model(summary, plain, summary.memory, 0)))
-    return parts
+    rows = _by_model(summary, plain, summary.memory, 0)
+    title = "Plain training takes, in megabytes, compilation included:"
+    return [*parts, title, table(head, rows)]
 
 
 def _failures(errors: Mapping[tuple[str, str, str, str], str]) -> list[str]:
