@@ -16,7 +16,7 @@ from pathlib import Path
 
 import rounds_report
 import speed_path  # noqa: F401
-from bench_options import add_options, frameworks, measure_and_report, settings_of, settle
+from bench_options import add_options, frameworks, measure_and_report, settings_of, settle, turns_of
 from plans import SERIES, Plan, plans
 from results import ResultsFile, revision
 from ways import BACKENDS, PEERS, WAYS
@@ -43,7 +43,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--backends", nargs="*", choices=BACKENDS, default=BACKENDS)
     add("--peers", nargs="*", choices=PEERS, default=PEERS)
     add("--ways", nargs="+", choices=sorted({way for ways in WAYS.values() for way in ways}))
-    add_options(parser, _HERE / "results.json", "round")
+    add_options(parser, _HERE / "results.json", ("processor", "memory"), "round")
     parser.set_defaults(steps=200)
     options = parser.parse_args(arguments)
     settle(options)
@@ -85,17 +85,16 @@ def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
     """
     settings = settings_of(options)
     found = frameworks(options)
-    rounds = [*range(options.rounds), *([] if options.no_memory else [None])]
-    planned = [(r, plan, name) for r in rounds for plan in chosen(options) for name in found]
-    for index, (number, plan, name) in enumerate(planned, 1):
-        kind = "memory" if number is None else "times"
+    planned = [
+        (t, plan, name) for t in turns_of(options) for plan in chosen(options) for name in found
+    ]
+    for index, ((kind, number), plan, name) in enumerate(planned, 1):
         key = plan.workload.name
-        done = results.measured(kind, key, name, number)
-        failed = results.errors("times", key, name) | results.errors("memory", key, name)
+        skipped = results.measured(kind, key, name, number) | results.failed(kind, key, name)
         ways = [
             way
             for way in plan.ways.get(name, ())
-            if (options.ways is None or way in options.ways) and way not in done | failed.keys()
+            if (options.ways is None or way in options.ways) and way not in skipped
         ]
         if not ways:
             continue

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import report
-from bench_options import add_options, frameworks, measure_and_report, settings_of, settle
-from framework import BACKENDS, MODULES, PEERS, WAYS
+from bench_options import add_options, frameworks, measure_and_report, settings_of, settle, turns_of
+from framework import BACKENDS, MODULES, PEERS, PLAIN, WAYS
 from results import ResultsFile, revision
 from suite import SUITE
 from workers import run
@@ -57,29 +57,28 @@ def measure_all(options: argparse.Namespace, results: ResultsFile) -> None:
     """
     settings = settings_of(options)
     found = frameworks(options)
-    # Memory comes last: a median of times needs every round, a peak one process.
-    rounds = [*range(options.rounds), *([] if options.no_memory else [None])]
-    planned = [(r, model, name) for r in rounds for model in options.models for name in found]
-    for index, (round_number, model, name) in enumerate(planned, 1):
-        kind = "memory" if round_number is None else "times"
-        done = results.measured(kind, model, name, round_number)
-        failed = results.errors("times", model, name) | results.errors("memory", model, name)
-        ways = [
-            way
-            for way in WAYS[name]
-            if (options.ways is None or way in options.ways) and way not in done | failed.keys()
-        ]
+    planned = [
+        (t, model, name) for t in turns_of(options) for model in options.models for name in found
+    ]
+    for index, ((kind, number), model, name) in enumerate(planned, 1):
+        # XLA is not what Keras starts with on TensorFlow.
+        known = [way for way in WAYS[name] if kind != "start" or not way.endswith("-xla")]
+        done = results.measured(kind, model, name, number)
+        skipped = done | results.failed(kind, model, name)
+        asked = [way for way in known if options.ways is None or way in options.ways]
+        ways = [way for way in asked if way not in skipped]
         if not ways:
             continue
-        if kind == "times":  # ratios are taken within a process: a plain step is always there
-            ways += [way for way in WAYS[name] if way.startswith("plain") and way not in ways]
-        label = "memory" if round_number is None else f"round {round_number + 1}"
+        # Ratios of times are taken within a process: a plain step is always there.
+        present = ways if kind in ("wall", "processor") else {*ways, *skipped}
+        ways += [way for way in known if way in PLAIN and way not in present]
+        label = kind if number is None else f"{kind}, round {number + 1}"
         print(f"[{index}/{len(planned)}] {label}: {model}, {name}: {', '.join(ways)}", flush=True)
         if options.dry_run:
             continue
         start = time.time()
         for record in run(found[name], name, model, ways, kind, settings):
-            results.add({**record, "round": round_number, "revision": revision()})
+            results.add({**record, "round": number, "revision": revision()})
         print(f"    {time.time() - start:.0f} s", flush=True)
 
 

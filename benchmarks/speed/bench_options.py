@@ -2,20 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import environments
-from results import ResultsFile, machine
+from results import KINDS, ResultsFile, machine
 from workers import Settings
 
 
-def add_options(parser: argparse.ArgumentParser, output: Path, unit: str = "step") -> None:
-    """Adds how long to measure, with what, and where the results go.
+def add_options(
+    parser: argparse.ArgumentParser, output: Path, kinds: Iterable[str] = KINDS, unit: str = "step"
+) -> None:
+    """Adds what to measure, how long, with what, and where the results go.
 
     Args:
         parser: of the command line.
         output: the file of results unless another is given.
+        kinds: keys of `KINDS`.
         unit: what is timed.
     """
     add = parser.add_argument
@@ -27,9 +31,9 @@ def add_options(parser: argparse.ArgumentParser, output: Path, unit: str = "step
     add("--seconds", type=float, default=2.0, help="of training a measurement")
     add("--steps", type=int, default=60, help=f"the most {unit}s a measurement")
     add("--limit", type=float, default=120.0, help=f"most seconds for one {unit}")
-    add("--no-memory", action="store_true", help="times only")
+    add("--process-limit", type=float, metavar="SECONDS", help="most seconds for a process")
+    add("--kinds", nargs="+", choices=kinds, default=[*kinds], help="what to measure")
     add("--device", choices=("cpu", "gpu"), default="cpu")
-    add("--no-pin", action="store_true", help="all cores and wall time, also on the CPU")
     add("--quick", action="store_true", help=f"one round of very few {unit}s: does it run?")
     add("--dry-run", action="store_true", help="only print what would run")
 
@@ -43,6 +47,20 @@ def settle(options: argparse.Namespace) -> None:
     options.environments = options.make_environments or options.environments
     if options.quick:
         options.rounds, options.repeats, options.seconds, options.steps = 1, 1, 0.3, 4
+    if options.device == "gpu":  # processor time says nothing there
+        kinds = ["wall" if kind == "processor" else kind for kind in options.kinds]
+        options.kinds = [*dict.fromkeys(kinds)]
+
+
+def turns_of(options: argparse.Namespace) -> list[tuple[str, int | None]]:
+    """Kinds and rounds in their order. Memory is last: it needs one process, a median all rounds.
+
+    Args:
+        options: with what `add_options` has added.
+    """
+    timed = [kind for kind in options.kinds if kind != "memory"]
+    turns: list[tuple[str, int | None]] = [(k, r) for r in range(options.rounds) for k in timed]
+    return turns + [("memory", None)] * ("memory" in options.kinds)
 
 
 def frameworks(options: argparse.Namespace) -> dict[str, Path]:
@@ -57,6 +75,8 @@ def frameworks(options: argparse.Namespace) -> dict[str, Path]:
             environments.make(options.environments, peer, options.device)
         if environments.is_made(options.environments, peer):
             found[peer] = environments.interpreter(options.environments, peer)
+        elif find_spec(peer.replace("-", "_")):
+            found[peer] = Path(sys.executable)
         else:
             print(f"Not installed, and left out: {peer} (--make-environments DIR makes it)")
     return found
@@ -73,8 +93,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         seconds=options.seconds,
         steps=options.steps,
         limit=options.limit,
+        process_limit=options.process_limit,
         device=options.device,
-        pin=options.device == "cpu" and not options.no_pin,
     )
 
 

@@ -1,17 +1,20 @@
 """The bar chart of the report."""
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from results import WALL
 from suite import SUITE
-from summary import Summary, kinds
+from summary import Summary
 
 # Okabe and Ito's colours, which the colour-blind tell apart; hatches for the peers.
-_BARS: tuple[tuple[str, str, str, str], ...] = (
+_Bar = tuple[str, str, str, str]
+_BARS: tuple[_Bar, ...] = (
     ("tensorflow", "keras_adaclip on TensorFlow", "#0072B2", ""),
     ("jax", "keras_adaclip on JAX", "#56B4E9", ""),
     ("torch", "keras_adaclip on PyTorch", "#009E73", ""),
@@ -21,59 +24,73 @@ _BARS: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def draw(summary: Summary, path: Path, title: str) -> None:
-    """Draws ratios above and milliseconds below, a group of bars for each model.
+def draw(summaries: Sequence[Summary], path: Path, title: str) -> None:
+    """Draws ratios and milliseconds by the first clock, then ratios by the other.
 
     Args:
-        summary: of the records.
+        summaries: of the records by each clock, in the order of the panels.
         path: where the picture goes.
         title: what was measured, and where.
     """
-    drawn = [bar for bar in _BARS if bar[0] in (*summary.backends, *summary.peers)]
-    figure = Figure(figsize=(12, 8.5), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
+    measured = [summary for summary in summaries if summary.models]
+    models = [name for name in SUITE if any(name in each.models for each in measured)]
+    frameworks = {name for each in measured for name in (*each.backends, *each.peers)}
+    bars = [bar for bar in _BARS if bar[0] in frameworks]
+    panels = [(each, True) for each in measured]
+    panels.insert(1, (measured[0], False))
+    figure = Figure(figsize=(12, 1.5 + 3.4 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), 1, sharex=True)
     with mpl.rc_context({"hatch.linewidth": 0.6}):
-        for index, (framework, label, colour, hatch) in enumerate(drawn):
-            width = 0.84 / len(drawn)
-            offset = (index - (len(drawn) - 1) / 2) * width
-            ratios, milliseconds = _values(summary, framework)
-            style = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
-            places = [position + offset for position in range(len(summary.models))]
-            # Bars start at the plain step: what is faster than that hangs below the line.
-            heights = [ratio - 1.0 for ratio in ratios]
-            above.bar(places, heights, width, bottom=1.0, label=label, **style)
-            below.bar(places, milliseconds, width, **style)
-            _mark_missing(above, below, places, ratios)
-        above.axhline(1.0, color="black", linewidth=1.2)
-        _finish(above, "private step / plain step\nof the same framework (log)", "×")
-        _finish(below, "time of a private step\n(ms, log)", "")
-        below.set_xticks(
-            range(len(summary.models)),
-            [textwrap.fill(SUITE[model].title, 15) for model in summary.models],
-            fontsize=9,
-        )
-        figure.suptitle(f"{title}\nshorter is better; ×: not measured")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        for axes, (summary, is_ratio) in zip(all_axes, panels, strict=True):
+            _panel(axes, summary, models, bars, is_ratio)
+        labels = [textwrap.fill(SUITE[model].title, 15) for model in models]
+        all_axes[-1].set_xticks(range(len(models)), labels, fontsize=9)
+        missing = [f"{each.clock}: not measured yet" for each in summaries if not each.models]
+        notes = [
+            "shorter is better",
+            "×: not measured",
+            *([] if measured[0].is_of_gpu else missing),
+        ]
+        figure.suptitle(f"{title}\n{'; '.join(notes)}")
+        handles = all_axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path, dpi=130)
 
 
-def _values(summary: Summary, framework: str) -> tuple[list[float], list[float]]:
-    """Ratios and milliseconds by model of the fastest private way; not a number without any."""
-    ratios, milliseconds = [], []
-    for model in summary.models:
-        best = summary.fastest(model, [framework])
-        way = kinds(framework)[0] if best is None else best.way
-        ratio = None if best is None else summary.ratio(model, framework, way)
-        ratios.append(float("nan") if ratio is None else ratio)
-        milliseconds.append(float("nan") if best is None else best.milliseconds)
-    return ratios, milliseconds
+def _panel(
+    axes: Axes, summary: Summary, models: list[str], bars: list[_Bar], is_ratio: bool
+) -> None:
+    """Bars of ratios start at the plain step: what is faster than that hangs below the line."""
+    bottom = 1.0 if is_ratio else 0.0
+    width = 0.84 / len(bars)
+    for index, (framework, label, colour, hatch) in enumerate(bars):
+        offset = (index - (len(bars) - 1) / 2) * width
+        values = [_value(summary, model, framework, is_ratio) for model in models]
+        places = [position + offset for position in range(len(models))]
+        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
+        heights = [float("nan") if value is None else value - bottom for value in values]
+        axes.bar(places, heights, width, bottom=bottom, label=label, **style)
+        for place, value in zip(places, values, strict=True):
+            if value is None:
+                height, transform = (
+                    (1.03, axes.transData) if is_ratio else (0.01, axes.get_xaxis_transform())
+                )
+                axes.text(place, height, "×", ha="center", fontsize=9, transform=transform)
+    if is_ratio:
+        axes.axhline(1.0, color="black", linewidth=1.2)
+        _finish(axes, "private / plain step of the\nsame framework (log)", "×")
+    else:
+        _finish(axes, "time of a private step\n(ms, log)", "")
+    where = ", all cores" if summary.clock == WALL and not summary.is_of_gpu else ""
+    axes.set_title(summary.clock + where, loc="left", fontsize=10)
 
 
-def _mark_missing(above: Axes, below: Axes, places: list[float], ratios: list[float]) -> None:
-    for place, ratio in zip(places, ratios, strict=True):
-        if ratio != ratio:
-            above.text(place, 1.03, "×", ha="center", va="bottom", fontsize=9)
-            below.text(place, 0.01, "×", ha="center", transform=below.get_xaxis_transform())
+def _value(summary: Summary, model: str, framework: str, is_ratio: bool) -> float | None:
+    """Of the fastest private way: its ratio to the plain step, or milliseconds."""
+    best = summary.fastest(model, [framework])
+    if best is None:
+        return None
+    return summary.ratio(model, framework, best.way) if is_ratio else best.milliseconds
 
 
 def _finish(axes: Axes, label: str, unit: str) -> None:

@@ -53,11 +53,15 @@ WAYS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("plain", "shuffle", "poisson", "plain-xla", "shuffle-xla", "poisson-xla"),
     "jax": ("plain", "shuffle", "poisson"),
     "torch": ("plain", "shuffle", "poisson"),
-    "opacus": ("plain", "ghost", "hooks"),
+    "opacus": ("plain", "plain-compiled", "ghost", "hooks"),
     "jax-privacy": ("plain", "vmap", "scan"),
     "tensorflow-privacy": ("plain", "fast", "fast-xla", "model", "model-xla", "vectorized"),
 }
 """The ways of each framework, its plain step first, known without importing it."""
+
+
+PLAIN = ("plain", "plain-xla")
+"""The plain steps that private ones are compared with."""
 
 
 def load(name: str) -> Framework:

@@ -3,9 +3,9 @@
     python benchmarks/speed/measure.py cnn-256 --framework jax --pin
     python benchmarks/speed/measure.py cnn-256 --framework jax --pin --ways shuffle --memory
 
-prints one JSON object. Times are in processor seconds on one pinned core: two threads that wait for
-each other, or for other programs, make wall time jump. On a GPU it is the wall time that counts.
-Without `--framework`, the backend that KERAS_BACKEND names. `bench.py` runs this for everything.
+prints one JSON object. Times are processor seconds of one pinned core with `--pin`, else wall time
+on all cores. Without `--framework`, the backend that KERAS_BACKEND names. `bench.py` runs this for
+everything.
 """
 
 import argparse

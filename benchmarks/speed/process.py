@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from framework import Framework
-from turns import Options, median, peak_memory, time_ways
+from results import PROCESSOR, WALL
+from turns import Options, first_seconds, median, peak_memory, time_ways
 
 _THREADS = (
     "TF_NUM_INTRAOP_THREADS",
@@ -31,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser, unit: str = "step") -> None:
     """
     add = parser.add_argument
     add("--ways", nargs="+", help="by default all ways of the framework")
+    add("--start", action="store_true", help="first and second training of one way, seconds")
     add("--memory", action="store_true", help="peak memory of one way instead of times")
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--pin", action="store_true", help="one core, one thread, processor time")
@@ -54,8 +56,8 @@ def check_options(
     options.ways = options.ways or list(known)
     if unknown := sorted(set(options.ways) - set(known)):
         parser.error(f"{options.framework} knows {known}, not {unknown}")
-    if options.memory and len(options.ways) != 1:
-        parser.error("--memory measures one way a process: name it with --ways")
+    if (options.memory or options.start) and len(options.ways) != 1:
+        parser.error("--start and --memory measure one way a process: name it with --ways")
     if options.pin and options.device == "gpu":
         parser.error("--pin is for the CPU")
 
@@ -81,7 +83,7 @@ def set_up_process(device: str, pin: bool) -> None:
 
 
 def measured(framework: Framework, benchmark: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """The times or the memory of the ways, and what they were taken with.
+    """Times, start or memory of the ways, and what they were taken with.
 
     Args:
         framework: what is measured.
@@ -94,13 +96,13 @@ def measured(framework: Framework, benchmark: Any, options: argparse.Namespace) 
         "model": options.model,
         "framework": options.framework,
         "device": options.device,
-        "clock": "processor time, one core" if options.pin else "wall time",
+        "clock": PROCESSOR if options.pin else WALL,
         "versions": versions(framework.packages),
     }
-    if options.memory:
-        (way,) = options.ways
-        memory = peak_memory(framework, benchmark, way, options.limit)
-        return {**about, "memory": {way: memory}}
+    for entry, take in (("start", first_seconds), ("memory", peak_memory)):
+        if getattr(options, entry):
+            (way,) = options.ways
+            return {**about, entry: {way: take(framework, benchmark, way, options.limit)}}
     clock = framework.clock if options.pin else time.perf_counter
     times = time_ways(
         framework,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chart import draw
-from results import ResultsFile
+from results import PROCESSOR, WALL, ResultsFile
 from summary import Summary
 from tables import markdown
 
@@ -24,9 +24,10 @@ def write(results: ResultsFile, path: Path) -> list[Path]:
     Returns:
         The files.
     """
-    summary = Summary(results.records)
+    summaries = [Summary(results.records, clock) for clock in (WALL, PROCESSOR)]
     title = "A private training step beside a plain one"
-    return written(results, path, summary, markdown, draw if summary.models else None, title)
+    is_drawn = any(summary.models for summary in summaries)
+    return written(results, path, summaries, markdown, draw if is_drawn else None, title)
 
 
 def written(
@@ -42,7 +43,7 @@ def written(
     Args:
         results: the results.
         path: their file.
-        summary: of the results.
+        summary: of the results, as `markdown` and `draw` take it.
         markdown: makes the text from summary, machine and clock.
         draw: draws the summary to a path, with a title; None draws nothing.
         title: of the picture, before machine and clock.
@@ -50,8 +51,8 @@ def written(
     Returns:
         The files.
     """
-    clocks = sorted({record["clock"] for record in results.records if "clock" in record})
-    clock = " and ".join(clocks) or "none"
+    clocks = {record["clock"] for record in results.records if "clock" in record}
+    clock = " and ".join(sorted(clocks, reverse=True)) or "none"
     text, picture = path.with_suffix(".md"), path.with_suffix(".png")
     text.write_text(markdown(summary, results.machine, clock))
     if draw is None:

@@ -9,12 +9,33 @@ from typing import Any
 
 Record = dict[str, Any]
 
+WALL, PROCESSOR = "wall time", "processor time, one core"
+"""The clocks: on all cores, and on one pinned core."""
+
+KINDS: dict[str, tuple[str, str]] = {
+    "wall": ("times", WALL),
+    "processor": ("times", PROCESSOR),
+    "start": ("start", WALL),
+    "memory": ("memory", PROCESSOR),
+}
+"""What can be measured: its entry in a record, and the clock on a CPU."""
+
+
+def clock_of(kind: str, device: str) -> str:
+    """The clock of a measurement.
+
+    Args:
+        kind: a key of `KINDS`.
+        device: "cpu" or "gpu".
+    """
+    return WALL if device == "gpu" else KINDS[kind][1]
+
 
 class ResultsFile:
     """`results.json`, read at the start and written anew after each addition.
 
     A record has `model`, `framework`, `round` (None for memory) and what `measure.py` printed: with
-    `times` or `memory`, by way.
+    `clock`, and `times`, `start` or `memory`, by way.
 
     Args:
         path: of the file, which need not exist.
@@ -47,38 +68,42 @@ class ResultsFile:
         """The ways that a round has a result for, errors included.
 
         Args:
-            kind: "times" or "memory".
+            kind: a key of `KINDS`.
             model: a key of `SUITE`.
             framework: a key of `MODULES`.
             round_number: of the round; None for memory.
         """
+        entry, clock = KINDS[kind]
         return {
             way
-            for record in self._of(kind, model, framework)
+            for record in self._of(model, framework)
             if record["round"] == round_number
-            for way in record[kind]
+            and (entry != "times" or record.get("clock", PROCESSOR) == clock)
+            for way in record.get(entry, ())
         }
 
-    def errors(self, kind: str, model: str, framework: str) -> dict[str, str]:
-        """The ways that have failed in any round, and with what.
+    def failed(self, kind: str, model: str, framework: str) -> set[str]:
+        """The ways that have failed in any round. Failures on one core say nothing of all cores.
 
         Args:
-            kind: "times" or "memory".
+            kind: a key of `KINDS`.
             model: a key of `SUITE`.
             framework: a key of `MODULES`.
         """
         return {
-            way: result["error"]
-            for record in self._of(kind, model, framework)
-            for way, result in record[kind].items()
+            way
+            for record in self._of(model, framework)
+            if kind not in ("wall", "start") or record.get("clock", PROCESSOR) == WALL
+            for entry in ("times", "start", "memory")
+            for way, result in record.get(entry, {}).items()
             if "error" in result
         }
 
-    def _of(self, kind: str, model: str, framework: str) -> list[Record]:
+    def _of(self, model: str, framework: str) -> list[Record]:
         return [
             record
             for record in self.records
-            if kind in record and record["model"] == model and record["framework"] == framework
+            if record["model"] == model and record["framework"] == framework
         ]
 
 

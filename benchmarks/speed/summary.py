@@ -1,16 +1,16 @@
-"""What the records come to: medians, ratios to the plain step, peaks of memory.
+"""What the records come to: medians, ratios to the plain step, first fits, peaks of memory.
 
 Keras on TensorFlow and TensorFlow Privacy can run with XLA and without. A kind of way stands for
 the faster of the two, and so does the plain step that it is compared with.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from framework import BACKENDS, PEERS, WAYS
-from results import Record
+from results import PROCESSOR, Record
 from suite import SUITE
 
 _XLA = "-xla"
@@ -25,6 +25,15 @@ def kinds(framework: str) -> list[str]:
         framework: a key of `MODULES`.
     """
     return [way for way in WAYS[framework] if not way.endswith(_XLA)]
+
+
+def private_kinds(framework: str) -> list[str]:
+    """The kinds of a framework's private steps.
+
+    Args:
+        framework: a key of `MODULES`.
+    """
+    return [kind for kind in kinds(framework) if not kind.startswith("plain")]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -53,16 +62,20 @@ class Fastest:
 
 
 class Summary:
-    """Answers questions about records.
+    """Answers questions about records: times by one clock, first fits and memory.
 
     Args:
         records: of a `ResultsFile`.
+        clock: of the times.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], clock: str) -> None:
+        self.clock = clock
+        self.is_of_gpu = False
+        self._start: dict[tuple[str, str, str], list[dict[str, float]]] = {}
         self._times: dict[tuple[str, str], list[dict[str, float]]] = {}
         self._memory: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-        self.errors: dict[tuple[str, str, str], str] = {}
+        self.errors: dict[tuple[str, str, str, str], str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         for record in records:
             self._add(record)
@@ -71,20 +84,33 @@ class Summary:
         model, framework = record["model"], record["framework"]
         if "versions" in record:
             self.versions[framework] = record["versions"]
-        for kind in ("times", "memory"):
-            for way, result in record.get(kind, {}).items():
+        self.is_of_gpu |= record.get("device") == "gpu"
+        is_timed = record.get("clock", PROCESSOR) == self.clock
+        found = {"times": record.get("times", {}) if is_timed else {}}
+        found |= {entry: record.get(entry, {}) for entry in ("start", "memory")}
+        for entry, results in found.items():
+            kind = self.clock if entry == "times" else entry
+            for way, result in results.items():
                 if "error" in result:
-                    self.errors.setdefault((framework, way, model), result["error"])
+                    self.errors.setdefault((framework, way, kind, model), result["error"])
         times = {
             way: statistics.median(result["milliseconds"])
-            for way, result in record.get("times", {}).items()
+            for way, result in found["times"].items()
             if result.get("milliseconds")
         }
         if times:
             self._times.setdefault((model, framework), []).append(times)
-        for way, result in record.get("memory", {}).items():
+        for way, result in found["start"].items():
+            if "error" not in result:
+                self._start.setdefault((model, framework, way), []).append(result)
+        for way, result in found["memory"].items():
             if "error" not in result:
                 self._memory.setdefault((model, framework), {})[way] = result
+
+    @property
+    def started(self) -> Collection[tuple[str, str, str]]:
+        """Model, framework and way of each first fit that was measured."""
+        return self._start.keys()
 
     @property
     def models(self) -> list[str]:
@@ -153,6 +179,18 @@ class Summary:
         ratios = [times[way] / times[plain] for times in rounds if way in times and plain in times]
         return statistics.median(ratios) if ratios else None
 
+    def seconds(self, model: str, framework: str, way: str, fit: str) -> float | None:
+        """The seconds of a fit of two steps, the median over the processes.
+
+        Args:
+            model: a key of `SUITE`.
+            framework: a key of `MODULES`.
+            way: of the framework, without XLA on TensorFlow.
+            fit: "first" or "second" of a process.
+        """
+        values = [result[fit] for result in self._start.get((model, framework, way), [])]
+        return statistics.median(values) if values else None
+
     def memory(self, model: str, framework: str, kind: str, field: str = "peak") -> float | None:
         """Megabytes beyond the built model, of the faster way of a kind.
 
@@ -191,7 +229,7 @@ class Summary:
         found = [
             Fastest(framework, kind, milliseconds)
             for framework in frameworks
-            for kind in (["shuffle"] if framework in BACKENDS else kinds(framework)[1:])
+            for kind in (["shuffle"] if framework in BACKENDS else private_kinds(framework))
             if (milliseconds := self.milliseconds(model, framework, kind)) is not None
         ]
         return min(found, key=lambda each: each.milliseconds) if found else None

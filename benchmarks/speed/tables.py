@@ -5,7 +5,7 @@ from typing import Any
 
 from framework import WAYS
 from suite import SUITE
-from summary import RIVALS, Summary, geometric_mean, kinds
+from summary import RIVALS, Summary, geometric_mean, kinds, private_kinds
 
 NAMES = {
     "tensorflow": "TensorFlow",
@@ -17,32 +17,43 @@ NAMES = {
 }
 """What the reader calls the frameworks."""
 
+_MISSING = "Not measured yet: `make bench` measures what `results.json` lacks."
+
 Cell = Callable[[str, str, str], float | None]
 Column = tuple[str, str]
 
 
-def markdown(summary: Summary, machine: dict[str, Any], clock: str) -> str:
+def markdown(summaries: Sequence[Summary], machine: dict[str, Any], clock: str) -> str:
     """The whole report.
 
     Args:
-        summary: of the records.
+        summaries: of the records, by wall time and by processor time.
         machine: from `results.machine`.
         clock: how the times were taken.
     """
+    wall, processor = summaries
     parts = [
         "# A private step beside a plain one",
-        conditions(summary.versions, machine, clock, "speed/report.py")
+        conditions(wall.versions, machine, clock, "speed/report.py")
         + " On TensorFlow a number is that of the faster of without XLA and with XLA, for the "
         "plain step as for the private ones.",
-        *_ratios(summary),
-        *_milliseconds(summary),
-        *_peers(summary),
-        *_winners(summary),
-        *_xla(summary),
-        *_memory(summary),
-        *_failures(summary),
     ]
+    if wall.is_of_gpu:
+        parts += _times("Wall time, GPU", wall)
+    else:
+        parts += _times("Wall time, all cores", wall)
+        parts += _times("Processor time, one pinned core", processor)
+    parts += _start(wall)
+    # Of the ways with and without XLA, memory is that of the faster on one core, where it is taken.
+    parts += _memory(processor if processor.models else wall)
+    parts += _failures({**wall.errors, **processor.errors})
     return "\n\n".join(parts) + "\n"
+
+
+def _times(title: str, summary: Summary) -> list[str]:
+    if not summary.models:
+        return [f"## {title}", _MISSING]
+    return [f"## {title}", *_ours(summary), *_peers(summary), *_winners(summary), *_xla(summary)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -81,8 +92,8 @@ def conditions(
     )
 
 
-def _private_columns(summary: Summary) -> list[Column]:
-    return [(name, kind) for name in summary.backends for kind in kinds(name) if kind != "plain"]
+def _title(column: Column) -> str:
+    return f"{NAMES[column[0]]} {column[1]}"
 
 
 def _by_model(summary: Summary, columns: list[Column], cell: Cell, digits: int) -> list[list[str]]:
@@ -115,31 +126,30 @@ def _with_means(summary: Summary, columns: list[Column], cell: Cell) -> list[lis
     return rows
 
 
-def _ratios(summary: Summary) -> list[str]:
-    columns = _private_columns(summary)
-    if not columns:
+def _ours(summary: Summary) -> list[str]:
+    """Ratios to the plain step, and milliseconds."""
+    if not summary.backends:
         return []
-    head = ["model, batch", *(f"{NAMES[name]} {kind}" for name, kind in columns)]
+    private = [(name, kind) for name in summary.backends for kind in private_kinds(name)]
+    every = [(name, kind) for name in summary.backends for kind in kinds(name)]
+    ratios = _with_means(summary, private, summary.ratio)
+    milliseconds = _by_model(summary, every, summary.milliseconds, 1)
     return [
-        "## Private step over plain step",
-        table(head, _with_means(summary, columns, summary.ratio)),
-    ]
-
-
-def _milliseconds(summary: Summary) -> list[str]:
-    columns = [(name, kind) for name in summary.backends for kind in kinds(name)]
-    if not columns:
-        return []
-    head = ["model, batch", *(f"{NAMES[name]} {kind}" for name, kind in columns)]
-    return [
-        "## Milliseconds a step",
-        table(head, _by_model(summary, columns, summary.milliseconds, 1)),
+        "### Private step over plain step",
+        table(["model, batch", *map(_title, private)], ratios),
+        "### Milliseconds a step",
+        table(["model, batch", *map(_title, every)], milliseconds),
     ]
 
 
 def _peers(summary: Summary) -> list[str]:
     """Milliseconds, and in brackets the ratio to the plain step of the same framework."""
-    columns = [(name, kind) for name in summary.peers for kind in kinds(name)]
+    columns = [
+        (name, kind)
+        for name in summary.peers
+        for kind in kinds(name)
+        if any(summary.milliseconds(model, name, kind) is not None for model in summary.models)
+    ]
     if not columns:
         return []
 
@@ -160,9 +170,9 @@ def _peers(summary: Summary) -> list[str]:
         for column in columns
     ]
     rows.append(["geometric mean of ratios", *(number(mean, 1) for mean in means)])
-    head = ["model, batch", *(f"{NAMES[name]} {kind}" for name, kind in columns)]
+    head = ["model, batch", *map(_title, columns)]
     return [
-        "## Peers",
+        "### Peers",
         "Milliseconds a step, and the ratio to the plain step of the same framework. A dash stands "
         "for what could not be measured: see the end. Means are over the models that ran.",
         table(head, rows),
@@ -189,7 +199,7 @@ def _winners(summary: Summary) -> list[str]:
     head = ["model, batch", "our fastest, ms", "fastest peer, ms", "peer / ours"]
     head += [f"{NAMES[RIVALS[name]]} / ours on {NAMES[name]}" for name in summary.backends]
     return [
-        "## Against the fastest",
+        "### Against the fastest",
         "Ours layer-wise, at equal rows a step. Above 1, ours takes less time.",
         table(head, rows),
     ]
@@ -207,9 +217,44 @@ def _xla(summary: Summary) -> list[str]:
     columns = [("tensorflow", way) for way in WAYS["tensorflow"]]
     head = ["model, batch", *(w.replace("-xla", ", XLA") for _, w in columns)]
     return [
-        "## TensorFlow without and with XLA, milliseconds",
+        "### TensorFlow without and with XLA, milliseconds",
         table(head, _by_model(summary, columns, summary.milliseconds_of_way, 1)),
     ]
+
+
+def _start(summary: Summary) -> list[str]:
+    """First fits beside plain ones, and what a second fit takes beyond a plain one."""
+    title = "## Seconds of a first fit of two steps"
+    models = [model for model in SUITE if any(key[0] == model for key in summary.started)]
+    columns = [
+        (name, kind)
+        for name in NAMES
+        for kind in kinds(name)
+        if kind != "plain" and any(key[1:] == (name, kind) for key in summary.started)
+    ]
+    if not columns:
+        return [title, _MISSING]
+
+    def pair(fit: str, model: str, name: str, kind: str) -> list[float | None]:
+        return [summary.seconds(model, name, way, fit) for way in ("plain", kind)]
+
+    def first(model: str, *column: str) -> str:
+        return " / ".join(number(value, 2) for value in pair("first", model, *column))
+
+    def beyond(model: str, *column: str) -> str:
+        plain, private = pair("second", model, *column)
+        return "–" if plain is None or private is None else f"{private - plain:+.2f}"
+
+    parts = [
+        title,
+        "Wall time in a new process for each. Compilation counts, imports and the building of the "
+        "model do not. On TensorFlow without `jit_compile=True`. First fit, plain / private:",
+    ]
+    for cell in (first, beyond):
+        rows = [[SUITE[m].title, *(cell(m, *column) for column in columns)] for m in models]
+        parts.append(table(["model, batch", *map(_title, columns)], rows))
+    parts.insert(-1, "The same fit again in the same process, minus the plain one:")
+    return parts
 
 
 def _memory(summary: Summary) -> list[str]:
@@ -222,7 +267,7 @@ def _memory(summary: Summary) -> list[str]:
     ]
     if not columns:
         return []
-    head = ["model, batch", *(f"{NAMES[name]} {kind}" for name, kind in columns)]
+    head = ["model, batch", *map(_title, columns)]
     parts = [
         "## Peak memory over that of plain training",
         "Beyond what the process has with the framework imported and the model built. First with "
@@ -235,20 +280,24 @@ def _memory(summary: Summary) -> list[str]:
 
         parts.append(table(head, _with_means(summary, columns, cell)))
     plain = [(name, "plain") for name in (*summary.backends, *summary.peers)]
-    parts.append("Plain training takes, in megabytes, compilation included:")
     head = ["model, batch", *(NAMES[name] for name, _ in plain)]
-    parts.append(table(head, _by_model(summary, plain, summary.memory, 0)))
-    return parts
+    rows = _by_model(summary, plain, summary.memory, 0)
+    title = "Plain training takes, in megabytes, compilation included:"
+    return [*parts, title, table(head, rows)]
 
 
-def _failures(summary: Summary) -> list[str]:
-    if not summary.errors:
+def _failures(errors: Mapping[tuple[str, str, str, str], str]) -> list[str]:
+    if not errors:
         return []
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for (framework, way, model), error in summary.errors.items():
-        grouped.setdefault((framework, way, error), []).append(model)
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
+    for (framework, way, kind, model), error in errors.items():
+        grouped.setdefault((framework, way, kind, error), []).append(model)
     rows = [
-        [NAMES[framework], way, ", ".join(models), error.replace("|", "\\|")]
-        for (framework, way, error), models in grouped.items()
+        [NAMES[framework], way, kind, ", ".join(models), error.replace("|", "\\|")]
+        for (framework, way, kind, error), models in grouped.items()
     ]
-    return ["## What could not be measured", table(["framework", "way", "models", "why"], rows)]
+    return [
+        "## What could not be measured",
+        "A way that fails is not tried again in later rounds and measurements.",
+        table(["framework", "way", "measurement", "models", "why"], rows),
+    ]

@@ -1,4 +1,4 @@
-"""Times ways of training in turns, or takes the peak memory of one, within one process.
+"""Times ways of training in turns, or takes start or peak memory of one, within one process.
 
 What a call of `fit` costs once does not count: the time of a step is the difference of two runs of
 different lengths. Ways whose steps take seconds have no such costs to speak of and run once.
@@ -125,6 +125,30 @@ def _seconds(train: Train, steps: int, options: Options, limited: bool = False) 
     seconds = options.clock() - start
     faulthandler.cancel_dump_traceback_later()
     return seconds
+
+
+def first_seconds(framework: Framework, benchmark: Benchmark, way: str, limit: float) -> Any:
+    """The seconds that a first training takes, and a second one with the same data.
+
+    To be called once, in a process that does nothing else.
+
+    Args:
+        framework: from `framework.load`.
+        benchmark: the model.
+        way: name of a way of the framework.
+        limit: seconds after which a step that has not finished ends the process.
+
+    Returns:
+        `first` and `second`, of two steps each, the building of the model not included. Or `error`.
+    """
+    announce(way)
+    options = Options(1, 1.0, _SHORT, limit, time.perf_counter)
+    try:
+        train = framework.build(benchmark, way)
+        first, second = (_seconds(train, _SHORT, options, limited=True) for _ in range(2))
+        return {"first": first, "second": second}
+    except Exception as error:
+        return {"error": first_line(error)}
 
 
 def peak_memory(framework: Framework, benchmark: Benchmark, way: str, limit: float) -> Any:

@@ -35,10 +35,10 @@ def build(benchmark: Benchmark, way: str) -> Train:
 
     Args:
         benchmark: the model.
-        way: "plain", "ghost" or "hooks".
+        way: "plain", "plain-compiled" (with `torch.compile`), "ghost" or "hooks".
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = MODELS[benchmark.network](way != "plain").to(device)
+    module = MODELS[benchmark.network](way in ("ghost", "hooks")).to(device)
     benchmark.check_size(sum(p.numel() for p in module.parameters() if p.requires_grad))
     criterion: Any = nn.CrossEntropyLoss()
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -55,6 +55,8 @@ def build(benchmark: Benchmark, way: str) -> Train:
         module = GradSampleModuleFastGradientClipping(module, max_grad_norm=1.0)
         optimizer = DPOptimizerFastGradientClipping(optimizer, **arguments)
         criterion = DPLossFastGradientClipping(module, optimizer, criterion)
+    elif way == "plain-compiled":
+        module = torch.compile(module)
     module.train()
 
     def train(num_steps: int) -> Callable[[], Any]:
