@@ -295,7 +295,10 @@ class PrivateTraining(training.TrainingBase):
         rows = data.rows
         parts = keras.tree.flatten((rows.x, rows.y, rows.sample_weight))
         kinds = [(tuple(value.shape[1:]), str(value.dtype)) for value in parts if value is not None]
-        return (*kinds, data.sampling, data.num_examples, data.expected_batch_size)
+        # Keras makes weights of the examples of these.
+        is_weighted = data.fit_arguments.get("class_weight") is not None
+        sizes = (data.num_examples, data.expected_batch_size)
+        return (*kinds, is_weighted, data.sampling, *sizes)
 
     def private_summary(
         self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print

@@ -12,7 +12,8 @@ from keras_adaclip import backend
 from tests.gradients.support import compiled
 
 KEY = np.array([123456789, -987654321], np.int32)
-SIZE = 2**18
+# Two of the blocks that PyTorch's threads draw.
+SIZE = 2**19
 # Five standard errors: a false alarm in about 1 of 2 million draws, and the draws are fixed.
 BOUND = 5 / np.sqrt(SIZE)
 
@@ -34,6 +35,18 @@ def test_numbers_of_one_draw_are_uncorrelated(lag):
     one, other = noise[:-lag], noise[lag:]
     assert abs(np.mean(one * other)) < BOUND * np.sqrt(SIZE / len(one))
     assert abs(np.mean((one**2 - 1) * (other**2 - 1))) < 2 * BOUND * np.sqrt(SIZE / len(one))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="the others share out one draw")
+def test_the_number_of_threads_does_not_matter():
+    import torch
+
+    many, num_threads = draw((SIZE + 7,)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        np.testing.assert_array_equal(draw((SIZE + 7,)), many)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def test_other_keys_steps_and_streams_draw_independent_noise():

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 import keras_adaclip as ka
+from keras_adaclip import backend
 from tests.models import helpers
 
 BACKEND = keras.backend.backend()
@@ -405,6 +406,55 @@ def test_state_outside_of_keras_variables_is_refused(state, kind):
 def test_an_augmentation_that_mixes_large_batches_is_refused():
     with pytest.raises(ValueError, match=r"late:? It mixes examples"):
         fit(helpers.compiled(), augmentation=MixesLargeBatches(name="late"))
+
+
+class ChangesItsMind(keras.layers.Layer):
+    """Mixes examples once somebody says so."""
+
+    mixes = False
+
+    def call(self, x):
+        return add_mean(x) if self.mixes else x + 0.0
+
+
+def steps_compiled_again(model, how):
+    """What makes Keras trace the step anew: options of `fit`, or a call."""
+    if how == "forced":
+        model.make_train_function(force=True)
+    if how == "compiled":
+        helpers.compiled(model)
+    if how == "after one batch":
+        model.train_on_batch(*[part[:8] for part in data()])
+        model.train_function = None
+    return {"other batches": {"batch_size": 64}, "weights": {"class_weight": {0: 2.0}}}.get(how, {})
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+@pytest.mark.parametrize(
+    "how", ["other batches", "weights", "forced", "compiled", "after one batch", "same"]
+)
+def test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect(how, sampling):
+    layer = ChangesItsMind(name="late")
+    model = model_with(layer)
+    fit(model, sampling=sampling)
+    options = steps_compiled_again(model, how)
+    layer.mixes = True
+    if how == "same" and BACKEND != "torch":
+        assert fit(model, sampling=sampling).history  # The compiled step is as it was.
+        return
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model, sampling=sampling, **options)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="compiles nothing")
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_a_second_fit_compiles_nothing(sampling, monkeypatch):
+    model = model_with(keras.layers.Dropout(0.1))
+    fit(model, sampling=sampling)
+    monkeypatch.setattr(backend.Evaluator, "_prepared", pytest.fail)
+    monkeypatch.setattr(type(model), "train_step", pytest.fail)
+    fit(model, sampling=sampling, epochs=2)
+    assert model.privacy_ledger.steps == 6
 
 
 def test_what_a_first_pass_makes_is_no_state_and_what_counts_in_python_is():

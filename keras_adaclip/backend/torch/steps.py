@@ -169,7 +169,7 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
             np.random.Generator(bits).standard_normal(dtype=np.float32, out=part)
 
         num_blocks = -(-draw.size // _BLOCK)
-        if num_blocks == 1 or torch.get_num_threads() == 1:
+        if num_blocks <= 1 or torch.get_num_threads() == 1:
             list(map(fill, range(num_blocks)))
         else:
             with ThreadPoolExecutor(torch.get_num_threads()) as threads:
