@@ -281,15 +281,6 @@ def masked(kept: Tensor, values: Tensor) -> Tensor:
     return ops.where(ops.reshape(kept, (-1, *([1] * (len(values.shape) - 1)))), values, 0.0)
 
 
-def squared_norms(values: Tensor) -> Tensor:
-    """Return the sum of squares of each row, of shape `(batch_size,)`.
-
-    Args:
-        values: Float32 tensor of shape `(batch_size, ...)`.
-    """
-    return ops.sum(ops.square(values), axis=tuple(range(1, len(values.shape))))
-
-
 def sum_of_rows(values: Tensor, places: Tensor, num_rows: int) -> Tensor:
     """Return a table to whose rows the given ones are added.
 

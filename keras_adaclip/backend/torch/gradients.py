@@ -1,6 +1,5 @@
 """Gradients and loops on PyTorch."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -130,12 +129,6 @@ def masked(kept: Tensor, values: Tensor) -> Tensor:
     if kept.device.type == "cpu" and bool(kept.all()):
         return values
     return contract.masked(kept, values)
-
-
-def squared_norms(values: Tensor) -> Tensor:
-    """Override: in one pass, without writing the squares."""
-    rows = values.reshape(len(values), math.prod(values.shape[1:]))
-    return torch.linalg.vector_norm(rows, dim=1).square()
 
 
 def sum_of_rows(values: Tensor, places: Tensor, num_rows: int) -> Tensor:

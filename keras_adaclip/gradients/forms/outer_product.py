@@ -85,7 +85,7 @@ class OuterProduct(SumOverPositions):
             return ops.square(_row_norms(self.inputs) * _row_norms(self.cotangents))[:, 0]
         if self.form == "Gram matrices":
             return self._squared_norms_from_gram()
-        return backend.squared_norms(self._written_out())
+        return ops.sum(ops.square(self._written_out()), axis=(1, 2))
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return one matrix product, or the weighted sum of written-out gradients."""

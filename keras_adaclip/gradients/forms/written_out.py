@@ -107,7 +107,7 @@ class Materialized(PerExampleGradient):
 
     def squared_norms(self) -> Tensor:
         """Return the sum of squares over all axes but the first."""
-        return backend.squared_norms(self.values)
+        return ops.sum(ops.square(self.values), axis=tuple(range(1, len(self.values.shape))))
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
         """Return the weighted sum as one product of a vector with a matrix."""
