@@ -173,11 +173,13 @@ class PrivateTraining(training.TrainingBase):
                 **common,
             )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        sizes = self._prepare(data, augmentation=wanted)
+        is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
+        kind = None if is_traced_again else self._kind_of_steps(data)
+        sizes = self._prepare(data, augmentation=wanted, kind=kind)
         is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         num_epochs = epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
-            return super().fit(  # type: ignore[misc]
+            history = super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
@@ -188,6 +190,11 @@ class PrivateTraining(training.TrainingBase):
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
+        # After a whole epoch of one size, all steps on such data have been traced.
+        is_whole = history.epoch and not self.stop_training  # type: ignore[attr-defined]
+        if is_whole and len(sizes) <= 1:
+            self._private_state.examined_for = kind
+        return history
 
     @training.on_all_devices
     def train_on_batch(
@@ -224,6 +231,7 @@ class PrivateTraining(training.TrainingBase):
         data: training.TrainingData,
         examine: bool = True,
         augmentation: Augmentation | None = None,
+        kind: tuple[Any, ...] | None = None,
     ) -> tuple[int, ...]:
         """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
 
@@ -232,6 +240,7 @@ class PrivateTraining(training.TrainingBase):
             examine: Whether the model is examined in any case; otherwise only if it was not yet,
                 or if its inputs have other numbers of axes, for which it may compute otherwise.
             augmentation: How the examples are augmented.
+            kind: Everything for which the steps are compiled; None if it is not known.
 
         Returns:
             The numbers of rows that batches are padded to.
@@ -242,8 +251,10 @@ class PrivateTraining(training.TrainingBase):
         training.processes.refuse_other_settings(self)
         state, rows = self._private_state, data.rows
         # Compiled steps are what they were when they were traced. Eager ones may have changed.
-        is_known = self._is_known(data)
+        is_compiled = state.plan is not None and self.train_function is not None
+        is_known = is_compiled and kind is not None and kind == state.examined_for
         is_traced = is_known and backend.traces_steps(self)
+        state.examined_for = None
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
         if not examine:
@@ -252,13 +263,12 @@ class PrivateTraining(training.TrainingBase):
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
-        examined_for, state.examined_for = state.examined_for, None
         probe = None
         if examine and not is_traced:
             probe = state.probe if is_known else training.Probe(self, rows, with_loss=True)
         finding = training.preflight.refuse_unsound_training(self, rows, probe, is_known)
         if finding is not None:
-            state.probe, examined_for = probe, self._kind_of_steps(data)
+            state.probe = probe
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         if plan is None or not is_planned or method != state.planned_method:
@@ -279,26 +289,26 @@ class PrivateTraining(training.TrainingBase):
             state.plan = None
             raise
         self._set_in_steps("chunk_size", layout.chunk_size)
-        state.examined_for = examined_for
         return layout.sizes
-
-    def _is_known(self, data: training.TrainingData) -> bool:
-        """Return whether the steps on the data are the compiled ones, which were examined."""
-        state, kind = self._private_state, self._kind_of_steps(data)
-        is_compiled = state.plan is not None and self.train_function is not None
-        return is_compiled and kind is not None and kind == state.examined_for
 
     def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
         """Return everything for which steps are compiled; None if the data set decides it."""
         if data.sampling not in (Sampling.POISSON, Sampling.SHUFFLE):
             return None
-        rows = data.rows
-        parts = keras.tree.flatten((rows.x, rows.y, rows.sample_weight))
-        kinds = [(tuple(value.shape[1:]), str(value.dtype)) for value in parts if value is not None]
-        # Keras makes weights of the examples of these.
-        is_weighted = data.fit_arguments.get("class_weight") is not None
-        sizes = (data.num_examples, data.expected_batch_size)
-        return (*kinds, is_weighted, data.sampling, *sizes)
+        rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
+
+        def kind(value: Any) -> str:
+            """Return shape and type of an example."""
+            return f"{tuple(value.shape[1:])} {value.dtype}"
+
+        return (
+            *(mapped(kind, part) for part in (rows.x, rows.y, rows.sample_weight)),
+            # Keras makes weights of the examples of these.
+            data.fit_arguments.get("class_weight") is not None,
+            *(data.sampling, data.num_examples, data.expected_batch_size, data.steps_per_epoch),
+            *(optimizer.microbatch_size, optimizer.gradient_method),
+            *(self.run_eagerly, self.jit_compile, self.steps_per_execution),  # type: ignore[attr-defined]
+        )
 
     def private_summary(
         self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print

@@ -245,7 +245,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             given.append(own_callbacks.BarOfStepsThatRan())
         try:
             self._set_in_steps("augmentation", augmentation)
-            self._record_diagnostics(any(getattr(c, "private_diagnostics", False) for c in ours))
+            self._record_diagnostics(self._wants_diagnostics(ours))
             with self._run_of_steps(data):
                 for callback in ours:
                     callback.prepare(self, data)
@@ -256,6 +256,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         finally:
             self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
+
+    @staticmethod
+    def _wants_diagnostics(callbacks: Any) -> bool:
+        """Return whether one of the callbacks asks for raw norms and true clip fractions."""
+        return any(getattr(each, "private_diagnostics", False) for each in _flattened(callbacks))
 
     def _record_diagnostics(self, record: bool) -> None:
         """Make the step record raw norms and true clip fractions, which are not private, or not."""

@@ -373,10 +373,10 @@ models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 - for state in range(1 if is_known else made_up.NUM_STATES + made_up.NUM_FAR_STATES):
 + for state in range(1):
-# steps that are traced again taken for the ones that were examined | models/private_training.py on jax
+# steps that are traced again taken for examined ones | models/private_training.py on jax
 models/test_mixing_later.py::test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect
-- return is_compiled and kind is not None and kind == state.examined_for
-+ return is_compiled and kind is not None and state.examined_for is not None
+- is_known = is_compiled and kind is not None and kind == state.examined_for
++ is_known = is_compiled and kind is not None and state.examined_for is not None
 # eager steps taken for unchanged since they were examined | models/private_training.py
 models/test_mixing_later.py::test_what_a_first_pass_makes_is_no_state_and_what_counts_in_python_is
 - if examine and not is_traced:

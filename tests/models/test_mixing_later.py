@@ -417,27 +417,39 @@ class ChangesItsMind(keras.layers.Layer):
         return add_mean(x) if self.mixes else x + 0.0
 
 
-def steps_compiled_again(model, how):
-    """What makes Keras trace the step anew: options of `fit`, or a call."""
+def compiled_again(model, how):
+    """What makes Keras trace the step anew: a call, or options of the next `fit`."""
     if how == "forced":
         model.make_train_function(force=True)
     if how == "compiled":
         helpers.compiled(model)
-    if how == "after one batch":
+    if how == "one batch":
         model.train_on_batch(*[part[:8] for part in data()])
-        model.train_function = None
-    return {"other batches": {"batch_size": 64}, "weights": {"class_weight": {0: 2.0}}}.get(how, {})
+    if how == "microbatches":
+        model.optimizer.microbatch_size = 32
+    options = {
+        "other batches": {"batch_size": 64},
+        "class weights": {"class_weight": {0: 2.0}},
+        "augmentation": {"augmentation": keras.layers.GaussianNoise(0.1)},
+        "diagnostics": {"callbacks": [ka.callbacks.ClippingMonitor(private_diagnostics=True)]},
+    }
+    return options.get(how, {})
+
+
+HOW = ("other batches", "class weights", "augmentation", "diagnostics", "forced", "compiled")
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
-@pytest.mark.parametrize(
-    "how", ["other batches", "weights", "forced", "compiled", "after one batch", "same"]
-)
+@pytest.mark.parametrize("how", [*HOW, "one batch", "microbatches", "no epoch", "stopped", "same"])
 def test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect(how, sampling):
     layer = ChangesItsMind(name="late")
     model = model_with(layer)
-    fit(model, sampling=sampling)
-    options = steps_compiled_again(model, how)
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs=None: setattr(model, "stop_training", True)
+    )
+    first = {"no epoch": {"epochs": 0}, "stopped": {"callbacks": [stop]}}.get(how, {})
+    fit(model, sampling=sampling, **first)
+    options = compiled_again(model, how)
     layer.mixes = True
     if how == "same" and BACKEND != "torch":
         assert fit(model, sampling=sampling).history  # The compiled step is as it was.
