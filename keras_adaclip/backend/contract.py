@@ -41,6 +41,11 @@ def traces_steps(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
+def examines_as_steps_run(model: keras.Model) -> bool:
+    """Return whether an `Evaluator` of `model` is compiled if and only if its steps are."""
+    return True
+
+
 def is_traced(value: Any) -> bool:
     """Return whether `value` is a symbolic tensor of a step that is being traced."""
     return False

@@ -254,7 +254,7 @@ class PrivateTraining(training.TrainingBase):
         is_compiled = state.plan is not None and self.train_function is not None
         is_known = is_compiled and kind is not None and kind == state.examined_for
         is_traced = is_known and backend.traces_steps(self)
-        state.examined_for = None
+        state.examined_for, state.may_be_traced = None, not is_traced
         shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
         is_planned = shapes == state.planned_shapes
         if not examine:
@@ -274,8 +274,10 @@ class PrivateTraining(training.TrainingBase):
         if plan is None or not is_planned or method != state.planned_method:
             plan = make_plan(self, rows, method)
             state.planned_method, state.planned_shapes = method, shapes
-            state.isolation = training.StepIsolation(self)
             self.train_function = None
+        if self.train_function is None:
+            # What is compiled for the examination must not be older than the steps.
+            state.isolation = training.StepIsolation(self)
         state.plan = plan
         try:
             layout = batch_layout(self, data)
@@ -292,8 +294,9 @@ class PrivateTraining(training.TrainingBase):
         return layout.sizes
 
     def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
-        """Return everything for which steps are compiled; None if the data set decides it."""
-        if data.sampling not in (Sampling.POISSON, Sampling.SHUFFLE):
+        """Return everything for which steps are compiled; None if it cannot be told."""
+        is_drawn = data.sampling in (Sampling.POISSON, Sampling.SHUFFLE)
+        if not is_drawn or not backend.examines_as_steps_run(self):
             return None
         rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
 

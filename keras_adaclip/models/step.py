@@ -28,8 +28,15 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         The metrics so far, by name.
 
     Raises:
+        RuntimeError: If it is compiled again after a `fit` that was not expected to do so.
         ValueError: If layers of `model` mix examples.
     """
+    if not model._private_state.may_be_traced:
+        raise RuntimeError(
+            "Keras compiles the step again, and this `fit` has relied on the examination of the "
+            "compiled one: something has emptied the framework's cache of compiled functions. "
+            "Nothing was trained. Call `fit` again, which then examines the model anew."
+        )
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
     training.refuse(model, training.preflight.layer_issues(model))
     batch = Batch.from_data(data)

@@ -10,7 +10,8 @@ loss of the user's own:
 - Does its output for the first rows change when the rows behind them are left out? It depends on
   how many rows there are.
 
-At the shapes of the steps, only the last question is asked at every state: passes take long there.
+At the shapes of the steps, where passes take long, a short comparison does for all states but the
+first.
 
 A variable that the forward pass assigns would carry data past clipping and noise, unless its new
 value does not depend on the rows. So would anything else that a pass leaves behind: see
@@ -96,10 +97,10 @@ class Probe:
             if found or (state >= made_up.NUM_STATES and not self._counting):
                 break
             try:
-                if state > 0 and at_step_shape:
-                    if self._few is None:
-                        break
-                    found = self._counted(self._values_at(state, generator), state, generator)
+                if at_step_shape and state > 1 and self._few is None:
+                    break
+                if at_step_shape and state > 0:
+                    found = self._found_at(self._values_at(state, generator), state, generator)
                 else:
                     found = self._compared_at(state, generator, at_step_shape, dependent)
             except Exception:
@@ -133,14 +134,20 @@ class Probe:
         """
         values = [variable.value for variable in self.traced.variables]
         generator = np.random.default_rng([self.traced.size, number])
-        if self._is_repeated(values, number, generator, with_gradients=number % 3 == 1):
-            return Finding(self._counted(values, number, generator))
+        return Finding(self._found_at(values, number, generator, number % 3 == 1))
+
+    def _found_at(
+        self, values: list[Any], number: int, generator: Generator, with_gradients: bool = False
+    ) -> list[PrivacyIssue]:
+        """Return what a short comparison finds, at given values of the variables."""
+        if self._is_repeated(values, number, generator, with_gradients):
+            return self._counted(values, number, generator)
         found: list[PrivacyIssue] = []
         for _ in range(2):  # A difference is looked at again on other rows.
             found = self._compared(values, number, generator, True, set())
             if not found:
                 break
-        return Finding(found)
+        return found
 
     @property
     def outside_variables(self) -> list[keras.Variable]:

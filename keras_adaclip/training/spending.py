@@ -113,6 +113,7 @@ class PrivateState:
         probe: What has examined the model on a few rows, for a later `fit`.
         examined_for: The shapes and settings of the steps that were examined; None if the next
             `fit` must examine the model in any case.
+        may_be_traced: Whether the running `fit` has examined the model as Python has it now.
         isolation: The `StepIsolation` that proves that steps keep examples apart.
         chunk_size: Number of examples that are processed at a time; None takes them all.
         fitting_chunk_sizes: Results of `microbatch_size="auto"`, by batch size.
@@ -130,6 +131,7 @@ class PrivateState:
     planned_shapes: tuple[tuple[int, ...], ...] = ()
     probe: Any = None
     examined_for: tuple[Any, ...] | None = None
+    may_be_traced: bool = True
     isolation: Any = None
     chunk_size: int | None = None
     fitting_chunk_sizes: dict[int, int | None] = dataclasses.field(default_factory=dict)

@@ -65,29 +65,35 @@ class StepIsolation:
         models = {id(self._model): self._model} if plan is None or plan.is_layerwise else {}
         if augmentation is not None:
             models[id(augmentation.layer)] = augmentation.as_model(rows)
-        # The largest batch first: a smaller one of about its size is not examined again.
+        # The largest batch first. A smaller one of about its size is compared once, or not at all
+        # where there are batches of any size.
+        has_exact_sizes = backend.needs_fixed_shapes(self._model)
         for size in sorted(sizes, reverse=True):
             for number, model in models.items():
-                key = self._known((number, max(size * copies, 2), counts_rows))
-                if key not in self._probes:
+                key = (number, max(size * copies, 2), counts_rows)
+                close = self._close_to(key)
+                if key not in self._probes and (close is None or has_exact_sizes):
                     is_own = model is self._model
                     # The one input of an augmentation, however the model takes it.
                     given = rows if is_own else Batch(keras.tree.flatten(rows.x)[0])
-                    probe = Probe(model, given, key[1], is_own, counts_rows)
-                    self._refuse(probe.examined(at_step_shape=True))
+                    probe = Probe(model, given, key[1], is_own, counts_rows and close is None)
+                    is_new = close is None
+                    self._refuse(
+                        probe.examined(at_step_shape=True) if is_new else probe.finding_now(0)
+                    )
                     self._probes[key] = probe
-                if self._probes[key] not in self._used:
-                    self._used.append(self._probes[key])
+                used = self._probes[key if close is None else close]
+                if used not in self._used:
+                    self._used.append(used)
 
-    def _known(self, key: tuple[int, int, bool]) -> tuple[int, int, bool]:
-        """Return the key, or that of a batch that is about as large."""
+    def _close_to(self, key: tuple[int, int, bool]) -> tuple[int, int, bool] | None:
+        """Return the key of a batch about as large that was examined, or None."""
         layer, size, counts_rows = key
-        if key not in self._probes:
-            for known in self._probes:
-                is_close = known[1] <= 2 * size and size <= 2 * known[1]
-                if is_close and known[::2] == (layer, counts_rows):
-                    return known
-        return key
+        for known in self._probes:
+            is_close = known[1] <= 2 * size and size <= 2 * known[1]
+            if is_close and known[::2] == (layer, counts_rows):
+                return known
+        return None
 
     def prove_again(self) -> None:
         """Compare once, with the variables as they are; the shapes take turns.

@@ -47,6 +47,16 @@ class MixesThroughGate(keras.layers.Layer):
         return add_mean(x, ops.relu(self.gate - self.opens_above))
 
 
+class MixesLargeBatchesThroughGate(MixesThroughGate):
+    """The same where there are more than eight rows, with a gate that begins at zero."""
+
+    def build(self, shape):
+        self.gate = self.add_weight((), "zeros", name="gate")
+
+    def call(self, x):
+        return add_mean(x, self.gate) if is_many(x.shape[0]) else x + 0.0 * self.gate
+
+
 class HeedsCount(MixesThroughGate):
     """Heeds how many rows there are where a gate is open, in training alone."""
 
@@ -243,6 +253,7 @@ SGD = keras.optimizers.SGD(0.1)
         (MixesLargeBatches, {"run_eagerly": True}),
         (MixesThroughGate, {}),
         (partial(MixesThroughGate, trainable_gate=False), {"run_eagerly": True}),
+        (MixesLargeBatchesThroughGate, {}),
         (partial(MixesBy, lambda: 1e-7), {"run_eagerly": True}),
         (partial(MixesBy, lambda: 1e-14), {}),
         (MixesBackward, {}),
@@ -456,6 +467,34 @@ def test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect(how
         return
     with pytest.raises(ValueError, match="late: It mixes examples"):
         fit(model, sampling=sampling, **options)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="TensorFlow compiles nothing then")
+def test_steps_that_keras_leaves_uncompiled_are_examined_again():
+    layer = ChangesItsMind(name="late")
+    model = model_with(layer, jit_compile=False)
+    fit(model)
+    layer.mixes = True
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the others cannot be made to forget")
+def test_steps_that_are_traced_without_an_examination_are_refused():
+    import jax
+
+    layer = ChangesItsMind(name="late")
+    model = model_with(layer)
+    fit(model)
+    forget = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda *_, **__: jax.clear_caches()
+    )
+    with pytest.raises(RuntimeError, match="Keras compiles the step again"):
+        fit(model, callbacks=[forget])
+    assert model.privacy_ledger.steps == 2
+    layer.mixes = True
+    with pytest.raises(ValueError, match="late: It mixes examples"):
+        fit(model)
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="compiles nothing")

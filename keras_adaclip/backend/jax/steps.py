@@ -37,6 +37,11 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
+def examines_as_steps_run(model: keras.Model) -> bool:
+    """Override: not if Keras leaves the steps uncompiled."""
+    return bool(model.run_eagerly or model.jit_compile)
+
+
 def is_traced(value: Any) -> bool:
     """Override: a tracer."""
     return isinstance(value, jax.core.Tracer)
