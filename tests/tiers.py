@@ -40,7 +40,6 @@ _CONTRACT = (
     "tests/gradients",
     "tests/models/test_golden_runs.py",
     "tests/models/test_mixing_later.py",
-    "tests/models/test_plain_copy.py",
     "tests/models/test_sampling_in_fit.py",
     "tests/models/test_saved_by_0_1.py",
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
