@@ -51,8 +51,9 @@ def test_a_loaded_model_goes_on_with_norm_state_and_ledger(make, sampling, tmp_p
     epsilon = model.privacy_spent(DELTA).epsilon
     assert loaded.privacy_spent(DELTA).epsilon == pytest.approx(epsilon, rel=1e-5)
     assert loaded.privacy_ledger.steps == 4 * support.NUM_CLIENTS // 4
-    (row,) = loaded.privacy_ledger
-    assert row.releases == (4 if sampling == "shuffle" else row.steps)
+    # Those digits may open another row.
+    releases = sum(row.releases for row in loaded.privacy_ledger)
+    assert releases == (4 if sampling == "shuffle" else loaded.privacy_ledger.steps)
 
 
 def test_the_noise_of_a_tree_is_not_in_the_file(tmp_path):
