@@ -72,6 +72,11 @@ def compiler_options() -> dict[str, str]:
     return _SCHEDULER if computes_on_cpu() and not is_decided and _knows_scheduler() else {}
 
 
+def _quick_options() -> dict[str, str]:
+    """Return the options for functions that run a few times; none on an accelerator."""
+    return _QUICK_COMPILATION if computes_on_cpu() else {}
+
+
 @functools.cache
 def _knows_scheduler() -> bool:
     """Return whether this release of XLA knows the option."""
@@ -150,7 +155,7 @@ _fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: compiled once for all arguments."""
-    options = _QUICK_COMPILATION if len(arguments) <= _FEW_RUNS else None
+    options = _quick_options() if len(arguments) <= _FEW_RUNS else None
     compiled = jax.jit(_with_values(function, variables), compiler_options=options)
     values = [variable.value for variable in variables]
     return [keras.tree.map_structure(np.asarray, compiled(values, each)) for each in arguments]
@@ -169,7 +174,7 @@ class Evaluator(contract.Evaluator):
         """Return the function to run, and note its effects."""
         if not needs_fixed_shapes(self._model):
             return self._function
-        compiled = jax.jit(self._function, compiler_options=_QUICK_COMPILATION)
+        compiled = jax.jit(self._function, compiler_options=_quick_options())
         # Callbacks to Python, and references that are written to.
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))
