@@ -104,7 +104,11 @@ def _agrees(
     if not all(np.isfinite(part).all() for part in (*one, *other)):
         return None
     squares = [sum(float(np.square(part).sum()) for part in each) for each in (one, other)]
-    sums = [0.5 * first + 2.0 * second for first, second in zip(one, other, strict=True)]
+    weights_of_two = _FACTORS[:2, 0]
+    sums = [
+        weights_of_two[0] * first + weights_of_two[1] * second
+        for first, second in zip(one, other, strict=True)
+    ]
     expected = [np.sqrt(squares), *sums]
     arguments = given(repeated(rows, len(_FACTORS)), _FACTORS, _FINITE)
     (found,) = backend.evaluate_each(planned, held, [arguments])
