@@ -224,6 +224,10 @@ def check_plain_optimizer(
         # Keras's function for optimizers reads configs from other backends too, and changes them.
         optimizer = keras.optimizers.deserialize({**optimizer})
     optimizer = keras.optimizers.get(optimizer)
+    if optimizer is None:
+        raise ValueError(
+            f"Argument `{name}` must be a Keras optimizer, its name or its config. Received: None"
+        )
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaling or hasattr(optimizer, "noise_multiplier"):
         raise ValueError(

@@ -153,6 +153,7 @@ PRIVATE = ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)
         ({"client_optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)}, "accumulation"),
         ({"client_optimizer": keras.optimizers.SGD(use_ema=True)}, "use_ema"),
         ({"client_optimizer": PRIVATE}, "plain Keras optimizer"),
+        ({"client_optimizer": None}, "its name or its config. Received: None"),
         ({"optimizer": "sgd"}, "DPOptimizer"),
     ],
 )
