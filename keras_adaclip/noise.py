@@ -68,10 +68,11 @@ def add_noise(
     """
     sizes = [math.prod(tensor.shape) for tensor in tensors]
     draw = backend.gaussian((sum(sizes),), key, step, stream)
-    starts = np.cumsum([0, *sizes[:-1]])
+    ends = np.cumsum(sizes)[:-1].tolist()
+    parts = ops.split(draw, ends) if ends else [draw]
     noised = []
-    for tensor, stddev, start, size in zip(tensors, stddevs, starts, sizes, strict=True):
-        part = ops.reshape(draw[start : start + size], tensor.shape)
+    for tensor, stddev, part in zip(tensors, stddevs, parts, strict=True):
+        part = ops.reshape(part, tensor.shape)
         # In place on PyTorch, where new memory would take longer than the arithmetic.
         part *= stddev
         part += ops.cast(tensor, "float32")

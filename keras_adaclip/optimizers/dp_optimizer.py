@@ -150,13 +150,12 @@ class DPOptimizer(AccountedOptimizer):
         self._ledger.count_step()
         self._noise.begin_draw()
         clipping = self._clip.current
-        stddevs = self._noise.sum_stddevs(clipping.state["clip_norm"])
-        expected_units = self._noise.expected_units
-        means = self._noise.noised_means(grads.gradients, stddevs)
-        mean_stddevs = [stddev / expected_units for stddev in stddevs]
+        clip_norms, expected_units = clipping.state["clip_norm"], self._noise.expected_units
+        means = self._noise.noised_means(grads.gradients, self._noise.sum_stddevs(clip_norms))
+        # In proportion to the norms, however the noise is spread over groups.
+        mean_stddevs = self._noise.sum_stddevs(grads.scale * clip_norms / expected_units)
         if grads.scale != 1.0:
             means = [grads.scale * mean for mean in means]
-            mean_stddevs = [grads.scale * stddev for stddev in mean_stddevs]
         statistics = grads.statistics
         if clipping.num_statistics > 0:
             statistics = self._noise.noised_statistics(statistics)

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_adaclip import backend, noise
 from keras_adaclip.clipping import ParameterGroups
@@ -75,7 +76,8 @@ class NoiseState:
         stddevs = noise.group_stddevs(
             self._allocation, self._sum_noise_multiplier.value, clip_norms, self._groups.sizes
         )
-        return [stddevs[number] for number in self._groups.assignment]
+        of_groups = [stddevs[number] for number in range(self._groups.num_groups)]
+        return [of_groups[number] for number in self._groups.assignment]
 
     def noised_means(self, sums: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
         """Return the noised sums over the expected number of units, float32.
@@ -84,9 +86,9 @@ class NoiseState:
             sums: the sum of contributions of each variable.
             stddevs: the standard deviation of the noise on each.
         """
-        means = []
+        means, divisor = [], ops.convert_to_tensor(self.expected_units)
         for total in self._noised(sums, stddevs, _SUMS_STREAM):
-            total /= self.expected_units  # In place on PyTorch.
+            total /= divisor  # In place on PyTorch.
             means.append(total)
         return means
 

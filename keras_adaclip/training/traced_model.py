@@ -5,6 +5,7 @@ with respect to the other rows are found too.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -171,6 +172,7 @@ class TracedModel:
         """Return a number for each row of each layer output, and one for each variable assigned."""
         x, targets = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
+        weights: dict[tuple[int, ...], Tensor] = {}
         for seen in (self.layers, self.updated, self.added):
             seen.clear()
         with self._scope(values, with_updates=True) as scope:
@@ -186,7 +188,7 @@ class TracedModel:
                 for value in keras.tree.flatten(result):
                     if self._has_rows(value):
                         self.layers.append(layer)
-                        digests.append(_digest(value))
+                        digests.append(_digest(value, weights))
                 return result
 
             with self._watching(record):
@@ -199,14 +201,14 @@ class TracedModel:
                 now = scope.get_current_value(variable)
                 if now is not value:
                     self.updated.append(variable)
-                    assigned.append(_digest(ops.expand_dims(now, 0)))
+                    assigned.append(_digest(ops.expand_dims(now, 0), weights))
         return digests, assigned
 
     def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
         """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
         return gradients.per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
 
-    def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> list[Tensor]:
+    def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> Tensor:
         """Return the largest derivative of the outputs of some rows by each tensor of the others.
 
         Where `of_losses` is true, the losses of these rows are differentiated instead.
@@ -242,8 +244,9 @@ class TracedModel:
             if of_losses:
                 return ops.sum(self._losses(x, targets, y_pred) * kept), []
             seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
+            weights: dict[tuple[int, ...], Tensor] = {}
             total = sum(
-                ops.sum(_digest(value) * kept)
+                ops.sum(_digest(value, weights) * kept)
                 for value in seen
                 if keras.backend.is_float_dtype(value.dtype)
             )
@@ -252,7 +255,7 @@ class TracedModel:
         # On JAX what is differentiated assigns all variables in the end.
         with self._scope(values, with_updates=False):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self.variables, *self.seeds])
-        return [_largest(value, 1.0 - kept) for value in cotangents]
+        return _largest_sizes(cotangents, 1.0 - kept)
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:
@@ -293,15 +296,35 @@ class TracedModel:
         return bool(shape) and shape[0] in (self.size, None)
 
 
-def _digest(value: Tensor) -> Tensor:
-    """Return a weighted sum of each row, of shape `(rows,)`."""
-    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
-    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(flat)[1]), "float32"))
-    return ops.sum(flat * weights, axis=1)
+def _digest(value: Tensor, weights: dict[tuple[int, ...], Tensor]) -> Tensor:
+    """Return a weighted sum of each row, of shape `(rows,)`.
+
+    Args:
+        value: A tensor of shape `(rows, ...)`.
+        weights: Keeps the weights for other tensors of the same pass.
+    """
+    value, shape = ops.cast(value, "float32"), tuple(value.shape[1:])
+    if not shape or None in shape:
+        flat = ops.reshape(value, (ops.shape(value)[0], -1))
+        return ops.sum(flat * _sines(ops.shape(flat)[1]), axis=1)
+    if shape not in weights:
+        weights[shape] = ops.reshape(_sines(math.prod(shape)), shape)
+    return ops.sum(value * weights[shape], axis=tuple(range(1, len(shape) + 1)))
 
 
-def _largest(value: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest finite absolute value in the given rows."""
-    flat = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], -1))
-    sizes = ops.where(ops.isfinite(flat), ops.absolute(flat), 0.0)
-    return ops.max(sizes * ops.expand_dims(rows, 1))
+def _sines(number: Any) -> Tensor:
+    """Return a number of weights that have no pattern."""
+    return ops.sin(1.0 + ops.cast(ops.arange(number), "float32"))
+
+
+def _largest_sizes(values: list[Tensor], rows: Tensor) -> Tensor:
+    """Return the largest finite absolute value of each tensor in the given rows."""
+    if not values:
+        return ops.zeros((0,))
+    of_rows = []
+    for value in values:
+        sizes = ops.absolute(ops.cast(value, "float32"))
+        sizes = ops.where(sizes < float("inf"), sizes, 0.0)
+        axes = tuple(range(1, len(value.shape)))
+        of_rows.append(ops.max(sizes, axis=axes) if axes else sizes)
+    return ops.max(ops.stack(of_rows) * rows, axis=1)

@@ -136,10 +136,23 @@ def keep_variables(variables: Variables) -> Iterator[None]:
 
 
 def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Tensor:
-    """Override: Threefry in counter mode; see `counter_gaussian.py`."""
+    """Override: Threefry in counter mode; see `counter_gaussian.py`.
+
+    On a CPU, XLA would compile the cipher again for every tensor that takes a part of the draw,
+    which takes seconds. It does not look through a condition, although this one always holds.
+    """
     size, key = math.prod(shape), jax.lax.bitcast_convert_type(key, jnp.uint32)
-    draw = _fused_normal(rounded_size(size), key, step, np.uint32(stream))
-    return jnp.reshape(draw[:size], tuple(shape))
+
+    def draw() -> Tensor:
+        """Return the noise."""
+        return _fused_normal(rounded_size(size), key, step, np.uint32(stream))
+
+    def none() -> Tensor:
+        """Return numbers with which nothing could be trained."""
+        return jnp.full(rounded_size(size), jnp.nan, jnp.float32)
+
+    normal = jax.lax.cond(step >= 0, draw, none) if computes_on_cpu() else draw()
+    return jnp.reshape(normal[:size], tuple(shape))
 
 
 def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
