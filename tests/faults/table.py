@@ -97,12 +97,12 @@ soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_
 # the threshold updated before the noise | optimizers/dp_optimizer.py
 soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_step
 -         clipping = self._clip.current
--         stddevs
+-         clip_norms,
 +         self._clip.update(
 +             Release([], [], grads.statistics, self._noise.expected_units, 1)
 +         )
 +         clipping = self._clip.current
-+         stddevs
++         clip_norms,
 # contributions are not clipped | clipping/clipper.py
 clipping/test_adaptive.py::test_training_with_adaclip_follows_the_formula
 - return ops.where(counted, factors, 0.0)
