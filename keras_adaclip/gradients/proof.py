@@ -103,13 +103,10 @@ def _agrees(
     )
     if not all(np.isfinite(part).all() for part in (*one, *other)):
         return None
-    squares = [sum(float(np.square(part).sum()) for part in each) for each in (one, other)]
-    weights_of_two = _FACTORS[:2, 0]
-    sums = [
-        weights_of_two[0] * first + weights_of_two[1] * second
-        for first, second in zip(one, other, strict=True)
-    ]
-    expected = [np.sqrt(squares), *sums]
+    squares = [sum(float(np.vdot(part, part)) for part in each) for each in (one, other)]
+    expected = [np.sqrt(squares)]
+    while one:  # Gradients can be large: each goes when its sum is known.
+        expected.append(_FACTORS[0, 0] * one.pop(0) + _FACTORS[1, 0] * other.pop(0))
     arguments = given(repeated(rows, len(_FACTORS)), _FACTORS, _FINITE)
     (found,) = backend.evaluate_each(planned, held, [arguments])
     half = any(
@@ -139,12 +136,13 @@ def _moved_weights(model: keras.Model, seed: int) -> Weights:
         fan_in = math.prod(value.shape[:-1])
         step = _MOVED_BY * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
         # Longer noise repeats so many draws, which is faster. The number is prime.
-        drawn = rng.standard_normal(min(value.size, _MOST_DRAWN))
-        noise = step * np.resize(drawn, value.shape)
+        drawn = rng.standard_normal(min(value.size, _MOST_DRAWN), np.float32)
+        noise = np.resize(np.float32(step) * drawn, value.shape)
         if not variable.trainable:
             # Variances must keep their sign.
             noise = np.where(value == 0.0, np.abs(noise), 0.1 * value * np.tanh(noise))
-        moved.append((variable, ops.convert_to_tensor(value + noise, dtype=variable.dtype)))
+        noise += value
+        moved.append((variable, ops.convert_to_tensor(noise, dtype=variable.dtype)))
     return moved
 
 

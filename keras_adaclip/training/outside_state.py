@@ -4,7 +4,6 @@ Where a step runs eagerly, a layer can keep buffers, attributes or lists, and wh
 data reaches the next step past clipping and noise.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,9 +28,10 @@ class OutsideState:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._notes: list[dict[tuple[str, ...], np.ndarray]] = []
-        # Layers in which a compiled pass left a tensor, which has another value in each step.
-        self._left_by_trace: list[str] = []
+        self._latest: dict[tuple[str, ...], np.ndarray] | None = None
+        # Layers that hold a number which changed after the first pass, or in which a compiled pass
+        # left a tensor, which has another value in each step.
+        self._names: dict[str, None] = {}
 
     def note(self) -> None:
         """Note the numbers that are held now."""
@@ -52,23 +52,22 @@ class OutsideState:
             }
             for name, part in {"": own, **classes}.items():
                 for path, value in _numbers_in(part, (layer.name, name), seen):
-                    if value is None:
-                        self._left_by_trace.append(layer.name)
-                    else:
+                    if value is None or self._is_changed(path, value):
+                        self._names[layer.name] = None
+                    if value is not None:
                         held[path] = value
-        self._notes.append(held)
+        self._latest = held
 
     def names(self) -> list[str]:
         """Return the layers that hold a number which changed after the first pass."""
-        names = dict.fromkeys(self._left_by_trace)
-        for before, after in itertools.pairwise(self._notes):
-            for path, value in after.items():
-                is_number = value.dtype.kind in "fc"
-                if path not in before or not np.array_equal(
-                    value, before[path], equal_nan=is_number
-                ):
-                    names[path[0]] = None
-        return list(names)
+        return list(self._names)
+
+    def _is_changed(self, path: tuple[str, ...], value: np.ndarray) -> bool:
+        """Return whether a number differs from that of the note before, if there was one."""
+        if self._latest is None:
+            return False
+        before, is_number = self._latest.get(path), value.dtype.kind in "fc"
+        return before is None or not np.array_equal(value, before, equal_nan=is_number)
 
 
 class OutsideVariables:
