@@ -244,8 +244,8 @@ class FederatedTraining(training.TrainingBase):
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         training.refuse_clients_of_one_process()
-        chunk_size = preparation.chunk_size_of(self, cohorts, finding.branches)
-        self._use_local_training(is_vectorized=chunk_size > 1)
+        chunk_size, is_vectorized = preparation.chunk_size_of(self, cohorts, finding.branches)
+        self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)
 
     def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:

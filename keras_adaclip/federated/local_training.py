@@ -32,8 +32,8 @@ class LocalTraining:
         model: A compiled and built model.
         optimizer: The clients' optimizer, a built `functional_optimizer`.
         proximal_strength: mu of FedProx, 0 for none.
-        is_vectorized: Whether the clients of a chunk train side by side. Otherwise a chunk holds
-            one client.
+        is_vectorized: Whether the clients of a chunk train side by side. Otherwise they train one
+            after another; where loops are compiled, a chunk then holds one client.
         fast_calls: Faster equivalents of the `call` of some layers.
         recording: Replays local steps where Python's overhead counts; None runs each again.
         made_from: Whatever decides whether this training must be made again.
@@ -59,6 +59,20 @@ class LocalTraining:
             The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
             each trainable variable.
         """
+        if self.is_vectorized or not backend.loops_in_python():
+            return self._contributions(clients, observe)
+        flat = keras.tree.flatten(clients)
+        found = [
+            self._contributions(
+                keras.tree.pack_sequence_as(clients, [value[row : row + 1] for value in flat]),
+                observe,
+            )
+            for row in range(len(clients["num_steps"]))
+        ]
+        return found[0] if len(found) == 1 else [*map(ops.concatenate, zip(*found, strict=True))]
+
+    def _contributions(self, clients: dict[str, Any], observe: Callable[..., None]) -> list[Tensor]:
+        """Return the contributions of clients side by side, or of one client."""
         model = self.model
         changing = [*model.non_trainable_variables, *model.metrics_variables]
         server = [variable.value for variable in model.trainable_variables]
@@ -67,21 +81,22 @@ class LocalTraining:
             num_clients = ops.shape(clients["num_steps"])[0]
             own = [_repeated(value, num_clients) for value in own]
 
+        structure = [own, changing, server, clients, 0]
+        of_clients = keras.tree.flatten(clients)
+
+        def observed_step(values: list[Tensor]) -> list[Tensor]:
+            """Return the new carry as a function of everything that the step reads."""
+            own, read, server, clients, number = keras.tree.pack_sequence_as(structure, values)
+            with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
+                batch = local_batch(clients, number)
+                own, *observed = self._step(own, server, batch)
+                observe(batch, *observed)
+                return [*own, *(scope.get_current_value(each) for each in changing)]
+
         def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
             """Take one local step."""
             number = ops.convert_to_tensor(number, "int32")
-            inputs = (carry[: len(own)], carry[len(own) :], server, clients, number)
-
-            def observed_step(values: list[Tensor]) -> list[Tensor]:
-                """Return the new carry as a function of everything that the step reads."""
-                own, read, server, clients, number = keras.tree.pack_sequence_as(inputs, values)
-                with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
-                    batch = local_batch(clients, number)
-                    own, *observed = self._step(own, server, batch)
-                    observe(batch, *observed)
-                    return [*own, *(scope.get_current_value(each) for each in changing)]
-
-            values = keras.tree.flatten(inputs)
+            values = [*carry, *server, *of_clients, number]
             if self.recording is None or "seeds" in clients:
                 return observed_step(values)  # A record would repeat its random numbers.
             return self.recording.call(observed_step, values)

@@ -33,7 +33,7 @@ _COUNTING_LOSS = (
 # recurrent layers loop on their own.
 _SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
 # Weights of all clients of a chunk: with gradients and optimizer states they take 256 MiB.
-_MOST_WEIGHTS = 1 << 24
+_MOST_WEIGHTS, _WEIGHTS_IN_A_CACHE = 1 << 24, 1 << 21
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
 
@@ -85,7 +85,7 @@ def refuse_unsuited_settings(
             )
 
 
-def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> int:
+def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tuple[int, bool]:
     """Choose how many clients train at a time, and set the shapes of the batches.
 
     Small models spend their time on overhead, which clients that train side by side share. Where
@@ -97,7 +97,7 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
         branches: Whether the model branches on values, so that clients cannot train side by side.
 
     Returns:
-        The number of clients in a chunk, which train side by side if there are several.
+        The number of clients in a chunk, and whether these train side by side.
 
     Raises:
         ValueError: If the optimizer's `microbatch_size` is `"auto"`.
@@ -109,8 +109,13 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
             "Received: microbatch_size='auto'"
         )
     num_shards = backend.num_batch_shards()
-    if branches or not _is_fast_side_by_side(model):
-        chunk_size = 1
+    # Devices take a client each, side by side.
+    is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
+    is_vectorized = not is_single or num_shards > 1
+    if is_single:
+        # In Python, clipping is mostly overhead, which a chunk has once. It must fit a cache.
+        most = max(_WEIGHTS_IN_A_CACHE // model.count_params(), 1)
+        chunk_size = min(most, chunk_size or most) if backend.loops_in_python() else 1
     elif chunk_size is None:
         size = math.ceil(cohorts.cohort_size / num_shards)
         most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
@@ -127,7 +132,7 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
             deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
             largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
         cohorts.num_padded_clients = math.ceil(largest / chunk_size) * chunk_size
-    return int(chunk_size)
+    return int(chunk_size), is_vectorized
 
 
 def _is_fast_side_by_side(model: keras.Model) -> bool:
