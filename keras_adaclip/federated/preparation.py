@@ -114,7 +114,8 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
     is_vectorized = not is_single or num_shards > 1
     if is_single:
         # In Python, clipping is mostly overhead, which a chunk has once. It must fit a cache.
-        most = max(_WEIGHTS_IN_A_CACHE // model.count_params(), 1)
+        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohorts.cohort_size)
+        most = max(most, 1)
         chunk_size = min(most, chunk_size or most) if backend.loops_in_python() else 1
     elif chunk_size is None:
         size = math.ceil(cohorts.cohort_size / num_shards)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip import gradients, training
+from keras_adaclip import backend, gradients, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
 
@@ -55,8 +55,8 @@ def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributio
         training.observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
         return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
 
-    size = model._private_state.chunk_size
-    total = training.sum_over_chunks(model, units, size, False, sum_of_chunk)
+    size, is_ragged = model._private_state.chunk_size, _is_ragged(model)
+    total = training.sum_over_chunks(model, units, size, is_ragged, sum_of_chunk)
     scale = 1.0 if weighting is None else weighting.scale
     return dataclasses.replace(training.sum_of_replicas(total), scale=scale)
 
@@ -75,9 +75,14 @@ def _aggregated(model: keras.Model, units: Batch, contributions_of: Contribution
     size, start = model._private_state.chunk_size, aggregation.start()
     return aggregation.sample(
         training.merge_over_chunks(
-            model, units, size, False, sample_of_chunk, start, aggregation.merged
+            model, units, size, _is_ragged(model), sample_of_chunk, start, aggregation.merged
         )
     )
+
+
+def _is_ragged(model: keras.Model) -> bool:
+    """Return whether the last chunk of clients may be smaller: where they train one by one."""
+    return backend.loops_in_python() and not model.local_training.is_vectorized
 
 
 def _observe(

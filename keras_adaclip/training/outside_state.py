@@ -36,7 +36,7 @@ class OutsideState:
     def note(self) -> None:
         """Note the numbers that are held now."""
         held: dict[tuple[str, ...], np.ndarray] = {}
-        for layer in keras_private.flatten_layers(self._model):
+        for number, layer in enumerate(keras_private.flatten_layers(self._model)):
             seen = {id(layer)}
             # Keras empties what `add_loss` fills, and the probe reports it.
             own = {
@@ -51,7 +51,7 @@ class OutsideState:
                 if not _is_of_library(kind)
             }
             for name, part in {"": own, **classes}.items():
-                for path, value in _numbers_in(part, (layer.name, name), seen):
+                for path, value in _numbers_in(part, (str(number), name), seen):
                     if value is None or self._is_changed(path, value):
                         self._names[layer.name] = None
                     if value is not None:
@@ -165,7 +165,7 @@ def _numbers_in(
         is_of_keras = is_strategy or _is_of_library(type(value), ("keras", "keras_adaclip"))
         children = () if is_of_keras else vars(value).items()
     for key, child in list(children):
-        yield from _numbers_in(child, (*path, str(key)), seen)
+        yield from _numbers_in(child, (*path, repr(key)), seen)
 
 
 def _is_module(value: Any) -> bool:

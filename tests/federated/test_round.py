@@ -84,6 +84,7 @@ def test_a_round_is_that_of_a_loop_over_the_clients(name, chunk, recorded):
     model, before = one_round(server, name, microbatch_size=chunk)
     expected = expected_after(before, recorded[0], server, name=name)
     assert_close(oracle.arrays(model.trainable_variables), expected)
+    assert 1 <= model._private_state.chunk_size <= (chunk or COHORT)
 
 
 SGD = keras.optimizers.SGD

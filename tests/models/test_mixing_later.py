@@ -414,6 +414,34 @@ def test_state_outside_of_keras_variables_is_refused(state, kind):
         model.fit(x, cohort_size=2) if kind == "clients" else fit(model)
 
 
+@pytest.mark.parametrize("remembers", [False, True])
+def test_layers_of_one_name_are_told_apart(remembers):
+    class Scale(keras.layers.Layer):
+        """Holds a number, and in every pass another one where it remembers."""
+
+        def __init__(self, number, remembers=False):
+            super().__init__(name="scale")
+            self.number, self.remembers = number, remembers
+
+        def call(self, x):
+            self.number += float(self.remembers)
+            return x * self.number
+
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    blocks = [
+        keras.Sequential([inputs, Scale(2.0, remembers), keras.layers.Dense(5, name="dense")]),
+        keras.Sequential([keras.Input((5,)), Scale(3.0), keras.layers.Dense(3, name="dense")]),
+    ]
+    model = helpers.compiled(ka.privatize(keras.Sequential([inputs, *blocks])), run_eagerly=True)
+    context = (
+        pytest.raises(ValueError, match=r"scale: .*outside")
+        if remembers
+        else contextlib.nullcontext()
+    )
+    with context:
+        fit(model)
+
+
 def test_an_augmentation_that_mixes_large_batches_is_refused():
     with pytest.raises(ValueError, match=r"late:? It mixes examples"):
         fit(helpers.compiled(), augmentation=MixesLargeBatches(name="late"))

@@ -6,13 +6,10 @@ the operations alone. Rounds of the federated benchmark's rows `cnn` and `mlp` t
 """
 
 import warnings
-from operator import getitem
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 
 from keras_adaclip.backend import contract
@@ -76,7 +73,7 @@ def _recorded(function: Function, values: list[Tensor]) -> Function | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            record = _shortened(make_fx(watched, tracing_mode="fake")(*values))
+            record = make_fx(watched, tracing_mode="fake")(*values)
             if reads.are_made:
                 return None
             with torch.no_grad():
@@ -87,71 +84,6 @@ def _recorded(function: Function, values: list[Tensor]) -> Function | None:
         except Exception:  # `make_fx` raises many kinds of exception.
             return None
     return record
-
-
-def _shortened(record: GraphModule) -> GraphModule:
-    """Return a record without operations on constants, equal operations and empty changes of shape.
-
-    Keras's operations make many of these. On tensors of a few hundred numbers, each takes as long
-    as a product of matrices.
-    """
-    operations = [node for node in record.graph.nodes if node.op == "call_function"]
-    if not all(_is_pure(node.target) for node in operations):
-        return record
-    known: dict[str, Node] = {}
-    for number, node in enumerate(operations):
-        inputs, shape = node.all_input_nodes, _shape(node)
-        text = f"{node.target} {node.args} {node.kwargs}"
-        same = known.get(text)
-        if node.target is torch.ops.aten.view.default and shape == _shape(inputs[0]):
-            same = inputs[0]
-        if same is None and shape is not None and all(each.op == "get_attr" for each in inputs):
-            given = map_arg((node.args, node.kwargs), lambda each: getattr(record, each.target))
-            record.register_buffer(f"constant_{number}", node.target(*given[0], **given[1]))
-            with record.graph.inserting_before(node):
-                same = known[text] = record.graph.get_attr(f"constant_{number}")
-            same.meta = node.meta
-        if same is None:
-            known[text] = node
-        else:
-            node.replace_all_uses_with(same)
-            record.graph.erase_node(node)
-    # Whoever writes into a result must write into no constant and no other result.
-    (output,) = record.graph.find_nodes(op="output")
-    owners = [_owner(each) for each in output.args[0]]
-    with record.graph.inserting_before(output):
-        results = [
-            record.graph.call_function(torch.ops.aten.clone.default, (each,))
-            if owner.op == "get_attr" or owners.count(owner) > 1
-            else each
-            for each, owner in zip(output.args[0], owners, strict=True)
-        ]
-    output.args = (results,)
-    record.graph.eliminate_dead_code()
-    record.recompile()
-    return record
-
-
-def _shape(node: Node) -> Any:
-    """Return the shape of a node's tensor, None for anything else."""
-    return getattr(node.meta.get("val"), "shape", None)
-
-
-def _owner(node: Node) -> Node:
-    """Return the node whose memory a node's result is part of."""
-    while isinstance(node.target, torch._ops.OpOverload) and any(
-        each.alias_info is not None for each in node.target._schema.returns
-    ):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_pure(operation: Any) -> bool:
-    """Return whether an operation of PyTorch follows from its arguments, and changes none."""
-    if isinstance(operation, torch._ops.OpOverload):
-        is_random = torch.Tag.nondeterministic_seeded in operation.tags
-        return not is_random and not operation._schema.is_mutable
-    return operation is getitem
 
 
 class _Reads(TorchFunctionMode):
