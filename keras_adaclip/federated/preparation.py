@@ -32,7 +32,8 @@ _COUNTING_LOSS = (
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
 # recurrent layers loop on their own.
 _SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
-# Weights of all clients of a chunk: with gradients and optimizer states they take 256 MiB.
+# Weights of all clients of a chunk. Side by side, with gradients and optimizer states, they take
+# 256 MiB. One by one, their contributions alone are kept, 8 MiB.
 _MOST_WEIGHTS, _WEIGHTS_IN_A_CACHE = 1 << 24, 1 << 21
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 _DEVIATIONS = 6.0
@@ -109,14 +110,15 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
             "Received: microbatch_size='auto'"
         )
     num_shards = backend.num_batch_shards()
-    # Devices take a client each, side by side.
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
+    # Each device trains one client, all devices side by side.
     is_vectorized = not is_single or num_shards > 1
-    if is_single:
-        # In Python, clipping is mostly overhead, which a chunk has once. It must fit a cache.
+    if is_single and not backend.loops_in_python():
+        chunk_size = 1
+    elif is_single:
+        # A Python loop clips a chunk at once, since each operation is slow to call.
         most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohorts.cohort_size)
-        most = max(most, 1)
-        chunk_size = min(most, chunk_size or most) if backend.loops_in_python() else 1
+        chunk_size = max(min(most, chunk_size or most), 1)
     elif chunk_size is None:
         size = math.ceil(cohorts.cohort_size / num_shards)
         most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)

@@ -152,7 +152,7 @@ class DPOptimizer(AccountedOptimizer):
         clipping = self._clip.current
         clip_norms, expected_units = clipping.state["clip_norm"], self._noise.expected_units
         means = self._noise.noised_means(grads.gradients, self._noise.sum_stddevs(clip_norms))
-        # In proportion to the norms, however the noise is spread over groups.
+        # Each allocation of the noise is proportional to the norms, and so is that of the means.
         mean_stddevs = self._noise.sum_stddevs(grads.scale * clip_norms / expected_units)
         if grads.scale != 1.0:
             means = [grads.scale * mean for mean in means]
