@@ -26,7 +26,7 @@ Tensor = Any
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _NUM_ROUNDS = 20
-_NUMBERS_AT_A_TIME = 4096
+_NUMBERS_AT_A_TIME, _LARGE = 1 << 12, 1 << 17
 # Giles's polynomials, highest power first, with w = -log(1 - x^2): in w - 2.5 for w < 5, and in
 # sqrt(w) - 3 beyond. Relative error 1e-7 up to w = 16, 4e-4 at the end of the tail (w = 22).
 _CENTRAL = (
@@ -63,8 +63,11 @@ def standard_normal(size: int, key: Tensor, step: Tensor, stream: Tensor) -> Ten
 
 
 def rounded_size(size: int) -> int:
-    """Return a number that is at least `size`: XLA compiles once for each."""
-    return -(-size // _NUMBERS_AT_A_TIME) * _NUMBERS_AT_A_TIME
+    """Return a number that is at least `size`: XLA compiles once for each.
+
+    Large numbers stay as they are, since the numbers that are not needed would be cut off in a copy.
+    """
+    return size if size >= _LARGE else -(-size // _NUMBERS_AT_A_TIME) * _NUMBERS_AT_A_TIME
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -25,12 +25,11 @@ from keras_adaclip.gradients import Batch, clipped_sum, finite_rows, repeated
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
-# Float32 numbers that a chunk writes for norms and sums. At most 128 MiB; on a CPU near the cache
-# (32 MiB, from which on the C library returns memory to the system after each use), or 64 MiB if a
-# round of the loop is interpreted. In compiled loops, 8 MiB stay in the cache.
+# Float32 numbers that a chunk writes for norms and sums. At most 128 MiB; on a CPU 64 MiB, since a
+# round of the loop costs some milliseconds. In compiled loops, 8 MiB stay in the cache.
 _MOST_NUMBERS = 1 << 25
 _NUMBERS_IN_THE_CACHE = 1 << 21
-_NUMBERS_NEAR_THE_CACHE, _THE_SAME_IN_PYTHON = 1 << 23, 1 << 24
+_NUMBERS_OF_A_CHUNK = 1 << 24
 # An accelerator idles in each round of the loop.
 _NUMBERS_ON_AN_ACCELERATOR = 1 << 28
 # Standard deviations above the mean that draws exceed once in fourteen times, and in a billion.
@@ -129,15 +128,15 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     elif is_compiled:
         # XLA allocates the outputs of layers in each step too, and each chunk adds to as many sums
         # as there are weights.
-        limit = min(max(_NUMBERS_IN_THE_CACHE, _num_weights(model)), _NUMBERS_NEAR_THE_CACHE)
+        limit = min(max(_NUMBERS_IN_THE_CACHE, _num_weights(model)), _NUMBERS_OF_A_CHUNK)
         numbers = max(numbers, plan.outputs_per_example)
     elif _has(model, keras.layers.RNN):
         # A recurrent layer goes through time again in each chunk.
         limit = _MOST_NUMBERS
     else:
         # Half as many numbers as the layers return for the whole batch are comparatively few.
-        least = _THE_SAME_IN_PYTHON if backend.loops_in_python() else _NUMBERS_NEAR_THE_CACHE
-        limit = min(max(batch_size * plan.outputs_per_example // 2, least), _MOST_NUMBERS)
+        fewest = max(batch_size * plan.outputs_per_example // 2, _NUMBERS_OF_A_CHUNK)
+        limit = min(fewest, _MOST_NUMBERS)
     most = max(limit // numbers, _ROWS_AT_A_TIME)
     num_chunks = math.ceil(batch_size / most)
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)

@@ -12,7 +12,7 @@ from keras_adaclip import backend
 from tests.gradients.support import compiled
 
 KEY = np.array([123456789, -987654321], np.int32)
-# Two of the blocks that PyTorch's threads draw.
+# Four of the blocks that PyTorch's threads draw.
 SIZE = 2**19
 # Five standard errors: a false alarm in about 1 of 2 million draws, and the draws are fixed.
 BOUND = 5 / np.sqrt(SIZE)

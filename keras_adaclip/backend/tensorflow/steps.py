@@ -121,7 +121,7 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
     # was called with, and the noise of another model would follow the counter of the first.
     key, step = tf.convert_to_tensor(key), tf.convert_to_tensor(step)
     draw = _fused_normal(rounded_size(size), tf.bitcast(key, tf.uint32), step, stream)
-    return tf.reshape(draw[:size], tuple(shape))
+    return tf.reshape(draw if draw.shape == (size,) else draw[:size], tuple(shape))
 
 
 def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:

@@ -1,8 +1,10 @@
 """Steps, noise and evaluation on PyTorch, which runs eagerly."""
 
 import contextlib
+import functools
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,8 +17,8 @@ from keras import ops
 from keras_adaclip.backend import contract, host_memory
 from keras_adaclip.backend.contract import Function, Tensor, Variables
 
-# Numbers that one thread draws at a time: two milliseconds' worth.
-_BLOCK = 1 << 18
+# Numbers that one thread draws at a time. They fill half a megabyte, a part of the cache.
+_BLOCK = 1 << 17
 
 
 def loops_in_python() -> bool:
@@ -165,19 +167,47 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
         def fill(block: int) -> None:
             """Draw the numbers of one block."""
             bits = np.random.Philox(key=secret, counter=[0, block, stream, number])
-            part = draw[block * _BLOCK : (block + 1) * _BLOCK]
-            np.random.Generator(bits).standard_normal(dtype=np.float32, out=part)
+            _fill_with_normal(draw[block * _BLOCK : (block + 1) * _BLOCK], bits)
 
-        num_blocks = -(-draw.size // _BLOCK)
-        if num_blocks <= 1 or torch.get_num_threads() == 1:
+        num_blocks, num_threads = -(-draw.size // _BLOCK), torch.get_num_threads()
+        if num_blocks <= 1 or num_threads == 1:
             list(map(fill, range(num_blocks)))
         else:
-            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-                list(threads.map(fill, range(num_blocks)))
+            list(_threads(os.getpid(), num_threads).map(fill, range(num_blocks)))
         return torch.from_numpy(draw.reshape(tuple(shape)))
     seed = int.from_bytes(_hash(key, step, stream), "little", signed=True)
     device_generator = torch.Generator(device=key.device).manual_seed(seed)
     return torch.randn(tuple(shape), generator=device_generator, device=key.device)
+
+
+def _fill_with_normal(values: np.ndarray, bits: np.random.Philox) -> None:
+    """Fill a vector with standard normal numbers, up to 6.7 in size.
+
+        radius = sqrt(-2 log((n + 1/2) / 2^32)),  angle = 2 pi m / 2^32,  n and m of 32 bits
+
+    NumPy's own method (the ziggurat) takes twice as long: it draws the numbers one by one.
+
+    Reference:
+        Box and Muller 1958, "A note on the generation of random normal deviates".
+    """
+    half = -(-values.size // 2)
+    words = bits.random_raw(half).view(np.uint32).astype(np.float32)
+    radius, angle = words[:half], words[half:]
+    radius += np.float32(0.5)
+    radius *= np.float32(2.0**-32)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    angle *= np.float32(2.0 * math.pi * 2.0**-32)
+    np.multiply(radius, np.cos(angle), out=values[:half])
+    rest = values[half:]
+    np.multiply(radius[: rest.size], np.sin(angle[: rest.size]), out=rest)
+
+
+@functools.cache
+def _threads(process: int, number: int) -> ThreadPoolExecutor:
+    """Return threads to draw noise, the same in every step; a forked process starts its own."""
+    return ThreadPoolExecutor(number)
 
 
 def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
