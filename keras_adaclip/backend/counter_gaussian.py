@@ -65,7 +65,7 @@ def standard_normal(size: int, key: Tensor, step: Tensor, stream: Tensor) -> Ten
 def rounded_size(size: int) -> int:
     """Return a number that is at least `size`: XLA compiles once for each.
 
-    Large numbers stay as they are, since the numbers that are not needed would be cut off in a copy.
+    A large size stays as it is, since cutting off a few numbers would copy all others.
     """
     return size if size >= _LARGE else -(-size // _NUMBERS_AT_A_TIME) * _NUMBERS_AT_A_TIME
 
