@@ -1,6 +1,9 @@
 """Poisson sampling of units: each step draws every unit independently, with one probability.
 
-poisson    arrays as Poisson-sampled batches, held by one process or by several
+poisson    rows as Poisson-sampled batches, held by one process or by several
+rows       arrays in memory, and examples read from a source
+folder     images in folders as a source
+written    examples written to files as a source
 batches    these batches padded to a few shapes
 draws      the distribution of a draw and its random numbers
 arrays     conversion and checks of arrays
@@ -17,6 +20,8 @@ from keras_adaclip.sampling.arrays import (
 )
 from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, uniform_draw
+from keras_adaclip.sampling.folder import from_folder
 from keras_adaclip.sampling.poisson import PoissonDataset
+from keras_adaclip.sampling.written import WrittenSource, write_source
 
-__all__ = ["PoissonDataset"]
+__all__ = ["PoissonDataset", "WrittenSource", "from_folder", "write_source"]

@@ -1,7 +1,8 @@
 """Poisson-sampled batches in a few shapes."""
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -33,19 +34,27 @@ class FixedShapeBatches(keras.utils.PyDataset):
         self._num_batches = num_batches
         self.sizes = tuple(size // dataset.num_shares for size in sizes)
         self._num_shards = max(num_shards // dataset.num_shares, 1)
+        # Draws that are being read, in their order: the largest part of each, its number of rows,
+        # and a function that waits for it.
+        self._ahead: deque[tuple[int, int, Callable[..., dict[str, Any]]]] = deque()
 
     def __len__(self) -> int:
         return self._num_batches
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        rows = self.dataset.draw()
+        # No draw beyond the epoch is made, so that the next run's do not depend on reading ahead.
+        wanted = min(1 + self.dataset.num_ahead, max(self._num_batches - index, 1))
+        while len(self._ahead) < wanted:
+            rows = self.dataset.draw()
+            self._ahead.append((self.dataset.largest_part, len(rows), self.dataset.reading(rows)))
+        largest_part, num_rows, read = self._ahead.popleft()
         if not self.sizes:
-            return self.dataset.take(rows)
-        needed = max(len(rows), self.dataset.largest_part)
+            return read()
+        needed = max(num_rows, largest_part)
         largest = self.sizes[-1]
         beyond = math.ceil(needed / largest) * largest
         size = next((size for size in self.sizes if size >= needed), beyond)
-        return split_among_devices(self.dataset.take(rows, size), self._num_shards)
+        return split_among_devices(read(size), self._num_shards)
 
 
 def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:

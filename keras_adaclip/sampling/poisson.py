@@ -1,16 +1,18 @@
-"""Arrays as Poisson-sampled batches."""
+"""Arrays and sources of examples as Poisson-sampled batches."""
 
 import itertools
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_adaclip._checks import check_batch_size, check_integer, check_seed
-from keras_adaclip.sampling.arrays import as_arrays, common_length, padding
+from keras_adaclip.sampling.arrays import padding
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw
+from keras_adaclip.sampling.rows import ArrayRows, SourceRows
 
 
 class PoissonDataset(keras.utils.PyDataset):
@@ -69,13 +71,75 @@ class PoissonDataset(keras.utils.PyDataset):
         num_present: int | None = None,
         share: ProcessShare | None = None,
     ) -> None:
+        self._begin(
+            ArrayRows(x, y, sample_weight), expected_batch_size, seed, present, num_present, share
+        )
+
+    @classmethod
+    def from_source(
+        cls,
+        source: Any,
+        *,
+        expected_batch_size: int,
+        map: Callable[[Any], Any] | None = None,
+        workers: int = 0,
+        seed: int | None = None,
+    ) -> "PoissonDataset":
+        """Return a Poisson-sampled data set of examples that are read when they are drawn.
+
+        Args:
+            source: Anything with `len(source)` and `source[i]`, such as a map-style `Dataset` of
+                PyTorch or Hugging Face, a random access source of Grain or TensorFlow Datasets, an
+                array of h5py or zarr, a memory-mapped array, a list, or the result of
+                `from_folder` and `write_source`. An entry is one example: `x`, `(x, y)` or
+                `(x, y, sample_weight)`, where `x` may be a dict or tuple, and all entries have the
+                same shapes. `source.__getitems__(numbers)` is called if there is one.
+            expected_batch_size: An integer from 1 to `len(source)`, as for `PoissonDataset`.
+            map: A function of one entry that returns one example, to decode, resize, pad or augment
+                it. It must not look at other examples, or remember any: the accounting holds for
+                examples that are prepared on their own.
+            workers: The number of threads that read ahead, two batches each, in which source and
+                `map` are called; 0 reads a batch when a step needs it. Reading files, decoding
+                images and NumPy use all cores in threads; long Python code does not.
+            seed: As for `PoissonDataset`. The draws do not depend on `workers`.
+
+        Raises:
+            TypeError: If the source cannot be read by number, or an example is not of numbers (on
+                TensorFlow, or of strings).
+            ValueError: If the source is empty, an example is a tuple of more than three, or an
+                argument is out of range. While training: if an example has another shape than the
+                first.
+            RuntimeError: If an example cannot be read, with its number, also while training; steps
+                that ran stay on the ledger.
+
+        Example:
+
+        >>> squares = [(float(i), float(i * i)) for i in range(100)]
+        >>> PoissonDataset.from_source(squares, expected_batch_size=10)
+        PoissonDataset(num_examples=100, expected_batch_size=10, sampling_probability=0.1)
+        """
+        if map is not None and not callable(map):
+            raise TypeError(
+                "Argument `map` must be a function of one entry of the source. "
+                f"Received: map of type {type(map).__name__}"
+            )
+        workers = check_integer("workers", workers, minimum=0)
+        dataset = cls.__new__(cls)
+        dataset._begin(SourceRows(source, map, workers), expected_batch_size, seed)
+        return dataset
+
+    def _begin(
+        self,
+        rows: ArrayRows | SourceRows,
+        expected_batch_size: int,
+        seed: int | None,
+        present: Any = None,
+        num_present: int | None = None,
+        share: ProcessShare | None = None,
+    ) -> None:
+        """Initialize a data set of these rows; the other arguments are those of the class."""
         super().__init__()
-        self._parts = {
-            name: as_arrays(part)
-            for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight))
-            if part is not None
-        }
-        self.num_rows = common_length(self._parts)
+        self._rows, self.num_rows = rows, rows.num_rows
         self._share = share
         self._rows_of_processes = (self.num_rows,) if share is None else share.rows_of_processes
         self._present = None if present is None else _checked_present(present, self.num_rows)
@@ -148,6 +212,7 @@ class PoissonDataset(keras.utils.PyDataset):
         Args:
             steps_before: The number of steps on the model's ledger before the run.
         """
+        self._rows.begin_run()
         self._steps_before = steps_before
         self._process = os.getpid()
 
@@ -163,6 +228,16 @@ class PoissonDataset(keras.utils.PyDataset):
             rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
         return rows if self._present is None else rows[self._present[rows]]
 
+    @property
+    def num_ahead(self) -> int:
+        """The number of draws to have read before they are needed."""
+        return self._rows.num_ahead
+
+    def reading(self, rows: np.ndarray) -> Callable[..., dict[str, Any]]:
+        """Begin to read rows; return a function of the padded size that does as `take`."""
+        read = self._rows.reading(rows)
+        return lambda padded_size=None: _padded(read(), len(rows), padded_size)
+
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
         """Return the batch with the given rows, `"mask"` included.
 
@@ -170,19 +245,7 @@ class PoissonDataset(keras.utils.PyDataset):
             rows: Row numbers.
             padded_size: The number of rows to pad to; None only adds one row to an empty draw.
         """
-        size = max(len(rows), 1) if padded_size is None else padded_size
-        missing = size - len(rows)
-
-        def gather(array: np.ndarray) -> np.ndarray:
-            """Return the rows of an array, padded."""
-            taken = array[rows]
-            if missing == 0:
-                return taken
-            return np.concatenate([taken, padding((missing, *array.shape[1:]), array.dtype)])
-
-        batch = {name: keras.tree.map_structure(gather, part) for name, part in self._parts.items()}
-        batch["mask"] = np.arange(size) < len(rows)
-        return batch
+        return _padded(self._rows.take(rows), len(rows), padded_size)
 
     @property
     def first_rows(self) -> dict[str, Any]:
@@ -190,6 +253,22 @@ class PoissonDataset(keras.utils.PyDataset):
         if self._share is not None:
             return self._share.first_rows
         return self.take(np.arange(min(3, self.num_rows)))
+
+
+def _padded(parts: dict[str, Any], num_rows: int, padded_size: int | None) -> dict[str, Any]:
+    """Return a batch of rows with padding and a mask."""
+    size = max(num_rows, 1) if padded_size is None else padded_size
+    missing = size - num_rows
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        """Return the array with rows of padding behind it."""
+        if missing == 0:
+            return array
+        return np.concatenate([array, padding((missing, *array.shape[1:]), array.dtype)])
+
+    batch = {name: keras.tree.map_structure(pad, part) for name, part in parts.items()}
+    batch["mask"] = np.arange(size) < num_rows
+    return batch
 
 
 def _checked_present(present: Any, num_rows: int) -> np.ndarray:

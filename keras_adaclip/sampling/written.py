@@ -1,0 +1,185 @@
+"""Examples written to files once, so that they can be read by number."""
+
+import itertools
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import keras
+import numpy as np
+
+from keras_adaclip.sampling.rows import Parts, forms_of, parts_of, stacked_parts
+
+_INDEX = "index.json"
+_ROWS_AT_A_TIME = 64
+
+
+class WrittenSource:
+    """Examples in a folder that `write_source` made, for `PoissonDataset.from_source`.
+
+    Each array of an example has a file of NumPy's format, of shape `(num_examples, ...)`.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        FileNotFoundError: If the folder holds no written examples, or not all of them.
+        ValueError: If a file is not complete.
+    """
+
+    def __init__(self, path: Any) -> None:
+        self.path = Path(path)
+        index = self.path / _INDEX
+        if not index.is_file():
+            raise FileNotFoundError(
+                f"A folder of written examples has a file `{_INDEX}`, which is written last. If "
+                f"writing was interrupted, write the examples again. Received: {str(path)!r}"
+            )
+        self._names = json.loads(index.read_text())
+        self._open()
+
+    def _open(self) -> None:
+        """Map the files into memory, from which rows are read when they are used."""
+
+        def mapped(name: str) -> np.ndarray:
+            """Return one file as an array."""
+            return np.asarray(np.load(self.path / name, mmap_mode="r"))
+
+        self._parts = {
+            name: keras.tree.lists_to_tuples(keras.tree.map_structure(mapped, part))
+            for name, part in self._names.items()
+        }
+        self._length = len(keras.tree.flatten(self._parts)[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        parts = [
+            part[index]
+            if isinstance(part, np.ndarray)
+            else keras.tree.map_structure(lambda array: array[index], part)
+            for part in self._parts.values()
+        ]
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_names": self._names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"WrittenSource({str(self.path)!r}), with {len(self):,} examples"
+
+
+def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
+    """Write examples to files, one after another, and return them as a source.
+
+    What can only be read in its order, such as a generator or a `tf.data.Dataset` of single
+    examples, is so written once, and `PoissonDataset.from_source` draws from the files.
+    `WrittenSource(path)` opens them again.
+
+    Args:
+        examples: Examples as for `PoissonDataset.from_source`, not batches.
+        path: A folder, which is made if it is missing. The arrays are not compressed.
+
+    Raises:
+        FileExistsError: If the folder already holds written examples.
+        TypeError: If an example holds strings.
+        ValueError: If there is no example, or one has another form than the first.
+
+    Example:
+
+    >>> import tempfile
+    >>> source = write_source(((i / 2, i % 2) for i in range(100)), tempfile.mkdtemp())
+    >>> len(source), source[3]
+    (100, (np.float32(1.5), np.int64(1)))
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / _INDEX).exists():
+        raise FileExistsError(
+            "The folder already holds written examples. Give another, or open them with "
+            f"`keras_adaclip.sampling.WrittenSource(path)`. Received: {str(path)!r}"
+        )
+    with ExitStack() as stack:
+        files: dict[str, _GrowingFile] = {}
+        names: dict[str, Any] = {}
+        forms: Parts = {}
+        waiting: list[Parts] = []
+        length = 0
+
+        def write() -> None:
+            """Write the examples that wait."""
+            arrays = stacked_parts(waiting, forms, range(length - len(waiting), length))
+            for file, array in zip(files.values(), keras.tree.flatten(arrays), strict=True):
+                file.append(array)
+            waiting.clear()
+
+        for example in examples:
+            parts = parts_of(example, length)
+            if not forms:
+                forms = forms_of(parts)
+                arrays = stacked_parts([parts], forms, [0])
+                number = itertools.count()
+                names = keras.tree.map_structure(lambda _: f"{next(number)}.npy", arrays)
+                for name, array in zip(*map(keras.tree.flatten, (names, arrays)), strict=True):
+                    _refuse_strings(array)
+                    file = stack.enter_context((folder / name).open("wb"))
+                    files[name] = _GrowingFile(file, array)
+            waiting.append(parts)
+            length += 1
+            if len(waiting) == _ROWS_AT_A_TIME:
+                write()
+        if not forms:
+            raise ValueError("There must be an example to write. Received: no example")
+        write()
+        for file in files.values():
+            file.finish()
+    (folder / _INDEX).write_text(json.dumps(names))
+    return WrittenSource(folder)
+
+
+def _refuse_strings(array: np.ndarray) -> None:
+    """Raise a `TypeError` if an array does not hold numbers."""
+    if array.dtype == object:
+        raise TypeError(
+            "Examples to be written must be numbers. Turn strings into numbers first, for example "
+            "with a `keras.layers.StringLookup`. Received: strings"
+        )
+
+
+class _GrowingFile:
+    """A file of NumPy's format whose number of rows is written at the end.
+
+    Args:
+        file: The open file.
+        rows: Some rows, for shape and dtype.
+    """
+
+    def __init__(self, file: BinaryIO, rows: np.ndarray) -> None:
+        self._file, self._length = file, 0
+        self._shape, self._description = rows.shape[1:], np.lib.format.dtype_to_descr(rows.dtype)
+        self._write_header()
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows behind those that are there."""
+        self._file.write(np.ascontiguousarray(rows).tobytes())
+        self._length += len(rows)
+
+    def finish(self) -> None:
+        """Write the number of rows."""
+        self._file.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        """Write the header, in which NumPy leaves space for a number of rows that grows."""
+        header = {
+            "descr": self._description, "fortran_order": False,
+            "shape": (self._length, *self._shape),
+        }  # fmt: skip
+        np.lib.format.write_array_header_1_0(self._file, header)
