@@ -11,7 +11,7 @@ import numpy as np
 from keras_adaclip.sampling.arrays import as_array, as_arrays, common_length
 
 Parts = dict[str, Any]
-_NAMES = ("x", "y", "sample_weight")
+PARTS = ("x", "y", "sample_weight")
 _DICT, _TUPLE = "dict", "tuple"
 
 
@@ -27,7 +27,7 @@ class ArrayRows:
     num_ahead = 0
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
-        given = zip(_NAMES, (x, y, sample_weight), strict=True)
+        given = zip(PARTS, (x, y, sample_weight), strict=True)
         self._parts = {name: as_arrays(part) for name, part in given if part is not None}
         self.num_rows = common_length(self._parts)
 
@@ -157,12 +157,12 @@ def parts_of(example: Any, number: int) -> Parts:
         number: The number of the example.
     """
     given = example if isinstance(example, tuple) else (example,)
-    if not 1 <= len(given) <= len(_NAMES):
+    if not 1 <= len(given) <= len(PARTS):
         raise ValueError(
             "An example must be `x`, `(x, y)` or `(x, y, sample_weight)`; with `map=` a function "
             f"makes one of anything else. Received: a tuple of {len(given)} for example {number}"
         )
-    return {name: part for name, part in zip(_NAMES, given, strict=False) if part is not None}
+    return {name: part for name, part in zip(PARTS, given, strict=False) if part is not None}
 
 
 def stacked_parts(examples: Sequence[Parts], forms: Parts, numbers: Sequence[int]) -> Parts:
@@ -245,7 +245,7 @@ def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) ->
     stacked = np.empty((len(values), *kind), of_kind)
     for place, value in enumerate(values):
         row = _as_row(value)
-        is_text = of_kind == object
+        is_text = of_kind.kind == "O"
         fits = row.dtype.kind in "SUTO" if is_text else np.can_cast(row.dtype, of_kind, "same_kind")
         if row.shape != kind or not fits:
             raise ValueError(

@@ -1,6 +1,5 @@
 """Examples written to files once, so that they can be read by number."""
 
-import itertools
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.rows import Parts, forms_of, parts_of, stacked_parts
+from keras_adaclip.sampling.rows import PARTS, Parts, forms_of, parts_of, stacked_parts
 
 _INDEX = "index.json"
 _ROWS_AT_A_TIME = 64
@@ -57,13 +56,13 @@ class WrittenSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        parts = [
-            part[index]
-            if isinstance(part, np.ndarray)
-            else keras.tree.map_structure(lambda array: array[index], part)
-            for part in self._parts.values()
-        ]
-        return tuple(parts) if len(parts) > 1 else parts[0]
+        def row(part: Any) -> Any:
+            """Return one row of each array."""
+            if part is None or isinstance(part, np.ndarray):
+                return None if part is None else part[index]
+            return keras.tree.map_structure(lambda array: array[index], part)
+
+        return tuple(row(self._parts.get(name)) for name in PARTS)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "_names": self._names}
@@ -97,7 +96,7 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
     >>> import tempfile
     >>> source = write_source(((i / 2, i % 2) for i in range(100)), tempfile.mkdtemp())
     >>> len(source), source[3]
-    (100, (np.float32(1.5), np.int64(1)))
+    (100, (np.float32(1.5), np.int64(1), None))
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,9 +124,10 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
             if not forms:
                 forms = forms_of(parts)
                 arrays = stacked_parts([parts], forms, [0])
-                number = itertools.count()
-                names = keras.tree.map_structure(lambda _: f"{next(number)}.npy", arrays)
-                for name, array in zip(*map(keras.tree.flatten, (names, arrays)), strict=True):
+                flat = keras.tree.flatten(arrays)
+                files_of = [f"{number}.npy" for number in range(len(flat))]
+                names = keras.tree.pack_sequence_as(arrays, files_of)
+                for name, array in zip(files_of, flat, strict=True):
                     _refuse_strings(array)
                     file = stack.enter_context((folder / name).open("wb"))
                     files[name] = _GrowingFile(file, array)

@@ -1,0 +1,290 @@
+"""Sources: examples that are read by number when a step has drawn them."""
+
+import itertools
+import pickle
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.sampling import PoissonDataset, WrittenSource, from_folder, write_source
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4)).astype("float32")
+Y = RNG.integers(0, 3, 60)
+PAIRS = list(zip(X, Y, strict=True))
+
+
+def from_source(source=PAIRS, **arguments):
+    return PoissonDataset.from_source(source, **{"expected_batch_size": 6, "seed": 5} | arguments)
+
+
+def assert_same_batches(one, other, number=8):
+    for _ in range(number):
+        first, second = one[0], other[0]
+        keras.tree.map_structure(np.testing.assert_array_equal, first, second)
+        assert first.keys() == second.keys()
+
+
+def trained(data, epochs=2):
+    keras.utils.set_random_seed(1)
+    model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(
+        ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(data, epochs=epochs, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_source_trains_as_arrays_do(workers):
+    arrays = trained(PoissonDataset(X, Y, expected_batch_size=6, seed=5))
+    read = trained(from_source(workers=workers))
+    for expected, found in zip(arrays.get_weights(), read.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    report, expected = read.privacy_report(delta=1e-3), arrays.privacy_report(delta=1e-3)
+    assert report.epsilon == expected.epsilon
+
+
+def test_structures_weights_and_numbers_are_stacked():
+    weights = RNG.uniform(size=60).astype("float32")
+    x = {"b": X, "a": (X[:, :2], RNG.integers(0, 2, 60))}
+    examples = [
+        ({"b": X[i], "a": [x["a"][0][i], int(x["a"][1][i])]}, Y[i], float(weights[i]))
+        for i in range(60)
+    ]
+    arrays = PoissonDataset(x, Y, weights, expected_batch_size=6, seed=5)
+    assert_same_batches(from_source(examples), arrays)
+
+
+def test_map_makes_examples_and_may_read_many_at_once():
+    class Numbers:
+        """As sources of Hugging Face are: asked for many at once."""
+
+        asked = 0
+
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, index):
+            return index
+
+        def __getitems__(self, indices):
+            self.asked += len(indices)
+            return indices
+
+    source = Numbers()
+    read = from_source(source, map=lambda index: (X[index], Y[index]))
+    assert_same_batches(read, PoissonDataset(X, Y, expected_batch_size=6, seed=5))
+    assert source.asked > 0
+
+
+def test_an_empty_draw_has_a_row_of_padding():
+    batch = from_source().take(np.zeros(0, np.int64))
+    np.testing.assert_array_equal(batch["x"], np.zeros((1, 4)))
+    np.testing.assert_array_equal(batch["mask"], [False])
+
+
+def test_workers_read_side_by_side():
+    """Two readers wait for each other, so one alone would not finish."""
+    together = threading.Barrier(2, timeout=60)
+
+    class Meeting(list):
+        def __getitem__(self, index):
+            if threading.current_thread() is not threading.main_thread():
+                together.wait()
+            return super().__getitem__(index)
+
+    data = from_source(Meeting(PAIRS), workers=2)
+    rows = np.arange(4)
+    for read in [data.reading(rows), data.reading(rows)]:
+        np.testing.assert_array_equal(read()["x"], X[:4])
+
+
+def h5py_source(folder):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["x"] = X
+    return h5py.File(folder / "x.h5")["x"], lambda x: x
+
+
+def memory_mapped_source(folder):
+    np.save(folder / "x.npy", X)
+    return np.load(folder / "x.npy", mmap_mode="r"), None
+
+
+def array_record_source(folder):
+    writer = pytest.importorskip("array_record.python.array_record_module")
+    sources = pytest.importorskip("array_record.python.array_record_data_source")
+    file = writer.ArrayRecordWriter(str(folder / "x"), "group_size:1")
+    for row in X:
+        file.write(row.tobytes())
+    file.close()
+    return sources.ArrayRecordDataSource(str(folder / "x")), lambda r: np.frombuffer(r, "float32")
+
+
+def torch_source(folder):
+    torch = pytest.importorskip("torch")
+    return torch.utils.data.TensorDataset(torch.tensor(X)), lambda example: example[0]
+
+
+def hugging_face_source(folder):
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"x": X}), lambda row: np.asarray(row["x"], "float32")
+
+
+def grain_source(folder):
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source(X), None
+
+
+def zarr_source(folder):
+    zarr = pytest.importorskip("zarr")
+    return zarr.array(X), None
+
+
+def written_source(folder):
+    return write_source(iter(X), folder / "written"), None
+
+
+SOURCES = [
+    h5py_source, memory_mapped_source, array_record_source, torch_source, hugging_face_source,
+    grain_source, zarr_source, written_source,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_sources_of_many_libraries_are_read(make, tmp_path):
+    source, function = make(tmp_path)
+    expected = PoissonDataset(X, expected_batch_size=6, seed=5)
+    assert_same_batches(from_source(source, map=function), expected)
+
+
+def test_images_in_folders_are_read_and_resized(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(["b", "a"]):
+        (tmp_path / name).mkdir()
+        for file in ("0.png", "1.jpg"):
+            image.new("RGB", (8, 6), (100 * number, 0, 0)).save(tmp_path / name / file)
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    images = from_folder(tmp_path)
+    assert (len(images), images.class_names) == (4, ["a", "b"])
+    pixels, label = images[0]
+    assert (pixels.shape, pixels.dtype, label) == ((6, 8, 3), np.uint8, 0)
+    assert pixels[0, 0].tolist() == [100, 0, 0]
+    gray = from_folder(tmp_path, image_size=(4, 5), color_mode="grayscale")
+    assert gray[3][0].shape == (4, 5, 1)
+    assert gray[3][1] == 1
+    assert from_source(images, expected_batch_size=2).take(np.arange(4))["x"].shape == (4, 6, 8, 3)
+    with pytest.raises(ValueError, match="one folder of images for each class"):
+        from_folder(tmp_path / "missing")
+
+
+def test_written_examples_are_opened_again_and_sent_to_processes(tmp_path):
+    examples = [({"b": x, "a": (x[:1], int(y))}, y, 0.5) for x, y in PAIRS]
+    write_source((each for each in examples), tmp_path / "files")
+    for source in (WrittenSource(tmp_path / "files"), pickle.loads(pickle.dumps(
+        WrittenSource(tmp_path / "files")
+    ))):  # fmt: skip
+        assert len(source) == 60
+        assert_same_batches(from_source(source), from_source(examples))
+    with pytest.raises(FileExistsError, match="already holds"):
+        write_source(examples, tmp_path / "files")
+
+
+def test_interrupted_writing_leaves_nothing_to_open(tmp_path):
+    def broken():
+        yield from PAIRS
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_source(broken(), tmp_path)
+    with pytest.raises(FileNotFoundError, match="write the examples again"):
+        WrittenSource(tmp_path)
+    write_source(PAIRS, tmp_path)
+    with open(tmp_path / "0.npy", "r+b") as file:
+        file.truncate(300)
+    with pytest.raises(ValueError, match=r"mmap|size"):
+        WrittenSource(tmp_path)
+
+
+class Failing(list):
+    """Cannot be read from some number of readings on."""
+
+    def __init__(self, examples, after):
+        super().__init__(examples)
+        self.left = after
+
+    def __getitem__(self, index):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("bad block")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_example_is_named_and_the_steps_that_ran_stay(workers):
+    data = from_source(Failing(PAIRS, after=60), workers=workers)
+    keras.utils.set_random_seed(1)
+    model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(
+        ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    with pytest.raises(Exception, match=r"(?s)Example \d+ of the source.*OSError: bad block"):
+        model.fit(data, epochs=4, verbose=0)
+    assert 0 < model.optimizer.ledger.steps < 40
+
+
+ROWS = [X[0], X[1]]
+WRONG = {
+    "other shapes": (lambda: [X[0], X[1][:3]], "Example 1 .* shape"),
+    "other dtypes": (lambda: [np.int32(1), np.float32(0.5)], "Example 1 .* dtype"),
+    "other structures": (lambda: [{"a": X[0]}, {"b": X[0]}], "Example 1 .* structure"),
+    "parts missing": (lambda: [(X[0], 1), (X[0],)], "Example 1 .* parts"),
+    "text for numbers": (lambda: [1.0, "2"], "Example 1 .* dtype"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_examples_that_differ_from_the_first_are_named(case):
+    make, message = WRONG[case]
+    data = from_source(make(), expected_batch_size=1)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        data.take(np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (lambda: (row for row in ROWS), TypeError, "write_source"),
+        (lambda: itertools.count(), TypeError, "write_source"),
+        (lambda: {0: ROWS[0]}, TypeError, "by their number"),
+        (list, ValueError, "at least one example"),
+        (lambda: [(1, 2, 3, 4)], ValueError, "tuple of 4"),
+        (lambda: [object()], TypeError, "numbers"),
+    ],
+)
+def test_sources_that_cannot_be_used_are_refused(source, error, message):
+    with pytest.raises(error, match=message):
+        from_source(source(), expected_batch_size=1)
+
+
+def test_a_source_that_changes_its_length_is_refused_before_training():
+    source = list(PAIRS)
+    data = from_source(source)
+    source.append(PAIRS[0])
+    with pytest.raises(ValueError, match="changed its length"):
+        trained(data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"map": 3}, TypeError), ({"workers": -1}, ValueError), ({"workers": 0.5}, TypeError)],
+)
+def test_arguments_out_of_range_are_refused(arguments, error):
+    with pytest.raises(error):
+        from_source(**arguments)
