@@ -1,6 +1,7 @@
 """Sources: examples that are read by number when a step has drawn them."""
 
 import itertools
+import os
 import pickle
 import threading
 
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.sampling import PoissonDataset, WrittenSource, from_folder, write_source
+from keras_adaclip.sampling import (
+    FixedShapeBatches,
+    PoissonDataset,
+    WrittenSource,
+    from_folder,
+    write_source,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype("float32")
@@ -80,6 +87,57 @@ def test_map_makes_examples_and_may_read_many_at_once():
     read = from_source(source, map=lambda index: (X[index], Y[index]))
     assert_same_batches(read, PoissonDataset(X, Y, expected_batch_size=6, seed=5))
     assert source.asked > 0
+
+
+def test_an_answer_about_many_examples_that_does_not_fit_is_refused():
+    class Wrong(list):
+        answer = None
+
+        def __getitems__(self, numbers):
+            if self.answer is None:
+                raise OSError("bad block")
+            return self.answer
+
+    source = Wrong(PAIRS)
+    data = from_source(source)
+    with pytest.raises(RuntimeError, match=r"One of the examples \[1, 2\] .*OSError: bad block"):
+        data.take(np.array([1, 2]))
+    for answer in (PAIRS[:1], PAIRS[:3], (X[:2], Y[:2])):
+        source.answer = answer
+        with pytest.raises(TypeError, match="one entry for each number"):
+            data.take(np.array([1, 2]))
+
+
+def test_what_stands_before_a_source_is_asked_and_not_passed_by():
+    class Later:
+        """The examples from 30 on of a source that reads many at once."""
+
+        def __init__(self, source):
+            self.source = source
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            return self.source[30 + index]
+
+        def __getattr__(self, name):
+            return getattr(self.source, name)
+
+    class Many(list):
+        def __getitems__(self, numbers):
+            return [self[number] for number in numbers]
+
+    taken = from_source(Later(Many(PAIRS))).take(np.arange(3))
+    np.testing.assert_array_equal(taken["x"], X[30:33])
+
+
+def test_lists_of_numbers_are_arrays_and_wider_types_hold_narrower_ones():
+    data = from_source([(list(map(float, x)), [0, 1]) for x in X])
+    np.testing.assert_allclose(data.take(np.arange(60))["x"], X, rtol=1e-6)
+    np.testing.assert_array_equal(data.take(np.arange(1))["y"], [[0, 1]])
+    data = from_source([np.uint16(300), np.uint8(7)], expected_batch_size=1)
+    np.testing.assert_array_equal(data.take(np.arange(2))["x"], [300, 7])
 
 
 def test_an_empty_draw_has_a_row_of_padding():
@@ -170,6 +228,10 @@ def test_images_in_folders_are_read_and_resized(tmp_path):
         for file in ("0.png", "1.jpg"):
             image.new("RGB", (8, 6), (100 * number, 0, 0)).save(tmp_path / name / file)
     (tmp_path / "a" / "notes.txt").write_text("no image")
+    for hidden in (tmp_path / ".cache", tmp_path / "a" / ".cache"):
+        hidden.mkdir()
+        image.new("RGB", (8, 6)).save(hidden / "0.png")
+    (tmp_path / "b" / "folder.png").mkdir()
     images = from_folder(tmp_path)
     assert (len(images), images.class_names) == (4, ["a", "b"])
     pixels, label = images[0]
@@ -181,6 +243,8 @@ def test_images_in_folders_are_read_and_resized(tmp_path):
     assert from_source(images, expected_batch_size=2).take(np.arange(4))["x"].shape == (4, 6, 8, 3)
     with pytest.raises(ValueError, match="one folder of images for each class"):
         from_folder(tmp_path / "missing")
+    with pytest.raises(TypeError, match="a pair of integers"):
+        from_folder(tmp_path, image_size=224)
 
 
 def test_written_examples_are_opened_again_and_sent_to_processes(tmp_path):
@@ -193,6 +257,9 @@ def test_written_examples_are_opened_again_and_sent_to_processes(tmp_path):
         assert_same_batches(from_source(source), from_source(examples))
     with pytest.raises(FileExistsError, match="already holds"):
         write_source(examples, tmp_path / "files")
+    for wrong in ("text", {1: 2.0}):
+        with pytest.raises(TypeError, match="strings"):
+            write_source([wrong] * 2, tmp_path / "wrong")
 
 
 def test_interrupted_writing_leaves_nothing_to_open(tmp_path):
@@ -246,6 +313,9 @@ WRONG = {
     "other structures": (lambda: [{"a": X[0]}, {"b": X[0]}], "Example 1 .* structure"),
     "parts missing": (lambda: [(X[0], 1), (X[0],)], "Example 1 .* parts"),
     "text for numbers": (lambda: [1.0, "2"], "Example 1 .* dtype"),
+    "16 bits after 8": (lambda: [np.uint8(1), np.uint16(300)], "Example 1 .* dtype"),
+    "more exact": (lambda: [np.float16(1), np.float32(0.1)], "Example 1 .* dtype"),
+    "nothing": (lambda: [1.0, None], "Example 1 .* is None"),
 }
 
 
@@ -265,7 +335,10 @@ def test_examples_that_differ_from_the_first_are_named(case):
         (lambda: {0: ROWS[0]}, TypeError, "by their number"),
         (list, ValueError, "at least one example"),
         (lambda: [(1, 2, 3, 4)], ValueError, "tuple of 4"),
-        (lambda: [object()], TypeError, "numbers"),
+        (lambda: [object()], TypeError, "not of numbers"),
+        (lambda: [np.datetime64("2026-11-26")], TypeError, "not of numbers"),
+        (lambda: [(None, 1)], ValueError, "is None"),
+        (lambda: PoissonDataset(X, expected_batch_size=6), TypeError, "holds batches"),
     ],
 )
 def test_sources_that_cannot_be_used_are_refused(source, error, message):
@@ -279,6 +352,22 @@ def test_a_source_that_changes_its_length_is_refused_before_training():
     source.append(PAIRS[0])
     with pytest.raises(ValueError, match="changed its length"):
         trained(data)
+
+
+def test_reading_ahead_ends_with_the_epoch_and_starts_anew_in_a_forked_process(monkeypatch):
+    data = from_source(workers=2)
+    batches = FixedShapeBatches(data, 3, ())
+    drawn = []
+    monkeypatch.setattr(
+        type(data), "draw", lambda self: drawn.append(len(drawn)) or np.array([len(drawn)])
+    )
+    for index in range(3):
+        np.testing.assert_array_equal(batches[index]["x"], X[[index + 1]])
+    assert len(drawn) == 3
+    batches[0]
+    assert len(drawn) == 6
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    np.testing.assert_array_equal(batches[1]["x"], X[[7]])
 
 
 @pytest.mark.parametrize(

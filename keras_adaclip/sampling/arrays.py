@@ -78,7 +78,7 @@ def _from_frame(part: Any) -> np.ndarray | None:
     """Return a frame, a column or a list of numbers as an array, None for anything else."""
     kind = type(part)
     if isinstance(part, list):
-        is_array = all(isinstance(each, _NUMBERS) for each in keras.tree.flatten(part))
+        is_array = is_list_of_numbers(part)
     else:
         is_array = hasattr(kind, "__array__") and not hasattr(kind, "device")
     if not is_array or isinstance(part, np.ndarray):
@@ -105,6 +105,13 @@ def _refuse_columns(frame: Any) -> None:
             f"`.astype('float32')`. Received: {len(wrong)} of {len(kinds)} columns without "
             f"numbers, the first of them {', '.join(wrong[:5])}"
         )
+
+
+def is_list_of_numbers(part: Any) -> bool:
+    """Return whether a list holds data, rather than the inputs of a model with several."""
+    return isinstance(part, list) and all(
+        isinstance(each, _NUMBERS) for each in keras.tree.flatten(part)
+    )
 
 
 def as_arrays(parts: Any) -> Any:

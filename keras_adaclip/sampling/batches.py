@@ -1,6 +1,8 @@
 """Poisson-sampled batches in a few shapes."""
 
 import math
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +39,7 @@ class FixedShapeBatches(keras.utils.PyDataset):
         # Draws that are being read, in their order: the largest part of each, its number of rows,
         # and a function that waits for it.
         self._ahead: deque[tuple[int, int, Callable[..., dict[str, Any]]]] = deque()
+        self._process, self._lock = os.getpid(), threading.Lock()
 
     def __len__(self) -> int:
         return self._num_batches
@@ -44,10 +47,15 @@ class FixedShapeBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         # No draw beyond the epoch is made, so that the next run's do not depend on reading ahead.
         wanted = min(1 + self.dataset.num_ahead, max(self._num_batches - index, 1))
-        while len(self._ahead) < wanted:
-            rows = self.dataset.draw()
-            self._ahead.append((self.dataset.largest_part, len(rows), self.dataset.reading(rows)))
-        largest_part, num_rows, read = self._ahead.popleft()
+        with self._lock:
+            if self._process != os.getpid():
+                # A forked process would repeat the draws of its parent.
+                self._process, self._ahead = os.getpid(), deque()
+            while len(self._ahead) < wanted:
+                rows = self.dataset.draw()
+                reading = self.dataset.reading(rows)
+                self._ahead.append((self.dataset.largest_part, len(rows), reading))
+            largest_part, num_rows, read = self._ahead.popleft()
         if not self.sizes:
             return read()
         needed = max(num_rows, largest_part)

@@ -29,6 +29,8 @@ class ImageFolder:
             for number, name in enumerate(class_names)
             for file in sorted((path / name).rglob("*"))
             if file.suffix.lower() in _SUFFIXES
+            and file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(path).parts)
         ]
         self.paths = [str(file) for file, _ in found]
         self.labels = np.array([number for _, number in found], np.int64)
@@ -61,7 +63,8 @@ def from_folder(
     """Return a source of the images in a folder that has one folder for each class.
 
     Args:
-        path: The folder. Classes are numbered in the order of the names of its folders.
+        path: The folder. Classes are numbered in the order of the names of its folders. Files and
+            folders whose names begin with a dot are left out.
         image_size: Height and width to which images are resized, or None to leave them as they
             are, which must then be of one size.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
@@ -72,6 +75,7 @@ def from_folder(
 
     Raises:
         ImportError: If Pillow is not installed.
+        TypeError: If `image_size` is not a pair of integers.
         ValueError: If there is no folder, no image in it, or an argument is out of range.
 
     Example:
@@ -94,11 +98,13 @@ def from_folder(
         ) from error
     check_choice("color_mode", color_mode, tuple(_MODES))
     if image_size is not None:
-        height, width = image_size
-        image_size = (
-            check_integer("image_size[0]", height, minimum=1),
-            check_integer("image_size[1]", width, minimum=1),
-        )
+        if not isinstance(image_size, (tuple, list)) or len(image_size) != 2:
+            raise TypeError(
+                "Argument `image_size` must be a pair of integers, height and width. "
+                f"Received: image_size={image_size!r}"
+            )
+        height, width = (check_integer("image_size", each, minimum=1) for each in image_size)
+        image_size = height, width
     folder = Path(path)
     names = (
         sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []

@@ -92,16 +92,20 @@ class PoissonDataset(keras.utils.PyDataset):
                 PyTorch or Hugging Face, a random access source of Grain or TensorFlow Datasets, an
                 array of h5py or zarr, a memory-mapped array, a list, or the result of
                 `from_folder` and `write_source`. An entry is one example: `x`, `(x, y)` or
-                `(x, y, sample_weight)`, where `x` may be a dict or tuple, and all entries have the
-                same shapes. `source.__getitems__(numbers)` is called if there is one.
+                `(x, y, sample_weight)`, a tuple and not a list, where `x` may be a dict or tuple.
+                All entries have the shapes of the first, and fit its dtypes; these are taken to be
+                public. An example that has several numbers is protected as several examples.
+                If the class has `__getitems__(numbers)`, it returns their entries as a list.
             expected_batch_size: An integer from 1 to `len(source)`, as for `PoissonDataset`.
             map: A function of one entry that returns one example, to decode, resize, pad or augment
                 it. It must not look at other examples, or remember any: the accounting holds for
                 examples that are prepared on their own.
             workers: The number of threads that read ahead, two batches each, in which source and
-                `map` are called; 0 reads a batch when a step needs it. Reading files, decoding
-                images and NumPy use all cores in threads; long Python code does not.
-            seed: As for `PoissonDataset`. The draws do not depend on `workers`.
+                `map` are called; 0 reads a batch when a step needs it. Both must allow this: a
+                source must not share the place in an open file. Reading files, decoding images and
+                NumPy use all cores in threads; long Python code does not.
+            seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
+                one that ended within an epoch, those of the next do.
 
         Raises:
             TypeError: If the source cannot be read by number, or an example is not of numbers (on
@@ -110,7 +114,8 @@ class PoissonDataset(keras.utils.PyDataset):
                 argument is out of range. While training: if an example has another shape than the
                 first.
             RuntimeError: If an example cannot be read, with its number, also while training; steps
-                that ran stay on the ledger.
+                that ran stay on the ledger. On TensorFlow, errors while training are TensorFlow's
+                own, whose text holds these.
 
         Example:
 

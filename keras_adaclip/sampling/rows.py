@@ -1,5 +1,6 @@
 """The rows of a data set: arrays in memory, or examples read one by one from a source."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,7 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.arrays import as_array, as_arrays, common_length
+from keras_adaclip.sampling.arrays import (
+    as_array,
+    as_arrays,
+    common_length,
+    holds_strings,
+    is_list_of_numbers,
+)
 
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
@@ -67,7 +74,7 @@ class SourceRows:
         self._reader = SourceReader(source, function, None)
         self._reader.forms = forms_of(self._reader.parts(0))
         self._num_workers = num_workers
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers: tuple[int, ThreadPoolExecutor] | None = None
         self.num_ahead = 2 * num_workers
 
     def begin_run(self) -> None:
@@ -76,6 +83,10 @@ class SourceRows:
         Raises:
             ValueError: If the source has another length than at first.
         """
+        if self._workers is not None:
+            # What an earlier run has not used is not read any more.
+            self._workers[1].shutdown(wait=False, cancel_futures=True)
+            self._workers = None
         found = _length_of(self._source)
         if found != self.num_rows:
             raise ValueError(
@@ -87,9 +98,10 @@ class SourceRows:
         """Begin to read the rows with these numbers; return a function that waits for them."""
         if not self._num_workers:
             return lambda: self.take(numbers)
-        if self._workers is None:
-            self._workers = ThreadPoolExecutor(self._num_workers)
-        return self._workers.submit(self.take, numbers).result
+        if self._workers is None or self._workers[0] != os.getpid():
+            # A forked process has no threads of its parent.
+            self._workers = os.getpid(), ThreadPoolExecutor(self._num_workers)
+        return self._workers[1].submit(self.take, numbers).result
 
     def take(self, numbers: np.ndarray) -> Parts:
         """Return the rows with these numbers."""
@@ -123,13 +135,32 @@ class SourceReader:
         forms = self.forms or {}
         if not numbers:
             return stacked_parts([], forms, [])
-        many = getattr(self.source, "__getitems__", None)
-        found = None if many is None else many(list(numbers))
+        found = self._read_together(numbers)
         examples = [
             self.parts(number, None if found is None else (found[place],))
             for place, number in enumerate(numbers)
         ]
         return stacked_parts(examples, forms, numbers)
+
+    def _read_together(self, numbers: Sequence[int]) -> Sequence[Any] | None:
+        """Return what the source holds at the numbers, None if it is asked for one by one."""
+        # Looked up at the class: an object that stands before another may number its entries anew.
+        many = getattr(type(self.source), "__getitems__", None)
+        if many is None:
+            return None
+        try:
+            found = many(self.source, list(numbers))
+        except Exception as error:
+            raise RuntimeError(
+                f"One of the examples {list(numbers)} of the source could not be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(found, list) or len(found) != len(numbers):
+            raise TypeError(
+                "`source.__getitems__(numbers)` must return a list with one entry for each number, "
+                f"in their order. Received: {type(found).__name__} for {len(numbers)} numbers"
+            )
+        return found
 
     def parts(self, number: int, read: tuple[Any] | None = None) -> Parts:
         """Return the parts of one example by name.
@@ -162,7 +193,14 @@ def parts_of(example: Any, number: int) -> Parts:
             "An example must be `x`, `(x, y)` or `(x, y, sample_weight)`; with `map=` a function "
             f"makes one of anything else. Received: a tuple of {len(given)} for example {number}"
         )
-    return {name: part for name, part in zip(PARTS, given, strict=False) if part is not None}
+    parts = {name: part for name, part in zip(PARTS, given, strict=False) if part is not None}
+    if "x" not in parts:
+        raise ValueError(
+            f"Example {number} of the source is None. Entries that are filtered out, as by "
+            "`filter` of a Grain data set, must be left out of the source, since every number up "
+            "to its length can be drawn."
+        )
+    return parts
 
 
 def stacked_parts(examples: Sequence[Parts], forms: Parts, numbers: Sequence[int]) -> Parts:
@@ -204,6 +242,11 @@ def _length_of(source: Any) -> int:
             "`keras_adaclip.sampling.write_source(examples, path)`. "
             f"Received: source of type {kind.__name__}"
         )
+    if isinstance(source, keras.utils.PyDataset):
+        raise TypeError(
+            "A source holds single examples, and a `PyDataset` holds batches. Give what it makes "
+            f"its batches of, or pass it to `fit`. Received: source of type {kind.__name__}"
+        )
     if isinstance(source, (dict, str, bytes)):
         raise TypeError(
             "A source holds examples by their number, from 0 on. "
@@ -218,9 +261,15 @@ def _form_of(part: Any, name: str) -> Any:
     """Return the structure of a part of an example, with shape and dtype of each array."""
     if isinstance(part, dict):
         return _DICT, {key: _form_of(value, f"{name}[{key!r}]") for key, value in part.items()}
-    if isinstance(part, (list, tuple)):
+    if isinstance(part, (list, tuple)) and not is_list_of_numbers(part):
         return _TUPLE, [_form_of(value, f"{name}[{k}]") for k, value in enumerate(part)]
-    array = as_array(_as_row(part)[None])
+    row = _as_row(part)
+    if row.dtype.kind not in "biufSUTO" or (row.dtype.kind == "O" and not holds_strings(row)):
+        raise TypeError(
+            f"Part `{name}` of the first example is of type {type(part).__name__}, not of numbers. "
+            "A function `map=` of the entry can turn it into numbers."
+        )
+    array = as_array(row[None])
     return array.shape[1:], array.dtype
 
 
@@ -245,13 +294,12 @@ def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) ->
     stacked = np.empty((len(values), *kind), of_kind)
     for place, value in enumerate(values):
         row = _as_row(value)
-        is_text = of_kind.kind == "O"
-        fits = row.dtype.kind in "SUTO" if is_text else np.can_cast(row.dtype, of_kind, "same_kind")
-        if row.shape != kind or not fits:
+        if row.shape != kind or not _fits(row.dtype, of_kind):
             raise ValueError(
                 f"Example {numbers[place]} of the source has the shape {row.shape} and dtype "
                 f"{row.dtype} in `{name}`, and the first example has {kind} and {of_kind}. All "
-                "examples must have the same; `map=` can pad, crop or convert them."
+                "must have the shape of the first, and a dtype that its dtype can hold; a function "
+                "`map=` of the entry can pad, crop or convert."
             )
         stacked[place] = row
     return stacked
@@ -263,6 +311,16 @@ def _check_form(is_same: bool, number: int, name: str) -> None:
         raise ValueError(
             f"Example {number} of the source has another structure in `{name}` than the first one."
         )
+
+
+def _fits(found: np.dtype, dtype: np.dtype) -> bool:
+    """Return whether numbers are stored without loss, but for integers and `float64` as floats."""
+    if dtype.kind == "O":
+        return found.kind in "SUTO"
+    if found == np.float64 or found.kind in "biu":
+        is_float = dtype == np.dtype(keras.config.floatx())
+        return is_float or np.can_cast(found, dtype, "safe")
+    return np.can_cast(found, dtype, "safe")
 
 
 def _as_row(value: Any) -> np.ndarray:

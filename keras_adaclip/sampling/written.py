@@ -88,7 +88,7 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
 
     Raises:
         FileExistsError: If the folder already holds written examples.
-        TypeError: If an example holds strings.
+        TypeError: If an example holds strings, or a dict with keys other than strings.
         ValueError: If there is no example, or one has another form than the first.
 
     Example:
@@ -140,16 +140,20 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
         write()
         for file in files.values():
             file.finish()
-    (folder / _INDEX).write_text(json.dumps(names))
+    content = json.dumps(names)
+    if keras.tree.flatten(json.loads(content)) != keras.tree.flatten(names):
+        raise TypeError("The keys of dicts must be strings for examples to be written.")
+    (folder / _INDEX).write_text(content)
     return WrittenSource(folder)
 
 
 def _refuse_strings(array: np.ndarray) -> None:
     """Raise a `TypeError` if an array does not hold numbers."""
-    if array.dtype == object:
+    if array.dtype.kind not in "biuf":
         raise TypeError(
-            "Examples to be written must be numbers. Turn strings into numbers first, for example "
-            "with a `keras.layers.StringLookup`. Received: strings"
+            "Examples to be written must be numbers of a type of NumPy's own. Turn strings into "
+            "numbers first, for example with a `keras.layers.StringLookup`. "
+            f"Received: an array of dtype {array.dtype}"
         )
 
 
