@@ -35,14 +35,14 @@ def assert_same_batches(one, other, number=8):
         assert first.keys() == second.keys()
 
 
-def trained(data, epochs=2):
+def trained(data, epochs=2, **arguments):
     keras.utils.set_random_seed(1)
     model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(
         ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    model.fit(data, epochs=epochs, verbose=0)
+    model.fit(data, epochs=epochs, verbose=0, **arguments)
     return model
 
 
@@ -54,6 +54,18 @@ def test_a_source_trains_as_arrays_do(workers):
         np.testing.assert_allclose(found, expected, atol=1e-6)
     report, expected = read.privacy_report(delta=1e-3), arrays.privacy_report(delta=1e-3)
     assert report.epsilon == expected.epsilon
+
+
+def test_weights_of_classes_are_those_of_the_examples():
+    class_weight = {0: 3.0, 2: 0.25}
+    weights = np.array([class_weight.get(label, 1.0) for label in Y], "float32")
+    expected = trained(PoissonDataset(X, Y, weights, expected_batch_size=6, seed=5))
+    arrays = PoissonDataset(X, Y, expected_batch_size=6, seed=5)
+    for data in (from_source(), arrays):
+        found = trained(data, class_weight=class_weight).get_weights()
+        keras.tree.map_structure(np.testing.assert_allclose, found, expected.get_weights())
+    with pytest.raises(ValueError, match="exclude each other"):
+        trained(from_source([(x, y, 1.0) for x, y in PAIRS]), class_weight=class_weight)
 
 
 def test_structures_weights_and_numbers_are_stacked():

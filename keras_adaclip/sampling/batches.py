@@ -26,15 +26,22 @@ class FixedShapeBatches(keras.utils.PyDataset):
         sizes: Ascending numbers of rows of the whole batch, multiples of the number of processes.
             A batch is padded to the smallest size that holds it. With no sizes, nothing is padded.
         num_shards: The number of equal parts into which the devices of all processes split a batch.
+        prepared: A function of a batch that returns the batch to train on.
     """
 
     def __init__(
-        self, dataset: PoissonDataset, num_batches: int, sizes: Sequence[int], num_shards: int = 1
+        self,
+        dataset: PoissonDataset,
+        num_batches: int,
+        sizes: Sequence[int],
+        num_shards: int = 1,
+        prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch,
     ) -> None:
         super().__init__()
         self.dataset = dataset
         self._num_batches = num_batches
         self.sizes = tuple(size // dataset.num_shares for size in sizes)
+        self._prepared = prepared
         self._num_shards = max(num_shards // dataset.num_shares, 1)
         # Draws that are being read, in their order: the largest part of each, its number of rows,
         # and a function that waits for it.
@@ -57,12 +64,12 @@ class FixedShapeBatches(keras.utils.PyDataset):
                 self._ahead.append((self.dataset.largest_part, len(rows), reading))
             largest_part, num_rows, read = self._ahead.popleft()
         if not self.sizes:
-            return read()
+            return self._prepared(read())
         needed = max(num_rows, largest_part)
         largest = self.sizes[-1]
         beyond = math.ceil(needed / largest) * largest
         size = next((size for size in self.sizes if size >= needed), beyond)
-        return split_among_devices(read(size), self._num_shards)
+        return split_among_devices(self._prepared(read(size)), self._num_shards)
 
 
 def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:

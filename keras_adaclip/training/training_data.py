@@ -37,12 +37,14 @@ class TrainingData(RunSettings):
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
+        class_weight: Weights of classes for batches of `poisson`.
     """
 
     rows: Batch
     num_not_finite: int = 0
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
+    class_weight: dict[int, float] | None = None
 
     @property
     def settings(self) -> RunSettings:
@@ -64,10 +66,11 @@ class TrainingData(RunSettings):
         """Return the arguments for Keras's `fit`, with Poisson draws padded to one of `sizes`."""
         if self.poisson is None:
             return self.fit_arguments
+        weighted = functools.partial(_with_class_weights, class_weight=self.class_weight)
         batches = FixedShapeBatches(
-            self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards()
+            self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards(), weighted
         )
-        arguments = backend.fit_arguments(batches, self.poisson.first_rows, model)
+        arguments = backend.fit_arguments(batches, weighted(self.poisson.first_rows), model)
         return {**self.fit_arguments, **arguments}
 
 
@@ -113,14 +116,12 @@ def from_arrays(
                 "steps_per_epoch": steps_per_epoch,
             },
         )
-    if class_weight is not None:
-        sample_weight = weights_of_classes(y, class_weight, sample_weight)
     dataset = (
         host_share(x, y, sample_weight, batch_size, seed)
         if is_shared
         else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
     )
-    data = _from_poisson(dataset, steps_per_epoch)
+    data = _from_poisson(dataset, steps_per_epoch, class_weight)
     return dataclasses.replace(data, num_not_finite=num_not_finite)
 
 
@@ -163,17 +164,12 @@ def from_data_set(
     _refuse_given(of_arrays, f"a data set of type {type(data).__name__}, which has its own")
     if isinstance(data, PoissonDataset):
         chosen = {
-            "class_weight": class_weight or None,
             "num_examples": None if num_examples == data.num_examples else num_examples,
             "once_per_pass": once_per_pass,
             "sampling": None if sampling == "poisson" else sampling,
         }
-        _refuse_given(
-            chosen,
-            "a `PoissonDataset`, which draws its own batches from its own rows; weights go to "
-            "`PoissonDataset(sample_weight=...)`",
-        )
-        return _from_poisson(data, steps_per_epoch)
+        _refuse_given(chosen, "a `PoissonDataset`, which draws its own batches from its own rows")
+        return _from_poisson(data, steps_per_epoch, class_weight)
     first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
     batch_size, rows = rows_of(x, y, sample_weight)
@@ -210,11 +206,13 @@ def from_data_set(
     )
 
 
-def _from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> TrainingData:
+def _from_poisson(
+    dataset: PoissonDataset, steps_per_epoch: int | None, class_weight: dict[int, float] | None
+) -> TrainingData:
     """Return training data from a Poisson-sampled data set."""
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
-    rows = dataset.first_rows
+    rows = _with_class_weights(dataset.first_rows, class_weight)
     return TrainingData(
         sampling=Sampling.POISSON,
         expected_batch_size=dataset.expected_batch_size,
@@ -223,7 +221,18 @@ def _from_poisson(dataset: PoissonDataset, steps_per_epoch: int | None) -> Train
         rows=Batch(rows["x"], rows.get("y"), rows.get("sample_weight")),
         fit_arguments={"shuffle": False},
         poisson=dataset,
+        class_weight=class_weight,
     )
+
+
+def _with_class_weights(
+    batch: dict[str, Any], class_weight: dict[int, float] | None
+) -> dict[str, Any]:
+    """Return a batch with the weights of its examples' classes, if there are any."""
+    if not class_weight:
+        return batch
+    weights = weights_of_classes(batch.get("y"), class_weight, batch.get("sample_weight"))
+    return {**batch, "sample_weight": weights}
 
 
 def _refuse_given(arguments: dict[str, Any], data: str) -> None:
