@@ -94,7 +94,7 @@ def from_folder(
         import PIL  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "`from_folder` reads images with Pillow: `pip install pillow`."
+            "`from_folder` reads images with Pillow: `pip install pillow`, or the extra `images`."
         ) from error
     check_choice("color_mode", color_mode, tuple(_MODES))
     if image_size is not None:
@@ -106,9 +106,8 @@ def from_folder(
         height, width = (check_integer("image_size", each, minimum=1) for each in image_size)
         image_size = height, width
     folder = Path(path)
-    names = (
-        sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    )
+    found = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(each.name for each in found if each.is_dir() and each.name[0] != ".")
     images = ImageFolder(folder, names, image_size, color_mode)
     if not len(images):
         raise ValueError(

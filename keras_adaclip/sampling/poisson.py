@@ -239,7 +239,11 @@ class PoissonDataset(keras.utils.PyDataset):
         return self._rows.num_ahead
 
     def reading(self, rows: np.ndarray) -> Callable[..., dict[str, Any]]:
-        """Begin to read rows; return a function of the padded size that does as `take`."""
+        """Begin to read rows; return a function of the padded size that does as `take`.
+
+        Args:
+            rows: Row numbers.
+        """
         read = self._rows.reading(rows)
         return lambda padded_size=None: _padded(read(), len(rows), padded_size)
 

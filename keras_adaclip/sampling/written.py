@@ -141,7 +141,7 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
         for file in files.values():
             file.finish()
     content = json.dumps(names)
-    if keras.tree.flatten(json.loads(content)) != keras.tree.flatten(names):
+    if keras.tree.lists_to_tuples(json.loads(content)) != names:
         raise TypeError("The keys of dicts must be strings for examples to be written.")
     (folder / _INDEX).write_text(content)
     return WrittenSource(folder)
