@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import inspect
+import tempfile
 
 import keras
 import numpy as np
@@ -97,6 +98,7 @@ PRINTED = [
         ka.sampling.PoissonDataset(ROWS, expected_batch_size=5, seed=1),
         "PoissonDataset(num_examples=20, expected_batch_size=5, sampling_probability=0.25)",
     ),
+    (ka.sampling.write_source([1.0, 2.0], tempfile.mkdtemp()), "WrittenSource(num_examples=2)"),
     (
         ka.federated.ClientData.from_arrays(ROWS, None, np.arange(20) // 2),
         "<ClientData with 10 clients>",

@@ -54,7 +54,7 @@ class ImageFolder:
         return (array[:, :, None] if array.ndim == 2 else array), int(self.labels[index])
 
     def __repr__(self) -> str:
-        return f"ImageFolder({len(self):,} images of {len(self.class_names)} classes)"
+        return f"ImageFolder(num_images={len(self)}, num_classes={len(self.class_names)})"
 
 
 def from_folder(
@@ -88,7 +88,7 @@ def from_folder(
     ...     Image.new("RGB", (40, 30)).save(folder / name / "0.png")
     >>> images = from_folder(folder, image_size=(32, 32))
     >>> images, images.class_names, images[1][0].shape, images[1][1]
-    (ImageFolder(2 images of 2 classes), ['cat', 'dog'], (32, 32, 3), 1)
+    (ImageFolder(num_images=2, num_classes=2), ['cat', 'dog'], (32, 32, 3), 1)
     """
     try:
         import PIL  # noqa: F401

@@ -72,7 +72,7 @@ class WrittenSource:
         self._open()
 
     def __repr__(self) -> str:
-        return f"WrittenSource({str(self.path)!r}), with {len(self):,} examples"
+        return f"WrittenSource(num_examples={len(self)})"
 
 
 def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
