@@ -129,8 +129,8 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
                 names = keras.tree.pack_sequence_as(arrays, files_of)
                 for name, array in zip(files_of, flat, strict=True):
                     _refuse_strings(array)
-                    file = stack.enter_context((folder / name).open("wb"))
-                    files[name] = _GrowingFile(file, array)
+                    opened = stack.enter_context((folder / name).open("wb"))
+                    files[name] = _GrowingFile(opened, array)
             waiting.append(parts)
             length += 1
             if len(waiting) == _ROWS_AT_A_TIME:
