@@ -358,6 +358,11 @@ def test_sources_that_cannot_be_used_are_refused(source, error, message):
         from_source(source(), expected_batch_size=1)
 
 
+def test_a_source_itself_is_no_data_set_for_fit(tmp_path):
+    with pytest.raises(TypeError, match="from_source"):
+        trained(write_source(PAIRS, tmp_path))
+
+
 def test_a_source_that_changes_its_length_is_refused_before_training():
     source = list(PAIRS)
     data = from_source(source)

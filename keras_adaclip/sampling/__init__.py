@@ -2,6 +2,7 @@
 
 poisson    rows as Poisson-sampled batches, held by one process or by several
 rows       arrays in memory, and examples read from a source
+reader     single examples of a source, read and stacked
 folder     images in folders as a source
 written    examples written to files as a source
 batches    these batches padded to a few shapes

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.rows import PARTS, Parts, forms_of, parts_of, stacked_parts
+from keras_adaclip.sampling.reader import PARTS, Parts, forms_of, parts_of, stacked_parts
 
 _INDEX = "index.json"
 _ROWS_AT_A_TIME = 64
@@ -78,9 +78,9 @@ class WrittenSource:
 def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
     """Write examples to files, one after another, and return them as a source.
 
-    What can only be read in its order, such as a generator or a `tf.data.Dataset` of single
-    examples, is so written once, and `PoissonDataset.from_source` draws from the files.
-    `WrittenSource(path)` opens them again.
+    For examples that have no numbers, such as those of a generator or a `tf.data.Dataset`:
+    `PoissonDataset.from_source` can then draw from the files. `WrittenSource(path)` opens them
+    again.
 
     Args:
         examples: Examples as for `PoissonDataset.from_source`, not batches.

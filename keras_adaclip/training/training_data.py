@@ -360,6 +360,15 @@ def peek(data: Any) -> tuple[Any, Any]:
         TypeError: If `data` is neither a data set nor a generator.
         ValueError: If there is no batch.
     """
+    kind = type(data)
+    is_read_by_number = hasattr(kind, "__getitem__") and not hasattr(kind, "__iter__")
+    if is_read_by_number and not isinstance(data, keras.utils.PyDataset):
+        raise TypeError(
+            "`fit` takes single examples that are read by number, such as a map-style data set or "
+            "a folder of images, as a "
+            "`keras_adaclip.sampling.PoissonDataset.from_source(source, expected_batch_size=...)`. "
+            f"Received: x of type {kind.__name__}"
+        )
     try:
         if isinstance(data, (list, tuple, dict, str)):
             raise TypeError
