@@ -239,7 +239,7 @@ class PoissonDataset(keras.utils.PyDataset):
         return self._rows.num_ahead
 
     def reading(self, rows: np.ndarray) -> Callable[..., dict[str, Any]]:
-        """Begin to read rows; return a function of the padded size that does as `take`.
+        """Begin to read rows; return a function that takes the padded size and returns the batch.
 
         Args:
             rows: Row numbers.
