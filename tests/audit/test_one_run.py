@@ -90,7 +90,7 @@ def model_after_an_epoch():
         (plain_model, {}, TypeError, "PrivateModel"),
         (private_model, {"num_guesses": 51}, ValueError, "num_guesses"),
         (private_model, {"sampling": "shuffle"}, ValueError, "sampling"),
-        (private_model, {"class_weight": {0: 1.0}}, ValueError, "class_weight"),
+        (private_model, {"sample_weight": [1.0] * 400}, ValueError, "sample_weight"),
     ],
 )
 def test_models_and_arguments_are_refused_before_training(make, options, error, message):
