@@ -11,6 +11,7 @@
     calibrate    the least noise and the most steps within a budget
     planning     the missing quantity of a planned run, and its noise beside its signal
     groups       epsilon for several units of one person; epsilon as the shift of one Gaussian
+    truncation   the largest batch that truncated Poisson sampling needs
     selection    the best of a random number of runs
     bounds       the most that each run of a search may spend
     report       what was spent and how, for those who have to trust it
@@ -63,6 +64,7 @@ from keras_adaclip.accounting.saved_ledger import (
     weights_in_words,
 )
 from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
+from keras_adaclip.accounting.truncation import smallest_max_batch_size
 
 __all__ = [
     "calibrate_noise_multiplier",

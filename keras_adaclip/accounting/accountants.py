@@ -26,9 +26,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import scipy
 
 from keras_adaclip.accounting import lazy_dp as dp
-from keras_adaclip.accounting.events import CountedEvents, DpEvent, SelectedRunsEvent
+from keras_adaclip.accounting.events import (
+    CountedEvents,
+    DpEvent,
+    SelectedRunsEvent,
+    knows_truncation,
+)
 from keras_adaclip.accounting.kinds import ORDERS, Floats, Orders
 
 Pld = Any  # A privacy loss distribution of `dp_accounting`.
@@ -56,7 +62,8 @@ def composed_epsilon(
         events: Pairs of an event of sensitivity 1 and its count.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`. RDP is always used for fixed-size batches and selected
-            runs, for which PLD has no bound.
+            runs, for which PLD has no bound. PLD is used for truncated draws where it can be, since
+            Rényi divergences bound them poorly.
         coarseness: How much coarser than necessary the grid of PLD is. The result is still an
             upper bound, and faster to compute.
 
@@ -67,7 +74,8 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    if accountant == "rdp" or not knows_pld(events):
+    is_truncated = any(_is_truncated(event) for event, _ in events)
+    if not knows_pld(events) or (accountant == "rdp" and not is_truncated):
         return epsilon_of_divergences(composed_divergences(events), delta)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
@@ -76,6 +84,11 @@ def knows_pld(events: CountedEvents) -> bool:
     """Whether all events have known privacy loss distributions."""
     unknown = (dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
     return not any(isinstance(event, unknown) for event, _ in events)
+
+
+def _is_truncated(event: DpEvent) -> bool:
+    """Whether an event is a truncated Poisson draw."""
+    return knows_truncation() and isinstance(event, dp.TruncatedSubsampledGaussianDpEvent)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
@@ -107,6 +120,8 @@ def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
     if isinstance(event, SelectedRunsEvent):
         # Divergences grow with the order, so the one at the next order is an upper bound.
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
+    if _is_truncated(event):
+        return _truncated_rdp(event, orders)
     is_fixed_size = isinstance(event, dp.SampledWithoutReplacementDpEvent)
     relation = (
         dp.NeighboringRelation.REPLACE_ONE
@@ -132,6 +147,27 @@ def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
         divergence = np.maximum(divergence, 0.0) + _RDP_ROUNDING
     divergence.flags.writeable = False
     return divergence
+
+
+def _truncated_rdp(event: DpEvent, orders: Orders) -> Floats:
+    """Rényi divergences of one truncated Poisson draw. Shape: `(len(orders),)`.
+
+    A draw that the other units do not fill is Poisson-sampled. In any other, with a probability of
+    `beyond`, a unit takes the place of another, which costs at most a Gaussian of sensitivity 2:
+
+        exp((a - 1) D) <= exp((a - 1) D_sampled) + beyond exp((a - 1) 2 a / z**2)
+    """
+    noise, probability = event.noise_multiplier, event.sampling_probability
+    sampled = dp.PoissonSampledDpEvent(probability, dp.GaussianDpEvent(noise))
+    beyond = scipy.stats.binom.logsf(
+        event.truncated_batch_size - 1, event.dataset_size - 1, probability
+    )
+    exponents = np.array(orders) - 1.0
+    log_moments = np.logaddexp(
+        exponents * _release_rdp(sampled, orders),
+        beyond + exponents * 2.0 * np.array(orders) / noise**2,
+    )
+    return log_moments / exponents
 
 
 @contextlib.contextmanager
@@ -192,9 +228,12 @@ def _discretization_interval(events: CountedEvents) -> float:
 
 def _release_loss_range(event: DpEvent) -> float:
     """The largest loss of one sampled release, at ten standard deviations of the noise."""
-    if not isinstance(event, dp.PoissonSampledDpEvent):
+    if _is_truncated(event):
+        noise_multiplier = event.noise_multiplier / 2  # Of the replacement of a unit by another.
+    elif isinstance(event, dp.PoissonSampledDpEvent):
+        noise_multiplier = event.event.noise_multiplier
+    else:
         return 0.0
-    noise_multiplier = event.event.noise_multiplier
     loss = 10 / noise_multiplier + 0.5 / noise_multiplier**2
     return max(0.0, loss + math.log(event.sampling_probability))
 
@@ -235,10 +274,19 @@ def self_composed(pld: Pld, count: int) -> Pld:
 @functools.lru_cache(maxsize=8)
 def _release_pld(event: DpEvent, interval: float) -> Pld:
     """The privacy loss distribution of one release."""
+    distributions = dp.pld.privacy_loss_distribution
+    if _is_truncated(event):
+        return distributions.from_truncated_subsampled_gaussian_mechanism(
+            event.dataset_size,
+            event.sampling_probability,
+            event.truncated_batch_size,
+            event.noise_multiplier,
+            value_discretization_interval=interval,
+        )
     sampling_probability = 1.0
     if isinstance(event, dp.PoissonSampledDpEvent):
         sampling_probability, event = event.sampling_probability, event.event
-    return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
+    return distributions.from_gaussian_mechanism(
         event.noise_multiplier,
         value_discretization_interval=interval,
         sampling_prob=sampling_probability,

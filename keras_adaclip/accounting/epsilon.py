@@ -94,6 +94,7 @@ def compute_epsilon(
     sampling: str = "poisson",
     accountant: str = "pld",
     steps_per_epoch: int | None = None,
+    max_batch_size: int | None = None,
 ) -> float:
     """Epsilon of a training run as planned.
 
@@ -112,9 +113,10 @@ def compute_epsilon(
             release a step (zero-out); `"fixed"`, exactly `batch_size` units without replacement
             (replace-one).
         accountant: `"pld"` or `"rdp"`. RDP is always used for `"fixed"`, for which PLD has no
-            bound.
+            bound, and PLD with `max_batch_size`, for which RDP has a poor one.
         steps_per_epoch: Steps of an epoch, if `fit` is given that number; None means
             `ceil(num_examples / batch_size)`. Noise schedules change with the epochs.
+        max_batch_size: The most units a step, with `"poisson"` only; see `PoissonDataset`.
 
     Returns:
         Epsilon, an upper bound; infinite without noise, 0.0 without steps.
@@ -133,7 +135,9 @@ def compute_epsilon(
     1.351
     """
     accountant = check_accountant(accountant)
-    run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
+    run = PlannedRun.of(
+        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, max_batch_size
+    )
     delta = _checks.check_between_0_and_1("delta", delta)
     warn_of_large_delta(delta, num_examples)
     return composed_epsilon(run.events(noise_multiplier), delta, accountant)
@@ -239,13 +243,19 @@ class PrivacySpent:
         relation = events.neighboring_relation(rows)
         ran = sorted({sampling for row in rows if row.steps > 0 for sampling in row.samplings})
         selection = selections_in_words(rows)
+        if relation == events.REPLACE_ONE or selection:
+            used = "rdp"
+        elif Sampling.TRUNCATED_POISSON in ran:
+            used = "pld"
+        else:
+            used = accountant
         return cls(
             epsilon=ledger_epsilon(rows, delta, accountant),
             delta=float(delta),
             steps=sum(row.steps for row in rows),
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
             neighboring_relation=relation,
-            accountant="rdp" if relation == events.REPLACE_ONE or selection else accountant,
+            accountant=used,
             unit=next((row.unit.label for row in rows if row.steps > 0), "example"),
             selection=selection,
         )

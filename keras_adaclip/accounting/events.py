@@ -1,10 +1,11 @@
 """The events that `dp_accounting` composes, for ledger rows and for plans.
 
-    POISSON         PoissonSampledDpEvent(q, GaussianDpEvent(z)) for each step
-    SHUFFLE, PASS   GaussianDpEvent(z) for each pass over the data
-    STREAM          GaussianDpEvent(z) for each step
-    FIXED           SampledWithoutReplacementDpEvent(n, k, GaussianDpEvent(z / 2)) for each step
-    selected runs   SelectedRunsEvent: Rényi divergences of the best run with its selection
+    POISSON            PoissonSampledDpEvent(q, GaussianDpEvent(z)) for each step
+    TRUNCATED_POISSON  TruncatedSubsampledGaussianDpEvent(n + 1, q, m, z) for each step
+    SHUFFLE, PASS      GaussianDpEvent(z) for each pass over the data
+    STREAM             GaussianDpEvent(z) for each step
+    FIXED              SampledWithoutReplacementDpEvent(n, k, GaussianDpEvent(z / 2)) for each step
+    selected runs      SelectedRunsEvent: Rényi divergences of the best run with its selection
 
 A noise schedule is read once an epoch, at the first step, and rounded to float32, as in training.
 
@@ -20,6 +21,12 @@ Guarantees:
     accountants are not told the relation, because they treat it differently: RDP ignores it for
     Gaussians, PLD doubles the sensitivity for replace-one, and older versions know fewer relations.
 
+    A unit in a truncated draw may take the place of another, which moves the sum by up to 2 C. This
+    happens only if the others alone fill the batch. That is likeliest in the larger of two
+    neighbouring data sets, which has n + 1 units if the one that was used has n. The event holds
+    under zero-out too: with the hole in place of the unit, the other units of the batch stay the
+    same, and `dp_accounting` bounds even the replacement of the unit by another.
+
     Fixed-size batches have no smaller neighbours: one unit *replaces* another, and the sum moves
     by up to 2 C. `dp_accounting` takes the noise relative to that change, hence z / 2. In a ledger
     with other steps, they are stated under zero-out too: a hole that is drawn instead of a unit
@@ -30,7 +37,8 @@ Guarantees:
 References:
     Abadi et al. 2016, "Deep learning with differential privacy"; Ponomareva et al. 2023, "How to
     DP-fy ML", on shuffled batches and neighbouring relations; Wang, Balle and Kasiviswanathan 2019,
-    "Subsampled Rényi differential privacy", on sampling without replacement.
+    "Subsampled Rényi differential privacy", on sampling without replacement; Ganesh et al. 2025
+    (arXiv:2508.15089), on truncated Poisson sampling.
 """
 
 import dataclasses
@@ -49,6 +57,7 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
 REPLACE_ONE = "replace_one"
 _SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
+_POISSON = frozenset({Sampling.POISSON, Sampling.TRUNCATED_POISSON})
 
 DpEvent = Any  # Of `dp_accounting`, or a `SelectedRunsEvent`.
 # Events with the number of times that each happened.
@@ -66,15 +75,29 @@ class SelectedRunsEvent:
     divergences: tuple[float, ...]
 
 
+def knows_truncation() -> bool:
+    """Whether the installed `dp_accounting` knows truncated Poisson sampling."""
+    return hasattr(dp, "TruncatedSubsampledGaussianDpEvent")
+
+
 def _release_event(
-    sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int
+    sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int, most: int
 ) -> DpEvent:
-    """One release; one step for samplings that amplify."""
+    """One release; one step for samplings that amplify. `most` is the largest batch."""
     if noise_multiplier == 0:
         return dp.NonPrivateDpEvent()
     if sampling is Sampling.POISSON and batch_size < num_examples:
         event = dp.GaussianDpEvent(noise_multiplier)
         return dp.PoissonSampledDpEvent(batch_size / num_examples, event)
+    if sampling is Sampling.TRUNCATED_POISSON:
+        if not knows_truncation():
+            raise ImportError(
+                "The privacy of truncated Poisson batches needs a newer `dp-accounting`: "
+                "`pip install --upgrade dp-accounting`."
+            )
+        return dp.TruncatedSubsampledGaussianDpEvent(
+            num_examples + 1, batch_size / num_examples, most, noise_multiplier
+        )
     if sampling is Sampling.FIXED:
         # Replacing a unit moves the sum by twice the clip norm.
         event = dp.GaussianDpEvent(noise_multiplier / 2)
@@ -91,7 +114,8 @@ def row_event(row: LedgerRow, relation: str) -> DpEvent:
     sampling = row.sampling
     if sampling is Sampling.FIXED and relation != REPLACE_ONE:
         sampling = Sampling.STREAM
-    return _release_event(sampling, row.noise_multiplier, row.num_examples, row.expected_batch_size)
+    sizes = (row.num_examples, row.expected_batch_size, row.max_batch_size)
+    return _release_event(sampling, row.noise_multiplier, *sizes)
 
 
 def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
@@ -126,13 +150,13 @@ def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
         rows: Ledger rows. Rows without steps add nothing.
 
     Returns:
-        `"add_or_remove_one"` if all steps were Poisson-sampled, `"replace_one"` if all batches
-        were of a fixed size, else `"zero_out"`.
+        `"add_or_remove_one"` if all steps were Poisson-sampled, truncated or not, `"replace_one"`
+        if all batches were of a fixed size, else `"zero_out"`.
     """
     ran = {sampling for row in rows if row.steps > 0 for sampling in row.samplings}
     if ran == {Sampling.FIXED}:
         return REPLACE_ONE
-    return ADD_OR_REMOVE_ONE if ran <= {Sampling.POISSON} else ZERO_OUT
+    return ADD_OR_REMOVE_ONE if ran <= _POISSON else ZERO_OUT
 
 
 class NoiseSchedule(Protocol):
@@ -160,6 +184,7 @@ class PlannedRun:
         num_steps: Number of steps.
         sampling: How units are drawn.
         steps_per_epoch: Steps of an epoch. The last epoch may have fewer.
+        max_batch_size: The most units a step, for `TRUNCATED_POISSON`; 0 otherwise.
     """
 
     num_examples: int
@@ -167,6 +192,7 @@ class PlannedRun:
     num_steps: int
     sampling: Sampling
     steps_per_epoch: int
+    max_batch_size: int = 0
 
     @classmethod
     def of(
@@ -177,6 +203,7 @@ class PlannedRun:
         steps: int | None,
         sampling: str,
         steps_per_epoch: int | None = None,
+        max_batch_size: int | None = None,
     ) -> Self:
         """Return the run with these arguments, checked as `compute_epsilon` says."""
         num_examples = _checks.check_integer("num_examples", num_examples, minimum=1)
@@ -194,7 +221,16 @@ class PlannedRun:
             most = _checks.INT32_MAX // steps_per_epoch
             steps = steps_per_epoch * _checks.check_integer("epochs", epochs, maximum=most)
         num_steps = _checks.check_integer("steps", steps)
-        return cls(num_examples, batch_size, num_steps, Sampling[sampling.upper()], steps_per_epoch)
+        kind, most = Sampling[sampling.upper()], 0
+        if max_batch_size is not None:
+            most = _checks.check_integer("max_batch_size", max_batch_size, minimum=batch_size)
+            if kind is not Sampling.POISSON:
+                raise ValueError(
+                    "Argument `max_batch_size` is for sampling='poisson' only. Received: "
+                    f"max_batch_size={most}, sampling={sampling!r}"
+                )
+            kind, most = kind.truncated_to(most, num_examples)
+        return cls(num_examples, batch_size, num_steps, kind, steps_per_epoch, most)
 
     def noises(self, noise_multiplier: float | NoiseSchedule) -> list[tuple[float, int]]:
         """Return the noise multipliers of the run, each with its number of steps.
@@ -217,11 +253,9 @@ class PlannedRun:
         per_release = 1
         if self.sampling is Sampling.SHUFFLE:
             per_release = math.ceil(self.num_examples / self.batch_size)
+        sizes = (self.num_examples, self.batch_size, self.max_batch_size)
         return _counted(
-            (
-                _release_event(self.sampling, noise, self.num_examples, self.batch_size),
-                math.ceil(steps / per_release),
-            )
+            (_release_event(self.sampling, noise, *sizes), math.ceil(steps / per_release))
             for noise, steps in self.noises(noise_multiplier)
             if steps > 0
         )

@@ -18,7 +18,7 @@ import scipy
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting import lazy_dp as dp
-from keras_adaclip.accounting.accountants import composed_epsilon, knows_pld, self_composed
+from keras_adaclip.accounting.accountants import composed_epsilon, self_composed
 from keras_adaclip.accounting.events import CountedEvents, counted_events
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -44,8 +44,8 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
 
     Returns:
         Epsilon, an upper bound, by privacy loss distributions; infinite if a step ran without
-        noise. The group property is used if more than eight mechanisms ran, or only Rényi
-        divergences of a mechanism are known.
+        noise. The group property is used if more than eight mechanisms ran, draws were truncated,
+        or only Rényi divergences of a mechanism are known.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -68,7 +68,10 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
     bounds = [_by_group_property(events, delta, group_size)]
-    if knows_mixtures() and knows_pld(events) and len(events) <= _MOST_MIXTURES:
+    are_known = all(
+        isinstance(event, (dp.PoissonSampledDpEvent, dp.GaussianDpEvent)) for event, _ in events
+    )
+    if knows_mixtures() and are_known and len(events) <= _MOST_MIXTURES:
         bounds.append(_by_mixtures(events, delta, group_size))
     # Each of these bounds holds. None is below the epsilon of one example.
     return max(alone, min(bounds))

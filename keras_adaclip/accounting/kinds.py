@@ -49,6 +49,8 @@ class Sampling(_Labelled):
     `STREAM`: batches from an unknown source, each unit at most once a batch; a step is one release.
     `PASS`: batches from an unknown source, each unit at most once a pass; a pass is one release.
     `FIXED`: a fixed number of units, drawn without replacement at each step; a step is one release.
+    `TRUNCATED_POISSON`: as `POISSON`, but of a draw larger than the largest batch, as many units as
+    that batch holds are used, chosen at random.
     """
 
     POISSON = 1
@@ -56,6 +58,7 @@ class Sampling(_Labelled):
     STREAM = 3
     PASS = 4
     FIXED = 5
+    TRUNCATED_POISSON = 6
 
     @property
     def is_counted_in_passes(self) -> bool:
@@ -65,7 +68,18 @@ class Sampling(_Labelled):
     @property
     def is_amplified(self) -> bool:
         """Whether drawing units at random makes a release cost less than a full one."""
-        return self in (Sampling.POISSON, Sampling.FIXED)
+        return self in (Sampling.POISSON, Sampling.FIXED, Sampling.TRUNCATED_POISSON)
+
+    def truncated_to(self, max_batch_size: int, num_examples: int) -> tuple[Self, int]:
+        """The kind of sampling with this largest batch, and the largest batch; 0 if none is cut.
+
+        Args:
+            max_batch_size: The most units a step.
+            num_examples: Number of units in the data, which no draw exceeds.
+        """
+        if self is Sampling.POISSON and max_batch_size < num_examples:
+            return Sampling.TRUNCATED_POISSON, max_batch_size
+        return self, 0
 
     def describe(self) -> str:
         """The sampling scheme and what counts as a release, in words for a report."""
@@ -81,6 +95,10 @@ _DESCRIPTIONS = {
         "pass, no amplification"
     ),
     Sampling.FIXED: "fixed-size sampling: as many units at each step, drawn without replacement",
+    Sampling.TRUNCATED_POISSON: (
+        "truncated Poisson sampling: every unit is drawn independently at each step, and a draw "
+        "larger than the largest batch is cut to it at random"
+    ),
 }
 
 

@@ -239,7 +239,7 @@ class Ledger:
         rows, index = [], 0
         while index < len(table):
             selection, end = None, index + 1
-            if table[index, 0] >= SELECTED:
+            if table[index, 0] & SELECTED and table[index, 0] > 0:
                 end += NUM_COST_ROWS
                 selection = SelectionCost.from_integers(table[index + 1 : end])
             if table[index].any():

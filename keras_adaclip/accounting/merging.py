@@ -2,7 +2,8 @@
 
 Merging makes one row of two. The merged row *dominates* both: it has the smaller noise multiplier,
 the larger sampling probability and all releases. Rows with different samplings become `STREAM`,
-full releases, which dominate every other kind. This may change the neighbouring relation under
+full releases, which dominate every other kind, and so do truncated draws that differ in more than
+their noise. This may change the neighbouring relation under
 which epsilon is stated (see `events.neighboring_relation`), but epsilon stays an upper bound.
 """
 
@@ -50,7 +51,12 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
     noise_multiplier = min(first.noise_multiplier, second.noise_multiplier)
     denser = max(first, second, key=_exact_probability)
     sampling, steps_per_release = Sampling.STREAM, 1
-    if first.sampling is second.sampling:
+    truncations = {
+        (row.expected_batch_size, row.num_examples, row.max_batch_size)
+        for row in (first, second)
+        if row.max_batch_size > 0
+    }
+    if first.sampling is second.sampling and len(truncations) <= 1:
         sampling = first.sampling
         steps_per_release = max(first.steps_per_release, second.steps_per_release)
     return LedgerRow(
@@ -63,6 +69,7 @@ def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
         steps_in_release=steps_per_release,
         noise_multiplier=noise_multiplier,
         unit=first.unit,
+        max_batch_size=first.max_batch_size if sampling is Sampling.TRUNCATED_POISSON else 0,
     )
 
 
@@ -126,6 +133,7 @@ def _cost(row: LedgerRow) -> float:
 
     It only ranks pairs of rows. The exponential of less noise would leave the range of float64.
     """
-    probability = row.sampling_probability if row.sampling is Sampling.POISSON else 1.0
+    is_poisson = row.sampling in (Sampling.POISSON, Sampling.TRUNCATED_POISSON)
+    probability = row.sampling_probability if is_poisson else 1.0
     exponential = math.expm1(max(row.noise_multiplier, _LEAST_RANKED_NOISE) ** -2)
     return row.releases * math.log1p(probability**2 * exponential)

@@ -22,6 +22,7 @@ class ReportedMechanism:
         noise_multiplier: Standard deviation of the noise over the clipping norm, in total.
         steps: Steps that ran.
         releases: Releases that they count as.
+        max_batch_size: Most units in a step of truncated Poisson sampling, 0 otherwise.
     """
 
     sampling: str
@@ -31,6 +32,7 @@ class ReportedMechanism:
     noise_multiplier: float
     steps: int
     releases: int
+    max_batch_size: int = 0
 
     @classmethod
     def of(cls, row: LedgerRow) -> Self:
@@ -44,6 +46,7 @@ class ReportedMechanism:
             row.noise_multiplier,
             row.steps,
             row.releases,
+            row.max_batch_size,
         )
 
     def in_words(self, unit: str = "example") -> str:
@@ -54,10 +57,11 @@ class ReportedMechanism:
         """
         drawn = "cohorts" if unit == "client" else "batches"
         size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
+        most = f" (at most {self.max_batch_size:,})" if self.max_batch_size else ""
         q, releases = self.sampling_probability, self.releases
         return (
             f"{self.sampling}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of "
-            f"{self.expected_batch_size:,} of {size}{'' if q is None else f', q = {q:.4g}'}, "
+            f"{self.expected_batch_size:,}{most} of {size}{'' if q is None else f', q = {q:.4g}'}, "
             f"z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )

@@ -24,8 +24,11 @@ from keras_adaclip.accounting.kinds import NUM_COST_ROWS, Sampling, SelectionCos
 _KINDS_OF_SAMPLING = 16
 # Added to the first integer of a row if the next rows of the table hold a `SelectionCost`.
 SELECTED = 1 << 10
+# The first integer of a row is below this, plus as many times this as the largest batch has units.
+_KINDS = 1 << 11
+LARGEST_MAX_BATCH_SIZE = INT32_MAX // _KINDS
 
-Mechanism = tuple[int, int, int, int, int, float, SelectionCost | None]
+Mechanism = tuple[int, int, int, int, int, int, float, SelectionCost | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ class LedgerRow:
         unit: The unit of privacy, whose contribution the sensitivity bounds.
         selection: What one release costs, if it is the best of several runs. Sampling, noise and
             batch size are then those of the run with the least noise.
+        max_batch_size: The most units a step, with `TRUNCATED_POISSON` only; 0 otherwise.
 
     Raises:
         TypeError: If a count is not an integer.
@@ -71,6 +75,7 @@ class LedgerRow:
     noise_multiplier: float
     unit: Unit = Unit.EXAMPLE
     selection: SelectionCost | None = None
+    max_batch_size: int = 0
 
     def __post_init__(self) -> None:
         noise_multiplier = _checks.check_noise_multiplier(self.noise_multiplier)
@@ -81,10 +86,14 @@ class LedgerRow:
         }
         for name, minimum in _MINIMA.items():
             checked[name] = _checks.check_integer(name, getattr(self, name), minimum=minimum)
+        checked["max_batch_size"] = _checks.check_integer(
+            "max_batch_size", self.max_batch_size, minimum=0, maximum=LARGEST_MAX_BATCH_SIZE
+        )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         for rule in self._broken_rules():
-            received = ", ".join(f"{name}={getattr(self, name)}" for name in _MINIMA)
+            names = (*_MINIMA, "max_batch_size")
+            received = ", ".join(f"{name}={getattr(self, name)}" for name in names)
             raise ValueError(f"Argument {rule}. Received: {received}")
 
     def _broken_rules(self) -> Iterator[str]:
@@ -94,6 +103,15 @@ class LedgerRow:
             yield f"`num_examples` must be known for sampling={label}"
         if sampling.is_amplified and self.expected_batch_size > self.num_examples:
             yield "`expected_batch_size` must not exceed `num_examples`"
+        if sampling is not Sampling.TRUNCATED_POISSON and self.max_batch_size > 0:
+            yield f"`max_batch_size` must be 0 for sampling={label}"
+        if sampling is Sampling.TRUNCATED_POISSON and not (
+            self.expected_batch_size <= self.max_batch_size < self.num_examples
+        ):
+            yield (
+                "`max_batch_size` must be at least `expected_batch_size` and below `num_examples` "
+                f"for sampling={label}"
+            )
         if self.steps_per_release != 1 and not sampling.is_counted_in_passes:
             yield f"`steps_per_release` must be 1 for sampling={label}"
         if self.steps_in_release > self.steps_per_release:
@@ -111,6 +129,7 @@ class LedgerRow:
         *,
         steps_per_release: int | None = None,
         unit: Unit = Unit.EXAMPLE,
+        max_batch_size: int = 0,
     ) -> Self:
         """A row in which nothing has run yet.
 
@@ -122,6 +141,7 @@ class LedgerRow:
             steps_per_release: Steps of one pass, for `PASS` only; by default, a pass lasts until
                 the next segment. For other samplings, the number follows.
             unit: The unit of privacy.
+            max_batch_size: The most units a step, for `TRUNCATED_POISSON` only.
 
         Returns:
             The row, whose first step opens a release.
@@ -150,6 +170,7 @@ class LedgerRow:
             steps_in_release=steps_per_release,
             noise_multiplier=noise_multiplier,
             unit=unit,
+            max_batch_size=max_batch_size,
         )
 
     @property
@@ -164,7 +185,7 @@ class LedgerRow:
         """What ran, without how often. Rows with equal mechanisms add up exactly."""
         sampled = (int(self.sampling), self.expected_batch_size, self.num_examples)
         released = (self.steps_per_release, self.noise_multiplier, self.selection)
-        return (int(self.unit), *sampled, *released)
+        return (int(self.unit), *sampled, self.max_batch_size, *released)
 
     @property
     def samplings(self) -> frozenset[Sampling]:
@@ -226,10 +247,11 @@ class LedgerRow:
         """The integers, in the order of the fields, without `selection`. Shape: `(7,)`.
 
         The first integer is the sampling, plus 16 times the unit, plus `SELECTED` if there is a
-        selection.
+        selection, plus 2048 times `max_batch_size`.
         """
         integers = np.array([getattr(self, name) for name in _INTEGER_FIELDS], dtype=np.int32)
         integers[0] += _KINDS_OF_SAMPLING * self.unit + (SELECTED if self.selection else 0)
+        integers[0] += _KINDS * self.max_batch_size
         return integers
 
     @classmethod
@@ -253,14 +275,16 @@ class LedgerRow:
             ValueError: If the numbers do not make a row.
         """
         kind, *counts = np.asarray(integers).tolist()
-        kind -= SELECTED if selection else 0
         # A negative kind was never written. It stays as it is, for the error to name it.
+        max_batch_size, kind = divmod(kind, _KINDS) if kind >= 0 else (0, kind)
+        kind -= SELECTED if selection else 0
         unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
         return cls(
             sampling=Sampling(sampling),
             noise_multiplier=float(noise_multiplier),
             unit=Unit(unit),
             selection=selection,
+            max_batch_size=max_batch_size,
             **dict(zip(_MINIMA, counts, strict=True)),
         )
 

@@ -12,7 +12,11 @@ from keras_adaclip.accounting import LedgerRow, Sampling, rounded_up
 from keras_adaclip.callbacks.privacy_callback import PrivacyCallback
 
 _MOST_STEPS = 10_000_000
-_DRAWN = {Sampling.POISSON: "Poisson ", Sampling.FIXED: "fixed-size "}
+_DRAWN = {
+    Sampling.POISSON: "Poisson ",
+    Sampling.TRUNCATED_POISSON: "truncated Poisson ",
+    Sampling.FIXED: "fixed-size ",
+}
 
 
 class RunNotice(keras.callbacks.Callback):
@@ -83,6 +87,8 @@ class RunNotice(keras.callbacks.Callback):
             batches = "cohorts"
         steps = _counted(self._num_steps) if self._num_steps else "an unknown number of steps"
         drawn = f"{_DRAWN.get(data.sampling, '')}{batches} of {data.expected_batch_size:,}"
+        if data.max_batch_size:
+            drawn = f"{drawn} (at most {data.max_batch_size:,})"
         parts = [f"{steps} on {drawn} from {data.num_examples:,} {unit}s"]
         if data.sampling not in _DRAWN:
             released = "pass" if data.sampling.is_counted_in_passes else "step"

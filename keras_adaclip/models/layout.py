@@ -1,7 +1,8 @@
 """The shapes of a run's batches: as drawn, padded to a few sizes, or in chunks.
 
 A Poisson draw has another size in every step, and XLA compiles once a shape. So a batch is padded
-to one size that nearly every draw fits, and a loop runs over its chunks that hold an example.
+to one size that nearly every draw fits, and a loop runs over its chunks that hold an example. Where
+draws are truncated, this is the largest batch.
 
 XLA's convolutions on a CPU are several times slower inside a loop, and each chunk adds its sums to
 as many numbers as there are weights. With convolutions, or with many more weights than numbers per
@@ -210,13 +211,16 @@ def _largest_batch(data: TrainingData) -> int:
 def _padded_size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     """Return rows for draws up to so many standard deviations above the mean.
 
-    If processes have shares of the rows, the number is enough for the largest share in each.
+    With a largest batch, it is that. If processes have shares of the rows, the number is enough for
+    the largest share in each.
 
     Args:
         dataset: The Poisson-sampled data set.
         deviations: Number of standard deviations.
         multiple: The result is a multiple of this.
     """
+    if dataset.fixed_size is not None:
+        return math.ceil(dataset.fixed_size / multiple) * multiple
     share, probability = dataset.largest_share, dataset.sampling_probability
     mean = dataset.expected_batch_size if dataset.num_shares == 1 else share * probability
     deviation = math.sqrt(mean * (1.0 - probability))

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, training
-from keras_adaclip.accounting import Sampling
+from keras_adaclip.accounting import Sampling, default_delta
 from keras_adaclip.backend import keras_private
+from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import Augmentation, make_plan, mapped
 from keras_adaclip.models.checking import checked_augmentation, summary
 from keras_adaclip.models.layout import batch_layout, step_sizes
@@ -173,11 +174,12 @@ class PrivateTraining(training.TrainingBase):
                 **common,
             )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        num_epochs = epochs - initial_epoch
+        data = self._with_max_batch_size(data, callbacks, num_epochs)
         is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
         kind = None if is_traced_again else self._kind_of_steps(data)
         sizes = self._prepare(data, augmentation=wanted, kind=kind)
         is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
-        num_epochs = epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
             history = super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
@@ -293,9 +295,27 @@ class PrivateTraining(training.TrainingBase):
         self._set_in_steps("chunk_size", layout.chunk_size)
         return layout.sizes
 
+    def _with_max_batch_size(
+        self, data: training.TrainingData, callbacks: Any, num_epochs: int
+    ) -> training.TrainingData:
+        """Return the data with the largest batch chosen for a run, where that is left open.
+
+        Args:
+            data: The training data.
+            callbacks: The callbacks of `fit`, which may give a delta.
+            num_epochs: The number of epochs.
+        """
+        if getattr(data.poisson, "max_batch_size", None) != "auto":
+            return data
+        given = training.flattened(callbacks)
+        deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
+        delta = deltas[0] if deltas else default_delta(max(data.num_examples, 2))
+        rows = self.optimizer.planned_rows(num_epochs, False, data.settings)  # type: ignore[attr-defined]
+        return data.with_max_batch_size(rows, delta)
+
     def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
         """Return everything for which steps are compiled; None if it cannot be told."""
-        is_drawn = data.sampling in (Sampling.POISSON, Sampling.SHUFFLE)
+        is_drawn = data.poisson is not None or data.sampling is Sampling.SHUFFLE
         if not is_drawn or not backend.examines_as_steps_run(self):
             return None
         rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
@@ -308,7 +328,8 @@ class PrivateTraining(training.TrainingBase):
             *(mapped(kind, part) for part in (rows.x, rows.y, rows.sample_weight)),
             # Keras makes weights of the examples of these.
             data.fit_arguments.get("class_weight") is not None,
-            *(data.sampling, data.num_examples, data.expected_batch_size, data.steps_per_epoch),
+            *(data.sampling, data.num_examples, data.expected_batch_size, data.max_batch_size),
+            data.steps_per_epoch,
             *(optimizer.microbatch_size, optimizer.gradient_method),
             *(self.run_eagerly, self.jit_compile, self.steps_per_execution),  # type: ignore[attr-defined]
         )

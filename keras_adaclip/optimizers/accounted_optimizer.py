@@ -35,6 +35,7 @@ class RunSettings:
         noise_scale: Factor of the noise multiplier in this run. The row counts the product, which
             is what is drawn.
         unit: The unit of privacy.
+        max_batch_size: Most units in a step of truncated Poisson sampling, 0 otherwise.
     """
 
     sampling: Sampling
@@ -44,6 +45,7 @@ class RunSettings:
     steps_per_epoch: int | None = None
     noise_scale: float = 1.0
     unit: Unit = Unit.EXAMPLE
+    max_batch_size: int = 0
 
 
 class AccountedOptimizer(WrappingOptimizer):
@@ -214,16 +216,20 @@ class AccountedOptimizer(WrappingOptimizer):
             return ledger.begin_segment()
         return ledger.append(row)
 
-    def planned_rows(self, num_epochs: int, is_pass: bool) -> list[LedgerRow]:
+    def planned_rows(
+        self, num_epochs: int, is_pass: bool, settings: RunSettings | None = None
+    ) -> list[LedgerRow]:
         """Return what the next epochs of the run add to the ledger if all of their steps run.
 
         Args:
             num_epochs: number of epochs; of one step each, if their length is not known.
             is_pass: whether each epoch begins a new pass over the data.
+            settings: those of a run that has not begun; None for the current run.
         """
-        size, rows = self._run_settings.steps_per_epoch or 1, list[LedgerRow]()
+        settings = settings or self._run_settings
+        size, rows = settings.steps_per_epoch or 1, list[LedgerRow]()
         for epoch in range(num_epochs):
-            row = self._row_at(self._steps_taken + epoch * size)
+            row = self._row_at(self._steps_taken + epoch * size, settings)
             if rows and rows[-1].noise_multiplier == row.noise_multiplier:
                 row = rows.pop()
                 row = row.begin_segment() if is_pass else row
@@ -329,9 +335,9 @@ class AccountedOptimizer(WrappingOptimizer):
             value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
         return float(np.float32(value * self._run_settings.noise_scale))
 
-    def _row_at(self, step: int) -> LedgerRow:
-        """Return the row of an epoch of the current run that begins with a step."""
-        settings = self._run_settings
+    def _row_at(self, step: int, settings: RunSettings | None = None) -> LedgerRow:
+        """Return the row of an epoch of a run, by default the current, that begins with a step."""
+        settings = settings or self._run_settings
         return LedgerRow.open(
             settings.sampling,
             settings.expected_batch_size,
@@ -339,6 +345,7 @@ class AccountedOptimizer(WrappingOptimizer):
             noise_multiplier=self._noise_multiplier_at(step, settings.steps_per_epoch),
             steps_per_release=settings.steps_per_release,
             unit=settings.unit,
+            max_batch_size=settings.max_batch_size,
         )
 
 

@@ -148,3 +148,25 @@ def as_array(value: Any) -> np.ndarray:
             f"{array.dtype} and shape {array.shape}"
         )
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def padded_batch(parts: dict[str, Any], num_rows: int, padded_size: int | None) -> dict[str, Any]:
+    """Return a batch of rows with padding and a mask.
+
+    Args:
+        parts: Structures of arrays of shape `(num_rows, ...)`, by name.
+        num_rows: The number of rows.
+        padded_size: The number of rows to pad to; None only adds one row to an empty batch.
+    """
+    size = max(num_rows, 1) if padded_size is None else padded_size
+    missing = size - num_rows
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        """Return the array with rows of padding behind it."""
+        if missing == 0:
+            return array
+        return np.concatenate([array, padding((missing, *array.shape[1:]), array.dtype)])
+
+    batch = {name: keras.tree.map_structure(pad, part) for name, part in parts.items()}
+    batch["mask"] = np.arange(size) < num_rows
+    return batch

@@ -50,6 +50,19 @@ def poisson_draw(generator: Generator, num_units: int, sampling_probability: flo
     return uniform_draw(generator, num_units, size)
 
 
+def truncated_draw(generator: Generator, units: np.ndarray, most: int | None) -> np.ndarray:
+    """Return a draw, cut at random if it is too large; every remaining set is equally likely.
+
+    Args:
+        generator: The source of randomness.
+        units: The ascending numbers of the units in the draw.
+        most: The most units to keep; None keeps all.
+    """
+    if most is None or len(units) <= most:
+        return units
+    return units[uniform_draw(generator, len(units), most)]
+
+
 @dataclass(frozen=True)
 class ProcessShare:
     """One process's share of the rows of a data set that several processes hold.
@@ -72,7 +85,11 @@ class ProcessShare:
     first_rows: dict[str, Any]
 
     def draw(
-        self, seed: int | None, key: tuple[int, ...], sampling_probability: float
+        self,
+        seed: int | None,
+        key: tuple[int, ...],
+        sampling_probability: float,
+        most: int | None = None,
     ) -> tuple[np.ndarray, int]:
         """Return this process's part of one draw, and the size of the largest part.
 
@@ -80,9 +97,14 @@ class ProcessShare:
             seed: The seed of all processes, or None.
             key: Sets this draw apart from the others of the seed, as for `draw_generator`.
             sampling_probability: The probability of each row, between 0 and 1.
+            most: The most rows to draw in all processes together, of a larger draw at random; None
+                for all.
         """
         shared = draw_generator(self.shared_bits if seed is None else seed, *key, _SHARED)
         sizes = shared.binomial(self.rows_of_processes, sampling_probability)
+        if most is not None and sizes.sum() > most:
+            # How many of the rows that stay are in each process, if each set is equally likely.
+            sizes = shared.multivariate_hypergeometric(sizes, most)
         own = draw_generator(seed, *key, _FIRST_PROCESS + self.number)
         rows = uniform_draw(own, self.rows_of_processes[self.number], sizes[self.number])
         return rows, int(sizes.max())

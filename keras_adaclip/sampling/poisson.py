@@ -1,26 +1,26 @@
 """Arrays and sources of examples as Poisson-sampled batches."""
 
-import itertools
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_batch_size, check_integer, check_seed
-from keras_adaclip.sampling.arrays import padding
-from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw
+from keras_adaclip._checks import check_integer
+from keras_adaclip.sampling.arrays import padded_batch
+from keras_adaclip.sampling.draws import ProcessShare
+from keras_adaclip.sampling.poisson_draws import PoissonDraws
 from keras_adaclip.sampling.rows import ArrayRows, SourceRows
 
 
-class PoissonDataset(keras.utils.PyDataset):
+class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
     """Arrays as Poisson-sampled batches, for `PrivateModel.fit`.
 
     Batch `k` is a dict with `"x"`, `"y"` and `"sample_weight"` as given, and `"mask"`, a bool
     array of shape `(rows,)` that is false for padding (an empty draw has one row of padding).
-    Batches differ in size; `fit` pads them if the backend needs few shapes.
+    Batches differ in size, unless there is a largest one, to which all are padded; `fit` pads them
+    if the backend needs few shapes.
 
     Args:
         x: An array or frame, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`.
@@ -41,6 +41,11 @@ class PoissonDataset(keras.utils.PyDataset):
         num_present: The number to use as `num_examples` if it must not depend on how many rows are
             `present`. None takes all rows.
         share: The place of these rows in a data set that several processes hold; `fit` sets it.
+        max_batch_size: None for exact Poisson sampling. An integer from `expected_batch_size` up
+            cuts larger draws to this number of rows, chosen at random, so that all batches can
+            have one shape. Epsilon is then that of truncated Poisson sampling, larger the more
+            often draws are cut. `"auto"` lets the first `fit` choose the smallest number that costs
+            at most 0.1% of that run's epsilon; until then nothing is cut.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -70,10 +75,10 @@ class PoissonDataset(keras.utils.PyDataset):
         present: Any = None,
         num_present: int | None = None,
         share: ProcessShare | None = None,
+        max_batch_size: int | str | None = None,
     ) -> None:
-        self._begin(
-            ArrayRows(x, y, sample_weight), expected_batch_size, seed, present, num_present, share
-        )
+        rows = ArrayRows(x, y, sample_weight)
+        self._begin(rows, expected_batch_size, seed, max_batch_size, present, num_present, share)
 
     @classmethod
     def from_source(
@@ -83,6 +88,7 @@ class PoissonDataset(keras.utils.PyDataset):
         expected_batch_size: int,
         map: Callable[[Any], Any] | None = None,
         workers: int = 0,
+        max_batch_size: int | str | None = None,
         seed: int | None = None,
     ) -> "PoissonDataset":
         """Return a Poisson-sampled data set of examples that are read when they are drawn.
@@ -104,6 +110,7 @@ class PoissonDataset(keras.utils.PyDataset):
                 `map` are called; 0 reads a batch when a step needs it. Both must allow this: a
                 source must not share the place in an open file. Reading files, decoding images and
                 NumPy use all cores in threads; long Python code does not.
+            max_batch_size: As for `PoissonDataset`.
             seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
                 one that ended within an epoch, those of the next do.
 
@@ -130,7 +137,8 @@ class PoissonDataset(keras.utils.PyDataset):
             )
         workers = check_integer("workers", workers, minimum=0)
         dataset = cls.__new__(cls)
-        dataset._begin(SourceRows(source, map, workers), expected_batch_size, seed)
+        rows = SourceRows(source, map, workers)
+        dataset._begin(rows, expected_batch_size, seed, max_batch_size)
         return dataset
 
     def _begin(
@@ -138,28 +146,16 @@ class PoissonDataset(keras.utils.PyDataset):
         rows: ArrayRows | SourceRows,
         expected_batch_size: int,
         seed: int | None,
+        max_batch_size: int | str | None,
         present: Any = None,
         num_present: int | None = None,
         share: ProcessShare | None = None,
     ) -> None:
         """Initialize a data set of these rows; the other arguments are those of the class."""
-        super().__init__()
-        self._rows, self.num_rows = rows, rows.num_rows
-        self._share = share
-        self._rows_of_processes = (self.num_rows,) if share is None else share.rows_of_processes
-        self._present = None if present is None else _checked_present(present, self.num_rows)
-        self._num_examples = sum(self._rows_of_processes)
-        if num_present is not None:
-            self._num_examples = check_integer(
-                "num_present", num_present, minimum=1, maximum=self.num_rows
-            )
-        self._expected_batch_size = check_batch_size(
-            expected_batch_size, self._num_examples, "expected_batch_size"
-        )
-        self.seed = check_seed(seed)
-        self.largest_part = 0
-        self._draw_numbers = itertools.count()
-        self.begin_run(0)
+        keras.utils.PyDataset.__init__(self)
+        self._rows = rows
+        options = (seed, max_batch_size, present, num_present, share)
+        PoissonDraws.__init__(self, rows.num_rows, expected_batch_size, *options)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse subclasses, whose draws would be accounted as if they were those of this class."""
@@ -175,41 +171,8 @@ class PoissonDataset(keras.utils.PyDataset):
             f"{self.expected_batch_size}, sampling_probability={self.sampling_probability})"
         )
 
-    @property
-    def num_examples(self) -> int:
-        """The number of rows to draw from, in all processes; `num_present` if given."""
-        return self._num_examples
-
-    @property
-    def num_shares(self) -> int:
-        """The number of processes that hold the data."""
-        return len(self._rows_of_processes)
-
-    @property
-    def largest_share(self) -> int:
-        """The number of rows of the process that holds the most."""
-        return max(self._rows_of_processes)
-
-    @property
-    def expected_batch_size(self) -> int:
-        """The expected number of rows in a draw, over all processes."""
-        return self._expected_batch_size
-
-    @property
-    def sampling_probability(self) -> float:
-        """The probability with which a step draws each row."""
-        return self.expected_batch_size / self.num_examples
-
-    @property
-    def present(self) -> np.ndarray:
-        """A bool array that tells which rows may be drawn."""
-        return np.ones(self.num_rows, bool) if self._present is None else self._present.copy()
-
     def __len__(self) -> int:
         return math.ceil(self.num_examples / self.expected_batch_size)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.take(self.draw())
 
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
@@ -218,20 +181,25 @@ class PoissonDataset(keras.utils.PyDataset):
             steps_before: The number of steps on the model's ledger before the run.
         """
         self._rows.begin_run()
-        self._steps_before = steps_before
-        self._process = os.getpid()
+        super().begin_run(steps_before)
 
-    def draw(self) -> np.ndarray:
-        """Return the ascending row numbers of one new draw, which may be empty."""
-        # A forked process would repeat the draws of its parent.
-        seed = self.seed if self._process == os.getpid() else None
-        key = (self._steps_before, next(self._draw_numbers))
-        if self._share is not None:
-            rows, self.largest_part = self._share.draw(seed, key, self.sampling_probability)
-        else:
-            generator = draw_generator(seed, *key)
-            rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
-        return rows if self._present is None else rows[self._present[rows]]
+    def shared(self, share: ProcessShare) -> "PoissonDataset":
+        """Return the data set as this process's share of one that several processes hold.
+
+        Args:
+            share: The place of these rows in the whole.
+
+        Raises:
+            ValueError: If only some rows are present.
+        """
+        num_present = None if self._num_examples == self.num_rows else self._num_examples
+        options = (self.seed, self._max_batch_size, self._present, num_present, share)
+        whole = type(self).__new__(type(self))
+        whole._begin(self._rows, self._expected_batch_size, *options)
+        return whole
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.take(self.draw(), self.fixed_size)
 
     @property
     def num_ahead(self) -> int:
@@ -245,7 +213,7 @@ class PoissonDataset(keras.utils.PyDataset):
             rows: Row numbers.
         """
         read = self._rows.reading(rows)
-        return lambda padded_size=None: _padded(read(), len(rows), padded_size)
+        return lambda padded_size=None: padded_batch(read(), len(rows), padded_size)
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
         """Return the batch with the given rows, `"mask"` included.
@@ -254,7 +222,7 @@ class PoissonDataset(keras.utils.PyDataset):
             rows: Row numbers.
             padded_size: The number of rows to pad to; None only adds one row to an empty draw.
         """
-        return _padded(self._rows.take(rows), len(rows), padded_size)
+        return padded_batch(self._rows.take(rows), len(rows), padded_size)
 
     @property
     def first_rows(self) -> dict[str, Any]:
@@ -262,30 +230,3 @@ class PoissonDataset(keras.utils.PyDataset):
         if self._share is not None:
             return self._share.first_rows
         return self.take(np.arange(min(3, self.num_rows)))
-
-
-def _padded(parts: dict[str, Any], num_rows: int, padded_size: int | None) -> dict[str, Any]:
-    """Return a batch of rows with padding and a mask."""
-    size = max(num_rows, 1) if padded_size is None else padded_size
-    missing = size - num_rows
-
-    def pad(array: np.ndarray) -> np.ndarray:
-        """Return the array with rows of padding behind it."""
-        if missing == 0:
-            return array
-        return np.concatenate([array, padding((missing, *array.shape[1:]), array.dtype)])
-
-    batch = {name: keras.tree.map_structure(pad, part) for name, part in parts.items()}
-    batch["mask"] = np.arange(size) < num_rows
-    return batch
-
-
-def _checked_present(present: Any, num_rows: int) -> np.ndarray:
-    """Return a copy of the bool array `present`, which has one entry for each row."""
-    given = np.array(present)
-    if given.dtype != np.bool_ or given.shape != (num_rows,):
-        raise ValueError(
-            f"Argument `present` must be a bool array with one entry for each of the {num_rows} "
-            f"rows. Received: dtype {given.dtype}, shape {given.shape}"
-        )
-    return given

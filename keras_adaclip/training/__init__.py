@@ -3,7 +3,7 @@
 `models` also imports the modules `made_up`, `preflight`, `processes` and `training_data`.
 """
 
-from keras_adaclip.training.base import TrainingBase
+from keras_adaclip.training.base import TrainingBase, flattened
 from keras_adaclip.training.issues import Finding, PrivacyIssue, issues_of_clients, refuse
 from keras_adaclip.training.model_forms import SubclassedForm, converted
 from keras_adaclip.training.preflight import (

@@ -227,7 +227,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             ValueError: If a `PrivacyCallback` allows no step, or a `ModelCheckpoint` would write a
                 file that cannot hold the ledger.
         """
-        given = _flattened(callbacks)
+        given = flattened(callbacks)
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         isolation = self._private_state.isolation
@@ -260,7 +260,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
     @staticmethod
     def _wants_diagnostics(callbacks: Any) -> bool:
         """Return whether one of the callbacks asks for raw norms and true clip fractions."""
-        return any(getattr(each, "private_diagnostics", False) for each in _flattened(callbacks))
+        return any(getattr(each, "private_diagnostics", False) for each in flattened(callbacks))
 
     def _record_diagnostics(self, record: bool) -> None:
         """Make the step record raw norms and true clip fractions, which are not private, or not."""
@@ -271,7 +271,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             self.train_function = self.test_function = None
 
 
-def _flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
+def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Return the single callbacks; Keras makes a `CallbackList` of them again."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if type(callbacks) is not keras.callbacks.CallbackList:

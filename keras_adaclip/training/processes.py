@@ -69,9 +69,9 @@ def refuse_data_of_one_process(data: "TrainingData") -> None:
     """
     if backend.num_processes() > 1 and getattr(data.poisson, "num_shares", 1) == 1:
         raise ValueError(
-            "Over several processes, `PrivateModel.fit` takes arrays with `sampling='poisson'`, "
-            "and each process gives its own share: only then is it known that an example "
-            "contributes once to a step. Received: data sampled as "
+            "Over several processes, `PrivateModel.fit` takes arrays with `sampling='poisson'` or "
+            "a `PoissonDataset`, and each process gives its own share: only then is it known that "
+            "an example contributes once to a step. Received: data sampled as "
             f"{data.sampling.name.lower()!r}, in {backend.num_processes()} processes"
         )
 
@@ -171,6 +171,29 @@ def host_share(
     return PoissonDataset(
         x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
     )
+
+
+def as_share(dataset: PoissonDataset) -> PoissonDataset:
+    """Return a data set as this process's share of the rows of all; all call this together.
+
+    Args:
+        dataset: The rows of this process. With one process, it is returned as it is.
+
+    Raises:
+        TypeError: If the rows hold strings.
+        ValueError: If two processes hold the same rows, or rows of different kinds, or other
+            arguments than another process.
+    """
+    if backend.num_processes() == 1 or dataset.num_shares > 1:
+        return dataset
+    settings = (dataset.expected_batch_size, dataset.seed, dataset.max_batch_size)
+    if _num_different(repr(settings).encode()) > 1:
+        raise ValueError(
+            "The processes have different `PoissonDataset`s. Give all the same "
+            "`expected_batch_size`, `seed` and `max_batch_size`. Received here: "
+            f"expected_batch_size={settings[0]}, seed={settings[1]}, max_batch_size={settings[2]!r}"
+        )
+    return dataset.shared(_share_of_this_process(dataset))
 
 
 def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
-from keras_adaclip.accounting import Sampling
+from keras_adaclip.accounting import LedgerRow, Sampling, smallest_max_batch_size
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
@@ -24,7 +24,7 @@ from keras_adaclip.sampling import (
     from_frames,
     num_rows_not_finite,
 )
-from keras_adaclip.training.processes import host_share
+from keras_adaclip.training.processes import as_share, host_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,19 @@ class TrainingData(RunSettings):
         if self.steps_per_epoch is None or backend.num_replicas(model) > 1:
             return False
         return self.poisson is not None or self.fit_arguments.get("steps_per_epoch") is None
+
+    def with_max_batch_size(self, rows: Iterable[LedgerRow], delta: float) -> "TrainingData":
+        """Return the data with the largest batch chosen, where the data set leaves it open.
+
+        Args:
+            rows: What the run is planned to add to the ledger.
+            delta: The delta of its epsilon.
+        """
+        if getattr(self.poisson, "max_batch_size", None) != "auto":
+            return self
+        self.poisson.choose_max_batch_size(smallest_max_batch_size(rows, delta))
+        chosen = _from_poisson(self.poisson, self.steps_per_epoch, self.class_weight)
+        return dataclasses.replace(chosen, num_not_finite=self.num_not_finite)
 
     def with_sizes(self, sizes: Sequence[int], model: keras.Model) -> dict[str, Any]:
         """Return the arguments for Keras's `fit`, with Poisson draws padded to one of `sizes`."""
@@ -169,7 +182,7 @@ def from_data_set(
             "sampling": None if sampling == "poisson" else sampling,
         }
         _refuse_given(chosen, "a `PoissonDataset`, which draws its own batches from its own rows")
-        return _from_poisson(data, steps_per_epoch, class_weight)
+        return _from_poisson(as_share(data), steps_per_epoch, class_weight)
     first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
     batch_size, rows = rows_of(x, y, sample_weight)
@@ -210,11 +223,15 @@ def _from_poisson(
     dataset: PoissonDataset, steps_per_epoch: int | None, class_weight: dict[int, float] | None
 ) -> TrainingData:
     """Return training data from a Poisson-sampled data set."""
+    sampling, most = Sampling.POISSON, 0
+    if isinstance(dataset.max_batch_size, int):
+        sampling, most = sampling.truncated_to(dataset.max_batch_size, dataset.num_examples)
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = _with_class_weights(dataset.first_rows, class_weight)
     return TrainingData(
-        sampling=Sampling.POISSON,
+        sampling=sampling,
+        max_batch_size=most,
         expected_batch_size=dataset.expected_batch_size,
         num_examples=dataset.num_examples,
         steps_per_epoch=steps_per_epoch or dataset.num_batches,
