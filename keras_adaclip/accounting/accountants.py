@@ -152,22 +152,24 @@ def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
 def _truncated_rdp(event: DpEvent, orders: Orders) -> Floats:
     """Rényi divergences of one truncated Poisson draw. Shape: `(len(orders),)`.
 
-    A draw that the other units do not fill is Poisson-sampled. In any other, with a probability of
-    `beyond`, a unit takes the place of another, which costs at most a Gaussian of sensitivity 2:
+    The other units fill the batch with some probability. If they do not, the unit is drawn with the
+    probability q and moves the sum by C. If they do, it takes the place of another with at most the
+    probability q, and moves the sum by 2 C. A distribution against one with a share of 1 - q in
+    common is at most 1 / (1 - q) times as dense as against that share, which covers zero-out:
 
-        exp((a - 1) D) <= exp((a - 1) D_sampled) + beyond exp((a - 1) 2 a / z**2)
+        exp((a - 1) D) <= exp((a - 1) D(q, z)) + filled exp((a - 1) (D(q, z / 2) - log(1 - q)))
     """
     noise, probability = event.noise_multiplier, event.sampling_probability
-    sampled = dp.PoissonSampledDpEvent(probability, dp.GaussianDpEvent(noise))
-    beyond = scipy.stats.binom.logsf(
+    once, twice = (
+        _release_rdp(dp.PoissonSampledDpEvent(probability, dp.GaussianDpEvent(each)), orders)
+        for each in (noise, noise / 2)
+    )
+    filled = scipy.stats.binom.logsf(
         event.truncated_batch_size - 1, event.dataset_size - 1, probability
     )
     exponents = np.array(orders) - 1.0
-    log_moments = np.logaddexp(
-        exponents * _release_rdp(sampled, orders),
-        beyond + exponents * 2.0 * np.array(orders) / noise**2,
-    )
-    return log_moments / exponents
+    replaced = filled + exponents * (twice - math.log1p(-probability))
+    return np.logaddexp(exponents * once, replaced) / exponents
 
 
 @contextlib.contextmanager

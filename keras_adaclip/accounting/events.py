@@ -1,7 +1,7 @@
 """The events that `dp_accounting` composes, for ledger rows and for plans.
 
     POISSON            PoissonSampledDpEvent(q, GaussianDpEvent(z)) for each step
-    TRUNCATED_POISSON  TruncatedSubsampledGaussianDpEvent(n + 1, q, m, z) for each step
+    TRUNCATED_POISSON  TruncatedSubsampledGaussianDpEvent(n, q, m, z) for each step
     SHUFFLE, PASS      GaussianDpEvent(z) for each pass over the data
     STREAM             GaussianDpEvent(z) for each step
     FIXED              SampledWithoutReplacementDpEvent(n, k, GaussianDpEvent(z / 2)) for each step
@@ -22,10 +22,10 @@ Guarantees:
     Gaussians, PLD doubles the sensitivity for replace-one, and older versions know fewer relations.
 
     A unit in a truncated draw may take the place of another, which moves the sum by up to 2 C. This
-    happens only if the others alone fill the batch. That is likeliest in the larger of two
-    neighbouring data sets, which has n + 1 units if the one that was used has n. The event holds
-    under zero-out too: with the hole in place of the unit, the other units of the batch stay the
-    same, and `dp_accounting` bounds even the replacement of the unit by another.
+    happens only if the others alone fill the batch. Here n is the size of the larger of two
+    neighbouring data sets, which is the one that was used: the smaller lacks one of its units. The
+    event holds under zero-out too: with a hole in place of the unit, the other units of the batch
+    stay the same, and `dp_accounting` bounds even the replacement of the unit by another.
 
     Fixed-size batches have no smaller neighbours: one unit *replaces* another, and the sum moves
     by up to 2 C. `dp_accounting` takes the noise relative to that change, hence z / 2. In a ledger
@@ -96,7 +96,7 @@ def _release_event(
                 "`pip install --upgrade dp-accounting`."
             )
         return dp.TruncatedSubsampledGaussianDpEvent(
-            num_examples + 1, batch_size / num_examples, most, noise_multiplier
+            num_examples, batch_size / num_examples, most, noise_multiplier
         )
     if sampling is Sampling.FIXED:
         # Replacing a unit moves the sum by twice the clip norm.

@@ -1,14 +1,15 @@
 """The largest batch that truncated Poisson sampling needs."""
 
 import dataclasses
-import math
 from bisect import bisect_left
 from collections.abc import Iterable
 
 import scipy
 
-from keras_adaclip._checks import check_between_0_and_1
-from keras_adaclip.accounting.epsilon import ledger_epsilon
+from keras_adaclip._checks import INT32_MAX, check_between_0_and_1
+from keras_adaclip.accounting.accountants import composed_epsilon
+from keras_adaclip.accounting.epsilon import COARSENESS
+from keras_adaclip.accounting.events import counted_events
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LARGEST_MAX_BATCH_SIZE, LedgerRow
 
@@ -36,30 +37,37 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
 
     >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
     >>> smallest_max_batch_size([row.advance(3515)], delta=1e-5)
-    336
+    335
     """
     rows = tuple(rows)
     delta = check_between_0_and_1("delta", delta)
     least = min(rows, key=lambda row: row.noise_multiplier)
-    steps = min(max(sum(row.steps for row in rows), 1), 2**31 - 1)
+    steps = min(max(sum(row.steps for row in rows), 1), INT32_MAX)
     exact = dataclasses.replace(least, steps=steps, releases=steps)
     size, num_examples = exact.expected_batch_size, exact.num_examples
     probability = exact.sampling_probability
     rare = int(scipy.stats.binom.isf(_RARELY, num_examples, probability))
-    allowed = (1 + _SHARE_OF_EPSILON) * ledger_epsilon([exact], delta)
+    limit = 1 + _SHARE_OF_EPSILON
+    end = min(num_examples, LARGEST_MAX_BATCH_SIZE + 1)
 
-    def is_enough(most: int) -> bool:
-        """Return whether batches of at most this size cost little."""
-        if math.isinf(allowed):
+    def is_enough(most: int, coarseness: int) -> bool:
+        """Return whether batches of at most this size cost little, on a grid of PLD."""
+        if exact.noise_multiplier == 0:
             return most >= rare
         sampling = Sampling.TRUNCATED_POISSON
         row = dataclasses.replace(exact, sampling=sampling, max_batch_size=most)
-        return ledger_epsilon([row], delta) <= allowed
+        found, allowed = (
+            composed_epsilon(counted_events([each]), delta, "pld", coarseness)
+            for each in (row, exact)
+        )
+        return found <= limit * allowed
 
-    end = min(num_examples, LARGEST_MAX_BATCH_SIZE + 1)
-    first, step = size, max(rare - size, 1)
-    while first + step < end and not is_enough(first + step):
-        first, step = first + step, 2 * step
-    sizes = range(min(first + step + 1, end))
-    found = bisect_left(sizes, True, lo=first, key=is_enough)
-    return found if found < end else num_examples
+    # A coarse grid finds the number, and the fine one confirms it.
+    step, guess = max(rare - size, 1), size
+    while guess + step < end and not is_enough(guess + step, COARSENESS):
+        guess, step = guess + step, 2 * step
+    sizes = range(min(guess + step + 1, end))
+    most = bisect_left(sizes, True, lo=guess, key=lambda most: is_enough(most, COARSENESS))
+    while most < end and not is_enough(most, 1):
+        most += 1
+    return most if most < end else num_examples

@@ -163,10 +163,10 @@ class PoissonDraws:
                 f"Received: {self.num_shares} processes"
             )
         present = self.num_rows if self._present is None else int(self._present.sum())
-        if self._max_batch_size is not None and present > self._num_examples + 1:
+        if self._max_batch_size is not None and present > self._num_examples:
             raise ValueError(
-                "With `max_batch_size`, at most one row more than `num_present` may be present, as "
-                "in a neighbouring data set: how often a draw is cut depends on their number. "
+                "With `max_batch_size`, no more rows than `num_present` may be present: how often "
+                "a draw is cut depends on their number. "
                 f"Received: num_present={self._num_examples}, {present} rows present"
             )
 

@@ -28,13 +28,10 @@ def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=
 
 
 # Few values, so that what they cost is computed once.
-def any_row(sampling, **keywords):
-    return row(sampling, **keywords, max_batch_size=70 * (sampling is Sampling.TRUNCATED_POISSON))
-
-
 ROWS = st.builds(
-    any_row,
-    sampling=st.sampled_from(Sampling),
+    row,
+    # Truncated draws are always accounted by PLD, which takes longer: see `test_truncation.py`.
+    sampling=st.sampled_from([kind for kind in Sampling if kind != Sampling.TRUNCATED_POISSON]),
     batch=st.sampled_from([32, 64]),
     examples=st.sampled_from([1000, 2000]),
     noise=st.sampled_from([0.75, 1.0, 1.1, 4.0]),

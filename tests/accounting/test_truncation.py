@@ -29,7 +29,7 @@ DELTA = 1e-5
 RUN = {"num_examples": 60_000, "batch_size": 256, "steps": 3515, "delta": DELTA}
 
 
-def truncated(most=320, batch=256, examples=60_000, noise=1.0, steps=100):
+def truncated(most=320, batch=256, examples=60_000, noise=3.0, steps=100):
     sampling = Sampling.TRUNCATED_POISSON
     row = LedgerRow.open(sampling, batch, examples, noise, max_batch_size=most)
     return row.advance(steps)
@@ -41,28 +41,26 @@ def exact(row):
 
 @pytest.mark.parametrize(("most", "expected"), [(384, 1.3512), (320, 1.4268), (304, 2.9381)])
 def test_known_epsilons(most, expected):
-    """Values of `dp_accounting` for 60,000 rows; ours are for one row more, and not below."""
+    """Values of `dp_accounting` 0.6.0."""
     found = compute_epsilon(1.0, **RUN, max_batch_size=most)
-    assert expected - 5e-5 < found < expected + 5e-4
-    assert ledger_epsilon([truncated(most, steps=3515)], DELTA) == found
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert ledger_epsilon([truncated(most, noise=1.0, steps=3515)], DELTA) == found
 
 
-def test_epsilon_is_not_below_that_of_either_neighbouring_data_set():
+@pytest.mark.parametrize("most", [64, 80])
+def test_epsilon_is_that_of_dp_accounting(most):
     import dp_accounting
 
-    for most in (64, 80):
-        row = truncated(most, batch=50, examples=1000)
-        found = ledger_epsilon([row], DELTA)
-        for num_examples in (1000, 1001):
-            event = dp_accounting.TruncatedSubsampledGaussianDpEvent(num_examples, 0.05, most, 1.0)
-            accountant = dp_accounting.pld.PLDAccountant().compose(event, 100)
-            assert found >= accountant.get_epsilon(DELTA) * (1 - 1e-9)
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(1000, 0.05, most, 3.0)
+    expected = dp_accounting.pld.PLDAccountant().compose(event, 100).get_epsilon(DELTA)
+    found = ledger_epsilon([truncated(most, batch=50, examples=1000)], DELTA)
+    assert expected * (1 - 1e-9) <= found <= expected * (1 + 1e-4)
 
 
 def test_a_smaller_largest_batch_costs_more_and_a_large_one_nothing():
-    epsilons = [ledger_epsilon([truncated(most)], DELTA) for most in (290, 304, 320, 352, 400)]
+    epsilons = [ledger_epsilon([truncated(most)], DELTA) for most in (290, 304, 320, 400)]
     assert epsilons == sorted(epsilons, reverse=True)
-    assert epsilons[0] > 2 * epsilons[-1]
+    assert epsilons[0] > 1.15 * epsilons[-1]
     assert epsilons[-1] == pytest.approx(ledger_epsilon([exact(truncated())], DELTA), rel=1e-6)
 
 
@@ -71,7 +69,7 @@ def divergence_by_integration(row, order):
 
     Where others fill it, the unit moves the sum by two clipping norms, in the worst case.
     """
-    others, noise, most = row.num_examples, row.noise_multiplier, row.max_batch_size
+    others, noise, most = row.num_examples - 1, row.noise_multiplier, row.max_batch_size
     q = row.sampling_probability
     counts = stats.binom(others, q)
     full = counts.sf(most - 1)
@@ -137,14 +135,14 @@ def test_rows_are_kept_in_tables():
     plan = accounting.RunBounds((Ledger((truncated(),)),))
     selected = plan.selected(accounting.RandomSelection(10, "geometric"))
     for ledger in (Ledger((row,)), Ledger((*selected, truncated()))):
-        assert Ledger.from_arrays(*ledger.to_arrays(40)) == ledger
+        assert Ledger.from_arrays(*ledger.to_arrays(60)) == ledger
     with pytest.raises(ValueError, match="`max_batch_size` must lie between 0 and 1048575"):
         truncated(1_048_576, examples=2_000_000)
 
 
 def test_only_rows_that_differ_in_noise_stay_truncated_when_merged():
     row = truncated()
-    noisier = truncated(noise=2.0)
+    noisier = truncated(noise=4.0)
     merged = merge_upward(noisier, row)
     assert merged.mechanism == row.mechanism
     assert ledger_epsilon([merged], DELTA) >= ledger_epsilon([row, noisier], DELTA)
@@ -153,7 +151,7 @@ def test_only_rows_that_differ_in_noise_stay_truncated_when_merged():
         assert merge_upward(other, row).max_batch_size == 0
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(1.0, 3515), (0.6, 100), (4.0, 20_000)])
+@pytest.mark.parametrize(("noise", "steps"), [(0.9, 100), (4.0, 20_000)])
 def test_the_smallest_largest_batch_costs_a_thousandth(noise, steps):
     row = exact(truncated(noise=noise, steps=steps))
     most = smallest_max_batch_size([row], DELTA)
@@ -163,7 +161,7 @@ def test_the_smallest_largest_batch_costs_a_thousandth(noise, steps):
 
 
 def test_the_smallest_largest_batch_of_other_runs():
-    rows = [exact(truncated(noise=noise)) for noise in (2.0, 1.0, 3.0)]
+    rows = [exact(truncated(noise=noise)) for noise in (4.0, 3.0, 5.0)]
     alone = dataclasses.replace(rows[1], steps=300, releases=300)
     assert smallest_max_batch_size(rows, DELTA) == smallest_max_batch_size([alone], DELTA)
     silent = smallest_max_batch_size([exact(truncated(noise=0.0))], DELTA)
@@ -174,9 +172,10 @@ def test_the_smallest_largest_batch_of_other_runs():
 
 def test_a_plan_with_a_largest_batch():
     arguments = {**RUN, "max_batch_size": 304}
-    noise = accounting.calibrate_noise_multiplier(1.3512, **arguments)
-    assert noise > 1.05
-    assert 1.3512 * 0.999 <= compute_epsilon(noise, **arguments) <= 1.3512
+    target = compute_epsilon(3.0, **RUN)
+    noise = accounting.calibrate_noise_multiplier(target, **arguments)
+    assert noise > 3.03
+    assert target * 0.999 <= compute_epsilon(noise, **arguments) <= target
     whole = compute_epsilon(1.0, 100, 10, steps=5, delta=DELTA, max_batch_size=100)
     assert whole == compute_epsilon(1.0, 100, 10, steps=5, delta=DELTA)
     with pytest.raises(ValueError, match="`max_batch_size` must be at least 256"):
@@ -196,4 +195,4 @@ def test_an_older_dp_accounting_is_named(monkeypatch):
 def test_coarse_grids_are_upper_bounds():
     events = counted_events([truncated(304, steps=50)])
     fine = composed_epsilon(events, DELTA, "pld")
-    assert fine <= composed_epsilon(events, DELTA, "pld", 8) <= 1.02 * fine
+    assert fine <= composed_epsilon(events, DELTA, "pld", 8) <= 1.05 * fine

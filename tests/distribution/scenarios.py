@@ -102,6 +102,21 @@ def poisson(scope, options):
     return fitted(compiled(scope, clipping=quantile()), *share(options), **POISSON)
 
 
+def source(options, **arguments):
+    """Return this process's rows as a source, drawn as in `poisson`."""
+    pairs = list(zip(*share(options), strict=True))
+    arguments = {"expected_batch_size": 48, "seed": 7, **arguments}
+    return ka.sampling.PoissonDataset.from_source(pairs, **arguments)
+
+
+def own_source(scope, options):
+    return fitted(compiled(scope, clipping=quantile()), source(options, workers=1), epochs=4)
+
+
+def truncated(scope, options):
+    return fitted(compiled(scope), source(options, max_batch_size=50), epochs=4)
+
+
 def everyone(scope, options):
     """Every example in every step: what is drawn is the same however the rows lie."""
     noised = {"noise_multiplier": 1.0, "clipping": quantile(count_noise_stddev=20.0)}
@@ -300,8 +315,10 @@ def shuffled_share(scope, options):
 
 
 @refused
-def own_draws(scope, options):
-    data = ka.sampling.PoissonDataset(*share(options), expected_batch_size=24)
+def other_draws(scope, options):
+    """Each process has another idea of the whole batch."""
+    size = 24 + options["process"]
+    data = ka.sampling.PoissonDataset(*share(options), expected_batch_size=size)
     return fitted(compiled(scope), data)
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="trains in one proces
 REFUSED = {
     "same_rows": "Two processes were given the same rows",
     "shuffled_share": "and each process gives its own share",
-    "own_draws": "and each process gives its own share",
+    "other_draws": "The processes have different `PoissonDataset`s",
     "other_thresholds": "have compiled the model with different optimizers",
     "other_state_later": "Received different values of: clip_norm",
 }
@@ -26,7 +26,7 @@ if BACKEND == "tensorflow":
 def runs(tmp_path_factory):
     """Return the results of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("processes")
-    scenarios = ["everyone", "poisson", "noise_alone", *REFUSED]
+    scenarios = ["everyone", "poisson", "own_source", "truncated", "noise_alone", *REFUSED]
     two = start(folder, kind="data", processes=2, scenarios=scenarios)
     found = results_of(two())
     (alone,) = results_of(start(folder, scenarios=["everyone"])())
@@ -43,7 +43,13 @@ def test_twenty_steps_lead_to_the_weights_of_one_process(runs):
         assert found["epsilon"] == alone["epsilon"]
 
 
-@pytest.mark.parametrize("scenario", ["poisson", "noise_alone"])
+def test_shares_that_are_read_by_number_train_as_arrays_do(runs):
+    for found in runs[1]:
+        np.testing.assert_array_equal(found["own_source"]["weights"], found["poisson"]["weights"])
+        assert found["own_source"]["epsilon"] == found["poisson"]["epsilon"]
+
+
+@pytest.mark.parametrize("scenario", ["poisson", "truncated", "noise_alone"])
 def test_processes_have_one_model_one_noise_and_one_ledger(runs, scenario):
     first, second = (each[scenario] for each in runs[1])
     for name in ("weights", "identity", "steps", "clip_norm"):

@@ -146,10 +146,31 @@ test_sampling.py::test_each_row_is_drawn_with_the_stated_probability
 test_sampling.py::test_rows_are_drawn_independently_of_each_other
 - size = generator.binomial(num_units, sampling_probability)
 + size = round(num_units * sampling_probability)
-# rows that are not present drawn | sampling/poisson.py
+# rows that are not present drawn | sampling/poisson_draws.py
 test_sampling.py::test_rows_that_are_not_present_are_never_drawn_and_all_else_stays
-- return rows if self._present is None else rows[self._present[rows]]
-+ return rows
+- rows = rows if self._present is None else rows[self._present[rows]]
+# rows that are not present take a place in a truncated draw | sampling/poisson_draws.py
+test_truncated_draws.py::test_rows_that_are_not_present_take_no_place
+- rows = rows if self._present is None else rows[self._present[rows]]
+-         return truncated_draw(generator, rows, self._most)
++ rows = truncated_draw(generator, rows, self._most)
++         return rows if self._present is None else rows[self._present[rows]]
+# the first rows of a large draw kept instead of random ones | sampling/draws.py
+test_truncated_draws.py::test_the_law_of_the_draws
+- return units[uniform_draw(generator, len(units), most)]
++ return units[:most]
+# each process cuts its own part of a large draw | sampling/draws.py
+test_truncated_draws.py::test_the_law_of_the_draws
+- sizes = shared.multivariate_hypergeometric(sizes, most)
++ sizes = np.minimum(sizes, most // len(sizes))
+# truncated draws accounted as exact ones | training/training_data.py
+test_truncated_draws.py::test_steps_use_the_rows_that_were_kept_and_no_others
+- sampling, most = sampling.truncated_to(dataset.max_batch_size, dataset.num_examples)
++ pass
+# truncated rows of different sizes merged into the first | accounting/merging.py
+accounting/test_truncation.py::test_only_rows_that_differ_in_noise_stay_truncated_when_merged
+- if first.sampling is second.sampling and len(truncations) <= 1:
++ if first.sampling is second.sampling:
 # the same rows drawn in every fit | training/base.py
 soundness/test_rules_noise_keys.py::test_every_fit_draws_other_rows
 - data.poisson.begin_run(self.privacy_ledger.steps)
@@ -290,7 +311,7 @@ gradients/test_cancellation.py::test_lookups_of_one_row_that_nearly_cancel
 gradients/test_factored.py::test_norms_and_sums_are_those_of_the_gradients_themselves
 - squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
 + squares = ops.sum(ops.square(self.cotangents), axis=2)
-# a data set with a seed draws the same again when a model goes on training | sampling/poisson.py
+# a data set with a seed draws the same again when a model goes on training | sampling/poisson_draws.py
 models/test_sampling_in_fit.py::test_a_seeded_data_set_made_anew_is_drawn_from_anew
 - self._steps_before = steps_before
 + self._steps_before = 0 * steps_before
