@@ -187,7 +187,7 @@ def test_fit_chooses_the_smallest_largest_batch_once():
 def test_other_delta_other_largest_batch():
     strict, lax = many(), many()
     fit(strict, epochs=1, callbacks=[ka.callbacks.PrivacyCallback(delta=1e-7)])
-    fit(lax, epochs=1, callbacks=[ka.callbacks.PrivacyCallback(delta=1e-2)])
+    fit(lax, epochs=1, callbacks=[ka.callbacks.PrivacyCallback(delta=9e-4)])
     assert lax.max_batch_size < strict.max_batch_size
 
 
@@ -197,7 +197,7 @@ def test_no_draw_is_larger_than_the_data():
     assert (row.sampling, row.max_batch_size) == (Sampling.POISSON, 0)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch takes any shape")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="others take any shape")
 @pytest.mark.parametrize("most", [70, 400])
 def test_fit_pads_to_the_largest_batch(most):
     data = many(max_batch_size=most)

@@ -311,7 +311,7 @@ gradients/test_cancellation.py::test_lookups_of_one_row_that_nearly_cancel
 gradients/test_factored.py::test_norms_and_sums_are_those_of_the_gradients_themselves
 - squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
 + squares = ops.sum(ops.square(self.cotangents), axis=2)
-# a data set with a seed draws the same again when a model goes on training | sampling/poisson_draws.py
+# a data set with a seed draws the same again in further training | sampling/poisson_draws.py
 models/test_sampling_in_fit.py::test_a_seeded_data_set_made_anew_is_drawn_from_anew
 - self._steps_before = steps_before
 + self._steps_before = 0 * steps_before
