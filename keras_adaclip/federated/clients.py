@@ -17,8 +17,8 @@ _GROUP = "examples"
 class ClientData(abc.ABC):
     """The examples of many clients, read when they are needed.
 
-    `ClientData.from_arrays` and `ClientData.from_hdf5` make one. Indexing with the id of a client
-    returns its examples, `(x, y)`; `len()` is the number of clients, which counts as public.
+    `ClientData.from_arrays`, `from_hdf5` and `from_function` make one. Indexing with the id of a
+    client returns its examples, `(x, y)`; `len()` is the number of clients, which counts as public.
 
     Example:
 
@@ -71,6 +71,30 @@ class ClientData(abc.ABC):
             ValueError: If the file has another layout, or lacks a feature.
         """
         return _Hdf5Clients(path, x, y, preprocess)
+
+    @staticmethod
+    def from_function(
+        client_ids: Sequence[Hashable],
+        read: Callable[[Any], Any],
+        num_examples: Sequence[int] | None = None,
+    ) -> "ClientData":
+        """Return clients whose examples a function reads each time that they are needed.
+
+        Args:
+            client_ids: The ids of all clients, each once.
+            read: Takes the id of a client and returns its examples, `(x, y)` or `x`: arrays, or
+                dicts or tuples of arrays, of shape `(num_examples, ...)`. It must not look at other
+                clients.
+            num_examples: The number of examples of each client, in the order of the ids. None reads
+                clients to count them, with `client_batch_size=None` all of them before training.
+
+        Raises:
+            TypeError: If `read` is no function.
+            ValueError: If there is no client, an id occurs twice, or the numbers of ids and of
+                `num_examples` differ; while training, if a client has another number of examples.
+            RuntimeError: If `read` fails, with the id of the client.
+        """
+        return _FunctionClients(client_ids, read, num_examples)
 
     @property
     @abc.abstractmethod
@@ -241,6 +265,60 @@ class _Hdf5Clients(ClientData):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
+
+
+class _FunctionClients(ClientData):
+    """Clients that a function reads; see `ClientData.from_function`."""
+
+    def __init__(self, client_ids: Any, read: Any, num_examples: Any) -> None:
+        if not callable(read):
+            raise TypeError(
+                "Argument `read` must be a function of the id of a client. "
+                f"Received: read of type {type(read).__name__}"
+            )
+        self._ids, self._read = list(client_ids), read
+        if not self._ids or len(set(self._ids)) < len(self._ids):
+            raise ValueError(
+                "Argument `client_ids` must hold at least one id, and each only once. "
+                f"Received: {len(self._ids):,} ids, {len(set(self._ids)):,} different"
+            )
+        self._num_examples = None if num_examples is None else list(map(int, num_examples))
+        if self._num_examples is not None and len(self._num_examples) != len(self._ids):
+            raise ValueError(
+                "Argument `num_examples` must hold one number for each client. "
+                f"Received: {len(self._num_examples):,} numbers for {len(self._ids):,} clients"
+            )
+
+    @property
+    def client_ids(self) -> Sequence[Any]:
+        """The ids of all clients."""
+        return self._ids
+
+    def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client, which may have to be read."""
+        if self._num_examples is None:
+            return super().num_examples_at(position)
+        return self._num_examples[position]
+
+    def examples_at(self, position: int) -> tuple[Any, Any]:
+        """Read the arrays `(x, y)` of one client."""
+        client_id = self._ids[position]
+        try:
+            found = self._read(client_id)
+        except Exception as error:
+            raise RuntimeError(
+                f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
+            ) from error
+        x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        x, y = _mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
+        if self._num_examples is not None:
+            count = common_length({"x": x} if y is None else {"x": x, "y": y})
+            if count != self._num_examples[position]:
+                raise ValueError(
+                    f"Client {client_id!r} has another number of examples than `num_examples` "
+                    f"says. Expected: {self._num_examples[position]:,}. Received: {count:,}"
+                )
+        return x, y
 
 
 def _rows_of(examples: tuple[Any, Any], rows: Any) -> tuple[Any, Any]:

@@ -102,7 +102,9 @@ class SourceRows:
 def _length_of(source: Any) -> int:
     """Return the number of examples of a source that can be read by number."""
     kind = type(source)
-    if not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
+    # Arrays of zarr have a shape and no length.
+    has_length, shape = hasattr(kind, "__len__"), getattr(source, "shape", ())
+    if not (hasattr(kind, "__getitem__") and (has_length or shape)):
         raise TypeError(
             "A source needs `len(source)` and `source[i]`, so that a step can read the examples "
             "that were drawn. A generator or a `tf.data.Dataset` has no numbers: write its "
@@ -119,6 +121,7 @@ def _length_of(source: Any) -> int:
             "A source holds examples by their number, from 0 on. "
             f"Received: source of type {kind.__name__}"
         )
-    if len(source) == 0:
+    num_examples = len(source) if has_length else int(shape[0])
+    if num_examples == 0:
         raise ValueError("The source must hold at least one example. Received: 0 examples")
-    return len(source)
+    return num_examples

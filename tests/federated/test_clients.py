@@ -1,12 +1,14 @@
-"""Clients from arrays and HDF5 files, and divisions of examples among clients."""
+"""Clients from arrays, HDF5 files and functions, and divisions of examples among clients."""
 
 import pickle
 
 import h5py
+import keras
 import numpy as np
 import pandas
 import pytest
 
+import keras_adaclip as ka
 from keras_adaclip.federated import ClientData, partition
 
 X = np.arange(12.0).reshape(6, 2)
@@ -100,6 +102,64 @@ def test_errors_name_the_file_and_the_key(path, tmp_path):
         file["numbers"] = np.zeros(3)
     with pytest.raises(ValueError, match=r"other.h5 has no group 'examples'.*'numbers'"):
         ClientData.from_hdf5(other, "pixels")
+
+
+def from_function(x, y, ids, log=None, **arguments):
+    def read(name):
+        if log is not None:
+            log.append(name)
+        return x[ids == name], y[ids == name]
+
+    return ClientData.from_function(["a", "b", "c"], read, **arguments)
+
+
+def test_a_function_is_called_for_the_clients_that_take_part():
+    rng = np.random.default_rng(0)
+    x, y, ids = rng.normal(size=(30, 3)), rng.integers(0, 2, 30), np.repeat(list("abc"), 10)
+    log = []
+    read = from_function(x, y, ids, log, num_examples=[10, 10, 10])
+    arrays = ClientData.from_arrays(x, y, ids)
+    assert log == []
+    assert [read.num_examples_at(n) for n in range(3)] == [10, 10, 10]
+    assert read["b"][0].tolist() == arrays["b"][0].tolist()
+    assert log == ["b"]
+    assert read["b"][0].dtype == arrays["b"][0].dtype
+    weights = []
+    for clients in (arrays, read):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model = ka.federate(model)
+        optimizer = ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=0.5, seed=1)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, client_optimizer="sgd", client_batch_size=5, loss=loss)
+        model.fit(clients, cohort_size=1, epochs=1, verbose=0)
+        weights.append(np.concatenate([value.ravel() for value in model.get_weights()]))
+    np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"client_ids": ["a", "a"]}, ValueError, "each only once. Received: 2 ids, 1 different"),
+        ({"client_ids": []}, ValueError, "at least one id"),
+        ({"read": [1.0]}, TypeError, "must be a function of the id"),
+        ({"num_examples": [1]}, ValueError, "1 numbers for 2 clients"),
+    ],
+)
+def test_functions_that_cannot_be_clients_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ClientData.from_function(**{"client_ids": ["a", "b"], "read": np.ones} | arguments)
+
+
+def test_a_client_that_cannot_be_read_is_named():
+    clients = ClientData.from_function(
+        [0, 1, 2], {0: np.ones(3), 1: np.ones(2)}.__getitem__, [3] * 3
+    )
+    assert clients[0][1] is None
+    with pytest.raises(ValueError, match=r"Client 1 has another number.*Expected: 3. Received: 2"):
+        clients[1]
+    with pytest.raises(RuntimeError, match="Client 2 could not be read: KeyError: 2"):
+        clients[2]
 
 
 # Divisions
