@@ -68,6 +68,75 @@ def test_weights_of_classes_are_those_of_the_examples():
         trained(from_source([(x, y, 1.0) for x, y in PAIRS]), class_weight=class_weight)
 
 
+def dict_model():
+    keras.utils.set_random_seed(1)
+    inputs = {"words": keras.Input((5,), dtype="int32"), "x": keras.Input((4,))}
+    embedded = keras.layers.Embedding(9, 3)(inputs["words"])
+    parts = [keras.layers.GlobalAveragePooling1D()(embedded), inputs["x"]]
+    outputs = keras.layers.Dense(3)(keras.layers.Concatenate()(parts))
+    model = ka.PrivateModel(inputs, outputs)
+    model.compile(
+        ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_inputs_weights_padded_texts_and_validation(workers):
+    """Two inputs, one of them texts of many lengths, which `map` pads, and weights."""
+    texts = [RNG.integers(1, 9, RNG.integers(0, 8)) for _ in range(60)]
+    weights = RNG.uniform(size=60).astype("float32")
+
+    def read(number):
+        words = np.zeros(5, "int32")
+        words[: len(texts[number][:5])] = texts[number][:5]
+        return {"words": words, "x": X[number]}, Y[number], weights[number]
+
+    examples = [read(number) for number in range(60)]
+    x = {name: np.stack([example[0][name] for example in examples]) for name in ("words", "x")}
+    validation = ({name: array[:7] for name, array in x.items()}, Y[:7])
+    found = []
+    for data in (
+        PoissonDataset(x, Y, weights, expected_batch_size=6, seed=5),
+        from_source(range(60), map=read, workers=workers),
+    ):
+        model = dict_model()
+        history = model.fit(data, epochs=2, validation_data=validation, verbose=0).history
+        found.append((model.get_weights(), history["val_loss"]))
+    keras.tree.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), *found
+    )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="feeds no strings")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_strings_of_a_source_reach_the_model(workers):
+    words = np.array(["bad", "good", "fine"])[Y]
+    found = []
+    for data in (
+        PoissonDataset(words, Y, expected_batch_size=6, seed=5),
+        from_source([(str(word), y) for word, y in zip(words, Y, strict=True)], workers=workers),
+    ):
+        keras.utils.set_random_seed(1)
+        model = ka.PrivateSequential(
+            [
+                keras.Input((), dtype="string"),
+                keras.layers.StringLookup(vocabulary=["bad", "good"], output_mode="one_hot"),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.fit(data, epochs=2, verbose=0)
+        found.append(model.get_weights())
+    keras.tree.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), *found
+    )
+
+
 def test_structures_weights_and_numbers_are_stacked():
     weights = RNG.uniform(size=60).astype("float32")
     x = {"b": X, "a": (X[:, :2], RNG.integers(0, 2, 60))}

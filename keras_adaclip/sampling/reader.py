@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.arrays import as_array, holds_strings, is_list_of_numbers
+from keras_adaclip.sampling.mapped import MappedPages, rows_in_file
 
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
@@ -27,6 +28,9 @@ class SourceReader:
 
     def __init__(self, source: Any, function: Callable[[Any], Any] | None) -> None:
         self.source, self._function = source, function
+        is_array = type(source) in (np.ndarray, np.memmap)
+        self._rows = rows_in_file(source) if is_array else None
+        self._pages: MappedPages | None = None
         self._forms = forms_of(self._example(0, lambda: source[0]))
 
     def __call__(self, numbers: Sequence[int]) -> Parts:
@@ -47,15 +51,24 @@ class SourceReader:
             )
             for place, number in enumerate(numbers)
         ]
-        return stacked_parts(examples, self._forms, numbers)
+        stacked = stacked_parts(examples, self._forms, numbers)
+        if self._pages is None:
+            self._pages = MappedPages(self.source, self._function)
+        self._pages.give_back()
+        return stacked
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pages": None}
 
     def _read_together(self, numbers: Sequence[int]) -> list[Any] | None:
         """Return the entries in the order of the numbers, None if they are read one by one."""
         # Looked up in the class: an object that wraps another source may number its entries anew.
         many = getattr(type(self.source), "__getitems__", None)
-        if many is None or not numbers:
+        if (self._rows is None and many is None) or not numbers:
             return None
         try:
+            if self._rows is not None:
+                return list(self._rows[np.array(numbers)])
             found = many(self.source, list(numbers))
         except Exception as error:
             raise RuntimeError(

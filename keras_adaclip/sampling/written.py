@@ -1,7 +1,7 @@
 """Examples written to files once, so that they can be read by number."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
+from keras_adaclip.sampling.mapped import rows_in_file
 from keras_adaclip.sampling.reader import PARTS, Parts, forms_of, parts_of, stacked_parts
 
 _INDEX = "index.json"
@@ -42,9 +43,9 @@ class WrittenSource:
     def _open(self) -> None:
         """Map the files into memory, from which rows are read when they are used."""
 
-        def mapped(name: str) -> np.ndarray:
-            """Return one file as an array."""
-            return np.asarray(np.load(self.path / name, mmap_mode="r"))
+        def mapped(name: str) -> Any:
+            """Return the rows of one file."""
+            return rows_in_file(np.asarray(np.load(self.path / name, mmap_mode="r")))
 
         self._parts = {
             name: keras.tree.lists_to_tuples(keras.tree.map_structure(mapped, part))
@@ -56,13 +57,15 @@ class WrittenSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        def row(part: Any) -> Any:
-            """Return one row of each array."""
-            if part is None or isinstance(part, np.ndarray):
-                return None if part is None else part[index]
-            return keras.tree.map_structure(lambda array: array[index], part)
+        return _example_of(self._parts, index)
 
-        return tuple(row(self._parts.get(name)) for name in PARTS)
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        numbers = np.asarray(indices, np.int64)
+        parts = {
+            name: keras.tree.map_structure(lambda rows: rows[numbers], part)
+            for name, part in self._parts.items()
+        }
+        return [_example_of(parts, place) for place in range(len(numbers))]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "_names": self._names}
@@ -73,6 +76,15 @@ class WrittenSource:
 
     def __repr__(self) -> str:
         return f"WrittenSource(num_examples={len(self)})"
+
+
+def _example_of(parts: Parts, index: int) -> tuple[Any, ...]:
+    """Return one example of structures of arrays, with None for parts that are missing."""
+    rows = {
+        name: keras.tree.map_structure(lambda array: array[index], part)
+        for name, part in parts.items()
+    }
+    return tuple(rows.get(name) for name in PARTS)
 
 
 def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:

@@ -55,31 +55,38 @@ class Notes(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_with_backups(folder, notes):
+def train_with_backups(folder, notes, kind):
     """Trains on pure noise, seeded, from the backup in the folder if there is one."""
+    x, y = setups.pure_noise_data()
+    data, of_arrays = (x, y), {"batch_size": 4}
+    if kind == "source":
+        pairs = list(zip(x, y, strict=True))
+        options = {"expected_batch_size": 4, "max_batch_size": 6, "workers": 1, "seed": 5}
+        data, of_arrays = (ka.sampling.PoissonDataset.from_source(pairs, **options),), {}
     model = setups.pure_noise_model(setups.dp_sgd(quantile(), seed=5))
     backup = keras.callbacks.BackupAndRestore(
         f"{folder}/backup", save_freq=2, delete_checkpoint=False
     )
-    run = {"batch_size": 4, "epochs": EPOCHS, "steps_per_epoch": STEPS_PER_EPOCH, "verbose": 0}
-    model.fit(*setups.pure_noise_data(), callbacks=[backup, notes], **run)
+    run = {"epochs": EPOCHS, "steps_per_epoch": STEPS_PER_EPOCH, "verbose": 0, **of_arrays}
+    model.fit(*data, callbacks=[backup, notes], **run)
     return model
 
 
 TRAIN_AND_DIE = """
 import sys
 from tests.soundness.test_rules_survival import Notes, train_with_backups
-train_with_backups(sys.argv[1], Notes(sys.argv[1], dying_step=7))
+train_with_backups(sys.argv[1], Notes(sys.argv[1], dying_step=7), sys.argv[2])
 """
 
 
-def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(tmp_path):
+@pytest.mark.parametrize("kind", ["arrays", "source"])
+def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(kind, tmp_path):
     """SIGKILL in the middle of the third epoch of a fit with a seed."""
-    killed = run_python("-c", TRAIN_AND_DIE, tmp_path)
+    killed = run_python("-c", TRAIN_AND_DIE, tmp_path, kind)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     resumed_folder = tmp_path / "resumed"
     resumed_folder.mkdir()
-    model = train_with_backups(tmp_path, Notes(resumed_folder))
+    model = train_with_backups(tmp_path, Notes(resumed_folder), kind)
     before, after = (
         [np.load(path) for path in sorted(folder.glob("weights-*.npy"))]
         for folder in (tmp_path, resumed_folder)
