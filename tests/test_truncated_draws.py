@@ -10,6 +10,7 @@ from scipy import stats
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling, ledger_epsilon, smallest_max_batch_size
 from keras_adaclip.models.layout import batch_layout
+from keras_adaclip.models.private_training import PrivateTraining
 from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, ProcessShare
 from tests.soundness.setups import dp_sgd, line_model, recorded_fit
 
@@ -42,7 +43,7 @@ def shares(rows=(11, 6, 3)):
         PoissonDataset(
             numbered(NUM)[start : start + count],
             share=ProcessShare(rows, number, (1, 2, 3, 4), first),
-            **(options | {"expected_batch_size": SIZE}),
+            **options,
         )
         for number, (start, count) in enumerate(zip(starts, rows, strict=False))
     ]
@@ -118,15 +119,17 @@ def test_what_is_cut_is_a_part_of_the_draw_with_the_same_seed():
     assert any(len(draw) > MOST for draw, _ in found)
 
 
-def test_rows_that_are_not_present_take_no_place():
-    present = np.arange(NUM) >= 10
-    data = dataset(present=present, expected_batch_size=MOST)
-    sizes = [len(data.draw()) for _ in range(2000)]
-    law = stats.binom(10, MOST / NUM)
-    expected = [*law.pmf(np.arange(2, MOST)), law.sf(MOST - 1)]
-    observed = np.bincount(sizes, minlength=MOST + 1)[2:]
-    scale = observed.sum() / sum(expected)
-    assert stats.chisquare(observed, scale * np.array(expected)).pvalue > FALSE_ALARM
+def test_the_largest_batch_is_printed():
+    assert repr(dataset()).endswith("sampling_probability=0.3, max_batch_size=8)")
+    assert repr(dataset(max_batch_size=None)).endswith("sampling_probability=0.3)")
+
+
+def test_the_share_of_a_process_chooses_for_the_data_set():
+    data = dataset(max_batch_size="auto")
+    first = {"x": np.zeros(1), "mask": np.ones(1, bool)}
+    share = data.shared(ProcessShare((NUM, 11), 0, (1, 2), first))
+    share.choose_max_batch_size(9)
+    assert (data.max_batch_size, share.max_batch_size) == (9, 9)
 
 
 def test_batches_have_one_shape():
@@ -182,6 +185,57 @@ def test_fit_chooses_the_smallest_largest_batch_once():
     assert (row.steps, row.max_batch_size) == (60, data.max_batch_size)
     with pytest.raises(ValueError, match="cannot change"):
         data.choose_max_batch_size(999)
+
+
+def test_a_fit_without_epochs_chooses_nothing():
+    data = many()
+    assert fit(data, epochs=0).privacy_ledger.steps == 0
+    assert data.max_batch_size == "auto"
+
+
+class ChoosesWhileItIsRead:
+    """A source that sets the largest batch of its data set when `fit` reads its first examples."""
+
+    data = None
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        if self.data is not None and self.data.max_batch_size == "auto":
+            self.data.choose_max_batch_size(20)
+        return np.ones(1, "float32"), 1.0
+
+
+def test_a_largest_batch_that_is_set_while_fit_begins_is_accounted():
+    source = ChoosesWhileItIsRead()
+    options = {"expected_batch_size": 20, "max_batch_size": "auto"}
+    source.data = PoissonDataset.from_source(source, **options)
+    model = fit(source.data)
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    assert (row.sampling, row.max_batch_size) == (Sampling.TRUNCATED_POISSON, 20)
+
+
+def test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused(monkeypatch):
+    def another_fit_chooses(self, data, callbacks, num_epochs):
+        data.poisson.choose_max_batch_size(60)
+        return data
+
+    monkeypatch.setattr(PrivateTraining, "_with_max_batch_size", another_fit_chooses)
+    model = line_model(dp_sgd(1.0, 1.0))
+    with pytest.raises(RuntimeError, match="has changed since `fit` began"):
+        model.fit(many(), verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_an_older_dp_accounting_is_named_before_training(monkeypatch):
+    from keras_adaclip.accounting import events
+
+    monkeypatch.setattr(events, "knows_truncation", lambda: False)
+    model = line_model(dp_sgd(1.0, 1.0))
+    with pytest.raises(ImportError, match="pip install --upgrade dp-accounting"):
+        model.fit(many(max_batch_size=70), verbose=0)
+    assert model.privacy_ledger.steps == 0
 
 
 def test_other_delta_other_largest_batch():
@@ -248,9 +302,14 @@ def test_a_budget_ends_training_as_early_as_truncation_asks():
     [
         ({"max_batch_size": 5}, ValueError, "`max_batch_size` must be at least 6"),
         ({"max_batch_size": 8.0}, TypeError, "`max_batch_size` must be an integer"),
-        ({"max_batch_size": "all"}, ValueError, "must be None, an integer or 'auto'"),
-        ({"num_present": 15}, ValueError, "no more rows than `num_present`"),
-        ({"share": ProcessShare((NUM,), 0, (1,), {}), "num_present": 9}, ValueError, "one process"),
+        ({"max_batch_size": "all"}, ValueError, "`max_batch_size` must be one of 'auto'"),
+        ({"num_present": 15}, ValueError, "cannot be combined with `present`"),
+        ({"present": np.ones(NUM, bool)}, ValueError, "cannot be combined with `present`"),
+        (
+            {"max_batch_size": None, "share": ProcessShare((NUM,), 0, (1,), {}), "num_present": 9},
+            ValueError,
+            "one process",
+        ),
     ],
 )
 def test_arguments_out_of_range(arguments, error, message):

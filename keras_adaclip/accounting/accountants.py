@@ -9,7 +9,8 @@ Guarantees:
     Never below what the accountants of `dp_accounting` give, up to rounding in the last digits:
 
     - PLD uses their interval of 1e-4, made *coarser* by powers of two if the distribution would
-      have millions of buckets (for an epsilon of several tens and above). A coarser grid whose
+      have millions of buckets (for an epsilon of several tens and above, or of several with
+      truncated draws). A coarser grid whose
       points lie in the finer one only enlarges epsilon, by less than 1e-4 of it if epsilon is
       below 100. If no grid is possible, the bound of RDP is used: for epsilons of tens of
       thousands, or if delta is below the rounding error. Gaussians of different noise are composed
@@ -46,6 +47,7 @@ _MOST_COMPOSED_AT_ONCE = 100_000
 _MOST_KEPT = 4
 # Above this loss, float64 cannot hold exp(-loss), and `dp_accounting` returns a point of the grid.
 _UNDERFLOWING_LOSS = 700.0
+_LEAST_LOG_PROBABILITY = -600.0
 _LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that `dp_accounting` cuts off.
 _RDP_ROUNDING = 1e-15
 # Integer orders: few and fast, and they converge for any noise.
@@ -62,8 +64,7 @@ def composed_epsilon(
         events: Pairs of an event of sensitivity 1 and its count.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`. RDP is always used for fixed-size batches and selected
-            runs, for which PLD has no bound. PLD is used for truncated draws where it can be, since
-            Rényi divergences bound them poorly.
+            runs, for which PLD has no bound.
         coarseness: How much coarser than necessary the grid of PLD is. The result is still an
             upper bound, and faster to compute.
 
@@ -74,8 +75,7 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    is_truncated = any(_is_truncated(event) for event, _ in events)
-    if not knows_pld(events) or (accountant == "rdp" and not is_truncated):
+    if accountant == "rdp" or not knows_pld(events):
         return epsilon_of_divergences(composed_divergences(events), delta)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
 
@@ -107,6 +107,7 @@ def composed_divergences(events: CountedEvents, orders: Orders = ORDERS) -> Floa
 
 def epsilon_of_divergences(divergences: Floats, delta: float, orders: Orders = ORDERS) -> float:
     """Epsilon for Rényi divergences at some orders; 0.0 if all are zero."""
+    divergences = np.where(np.isnan(divergences), math.inf, divergences)
     if not divergences.any():
         return 0.0
     if not np.isfinite(divergences).any():
@@ -164,12 +165,16 @@ def _truncated_rdp(event: DpEvent, orders: Orders) -> Floats:
         _release_rdp(dp.PoissonSampledDpEvent(probability, dp.GaussianDpEvent(each)), orders)
         for each in (noise, noise / 2)
     )
-    filled = scipy.stats.binom.logsf(
-        event.truncated_batch_size - 1, event.dataset_size - 1, probability
-    )
+    filled = max(_log_probability_of_filling(event), _LEAST_LOG_PROBABILITY)
     exponents = np.array(orders) - 1.0
     replaced = filled + exponents * (twice - math.log1p(-probability))
     return np.logaddexp(exponents * once, replaced) / exponents
+
+
+def _log_probability_of_filling(event: DpEvent) -> float:
+    """The logarithm of the probability that the other units fill a truncated draw."""
+    most, others = event.truncated_batch_size, event.dataset_size - 1
+    return float(scipy.stats.binom.logsf(most - 1, others, event.sampling_probability))
 
 
 @contextlib.contextmanager
@@ -277,7 +282,9 @@ def self_composed(pld: Pld, count: int) -> Pld:
 def _release_pld(event: DpEvent, interval: float) -> Pld:
     """The privacy loss distribution of one release."""
     distributions = dp.pld.privacy_loss_distribution
-    if _is_truncated(event):
+    is_truncated = _is_truncated(event)
+    # Where float64 holds this probability barely or not at all, `dp_accounting` fails.
+    if is_truncated and _log_probability_of_filling(event) > _LEAST_LOG_PROBABILITY:
         return distributions.from_truncated_subsampled_gaussian_mechanism(
             event.dataset_size,
             event.sampling_probability,
@@ -285,7 +292,7 @@ def _release_pld(event: DpEvent, interval: float) -> Pld:
             event.noise_multiplier,
             value_discretization_interval=interval,
         )
-    sampling_probability = 1.0
+    sampling_probability = event.sampling_probability if is_truncated else 1.0
     if isinstance(event, dp.PoissonSampledDpEvent):
         sampling_probability, event = event.sampling_probability, event.event
     return distributions.from_gaussian_mechanism(

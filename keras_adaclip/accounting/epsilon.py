@@ -113,7 +113,7 @@ def compute_epsilon(
             release a step (zero-out); `"fixed"`, exactly `batch_size` units without replacement
             (replace-one).
         accountant: `"pld"` or `"rdp"`. RDP is always used for `"fixed"`, for which PLD has no
-            bound, and PLD with `max_batch_size`, for which RDP has a poor one.
+            bound. The bound of RDP is poor with `max_batch_size`.
         steps_per_epoch: Steps of an epoch, if `fit` is given that number; None means
             `ceil(num_examples / batch_size)`. Noise schedules change with the epochs.
         max_batch_size: The most units a step, with `"poisson"` only; see `PoissonDataset`.
@@ -243,19 +243,13 @@ class PrivacySpent:
         relation = events.neighboring_relation(rows)
         ran = sorted({sampling for row in rows if row.steps > 0 for sampling in row.samplings})
         selection = selections_in_words(rows)
-        if relation == events.REPLACE_ONE or selection:
-            used = "rdp"
-        elif Sampling.TRUNCATED_POISSON in ran:
-            used = "pld"
-        else:
-            used = accountant
         return cls(
             epsilon=ledger_epsilon(rows, delta, accountant),
             delta=float(delta),
             steps=sum(row.steps for row in rows),
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
             neighboring_relation=relation,
-            accountant=used,
+            accountant="rdp" if relation == events.REPLACE_ONE or selection else accountant,
             unit=next((row.unit.label for row in rows if row.steps > 0), "example"),
             selection=selection,
         )

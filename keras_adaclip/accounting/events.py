@@ -23,9 +23,10 @@ Guarantees:
 
     A unit in a truncated draw may take the place of another, which moves the sum by up to 2 C. This
     happens only if the others alone fill the batch. Here n is the size of the larger of two
-    neighbouring data sets, which is the one that was used: the smaller lacks one of its units. The
-    event holds under zero-out too: with a hole in place of the unit, the other units of the batch
-    stay the same, and `dp_accounting` bounds even the replacement of the unit by another.
+    neighbouring data sets, which is the one that was used: the smaller lacks one of its units. (For
+    n + 1, epsilon is larger by about a ten-thousandth.) The event holds under zero-out too: with a
+    hole in place of the unit, the other units of the batch stay the same, and `dp_accounting`
+    bounds even the replacement of the unit by another.
 
     Fixed-size batches have no smaller neighbours: one unit *replaces* another, and the sum moves
     by up to 2 C. `dp_accounting` takes the noise relative to that change, hence z / 2. In a ledger
@@ -80,6 +81,15 @@ def knows_truncation() -> bool:
     return hasattr(dp, "TruncatedSubsampledGaussianDpEvent")
 
 
+def require_truncation() -> None:
+    """Raise an `ImportError` if `dp_accounting` does not know truncated Poisson sampling."""
+    if not knows_truncation():
+        raise ImportError(
+            "The privacy of truncated Poisson batches needs a newer `dp-accounting`: "
+            "`pip install --upgrade dp-accounting`."
+        )
+
+
 def _release_event(
     sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int, most: int
 ) -> DpEvent:
@@ -90,11 +100,7 @@ def _release_event(
         event = dp.GaussianDpEvent(noise_multiplier)
         return dp.PoissonSampledDpEvent(batch_size / num_examples, event)
     if sampling is Sampling.TRUNCATED_POISSON:
-        if not knows_truncation():
-            raise ImportError(
-                "The privacy of truncated Poisson batches needs a newer `dp-accounting`: "
-                "`pip install --upgrade dp-accounting`."
-            )
+        require_truncation()
         return dp.TruncatedSubsampledGaussianDpEvent(
             num_examples, batch_size / num_examples, most, noise_multiplier
         )
@@ -223,13 +229,15 @@ class PlannedRun:
         num_steps = _checks.check_integer("steps", steps)
         kind, most = Sampling[sampling.upper()], 0
         if max_batch_size is not None:
-            most = _checks.check_integer("max_batch_size", max_batch_size, minimum=batch_size)
+            most = _checks.check_max_batch_size(max_batch_size, batch_size, num_examples)
             if kind is not Sampling.POISSON:
                 raise ValueError(
                     "Argument `max_batch_size` is for sampling='poisson' only. Received: "
                     f"max_batch_size={most}, sampling={sampling!r}"
                 )
-            kind, most = kind.truncated_to(most, num_examples)
+            # No draw is larger than the data.
+            most = most if most < num_examples else 0
+            kind = Sampling.TRUNCATED_POISSON if most else kind
         return cls(num_examples, batch_size, num_steps, kind, steps_per_epoch, most)
 
     def noises(self, noise_multiplier: float | NoiseSchedule) -> list[tuple[float, int]]:

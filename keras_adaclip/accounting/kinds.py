@@ -70,17 +70,6 @@ class Sampling(_Labelled):
         """Whether drawing units at random makes a release cost less than a full one."""
         return self in (Sampling.POISSON, Sampling.FIXED, Sampling.TRUNCATED_POISSON)
 
-    def truncated_to(self, max_batch_size: int, num_examples: int) -> tuple[Self, int]:
-        """The kind of sampling with this largest batch, and the largest batch; 0 if none is cut.
-
-        Args:
-            max_batch_size: The most units a step.
-            num_examples: Number of units in the data, which no draw exceeds.
-        """
-        if self is Sampling.POISSON and max_batch_size < num_examples:
-            return Sampling.TRUNCATED_POISSON, max_batch_size
-        return self, 0
-
     def describe(self) -> str:
         """The sampling scheme and what counts as a release, in words for a report."""
         return _DESCRIPTIONS[self]

@@ -36,9 +36,9 @@ class Ledger:
 
     Guarantees:
         No method returns a ledger with a smaller epsilon than the ledger it was called on, under
-        the same neighbouring relation. (Fixed-size batches are stated for replacing a unit. With
-        other steps among them, all steps are stated for zeroing out a unit, which is a smaller
-        change.)
+        the same neighbouring relation. (Fixed-size batches are stated for replacing a unit, and
+        truncated draws for adding or removing one. With other steps among them, or merged with
+        others, all steps are stated for zeroing out a unit, which is a smaller change.)
 
     Example:
 

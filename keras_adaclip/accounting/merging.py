@@ -2,8 +2,8 @@
 
 Merging makes one row of two. The merged row *dominates* both: it has the smaller noise multiplier,
 the larger sampling probability and all releases. Rows with different samplings become `STREAM`,
-full releases, which dominate every other kind, and so do truncated draws that differ in more than
-their noise. This may change the neighbouring relation under
+full releases, which dominate every other kind under zero-out, and so do truncated draws that differ
+in more than their noise. This may change the neighbouring relation under
 which epsilon is stated (see `events.neighboring_relation`), but epsilon stays an upper bound.
 """
 
@@ -30,7 +30,7 @@ def add_rows(first: LedgerRow, second: LedgerRow) -> LedgerRow:
 
 
 def merge_upward(first: LedgerRow, second: LedgerRow) -> LedgerRow:
-    """One closed row whose epsilon is never below that of the two rows together.
+    """One closed row whose epsilon is never below that of the two rows, under its own relation.
 
     Args:
         first: A row that does not run any more.

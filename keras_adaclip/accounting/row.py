@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip import _checks
-from keras_adaclip._checks import INT32_MAX
+from keras_adaclip._checks import INT32_MAX, LARGEST_MAX_BATCH_SIZE
 from keras_adaclip.accounting.kinds import NUM_COST_ROWS, Sampling, SelectionCost, Unit
 
 _KINDS_OF_SAMPLING = 16
@@ -26,7 +26,6 @@ _KINDS_OF_SAMPLING = 16
 SELECTED = 1 << 10
 # The first integer of a row is below this, plus as many times this as the largest batch has units.
 _KINDS = 1 << 11
-LARGEST_MAX_BATCH_SIZE = INT32_MAX // _KINDS
 
 Mechanism = tuple[int, int, int, int, int, int, float, SelectionCost | None]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import scipy
 
-from keras_adaclip._checks import INT32_MAX, check_between_0_and_1
+from keras_adaclip._checks import INT32_MAX, LARGEST_MAX_BATCH_SIZE, check_between_0_and_1
 from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.epsilon import COARSENESS
 from keras_adaclip.accounting.events import counted_events
 from keras_adaclip.accounting.kinds import Sampling
-from keras_adaclip.accounting.row import LARGEST_MAX_BATCH_SIZE, LedgerRow
+from keras_adaclip.accounting.row import LedgerRow
 
 _SHARE_OF_EPSILON = 1e-3
 # Without noise there is no epsilon to compare: a draw exceeds the largest batch this rarely.
@@ -40,6 +40,8 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
     335
     """
     rows = tuple(rows)
+    if not rows:
+        raise ValueError("Argument `rows` must hold a row of the planned run. Received: none")
     delta = check_between_0_and_1("delta", delta)
     least = min(rows, key=lambda row: row.noise_multiplier)
     steps = min(max(sum(row.steps for row in rows), 1), INT32_MAX)

@@ -305,7 +305,7 @@ class PrivateTraining(training.TrainingBase):
             callbacks: The callbacks of `fit`, which may give a delta.
             num_epochs: The number of epochs.
         """
-        if getattr(data.poisson, "max_batch_size", None) != "auto":
+        if data.poisson is None or data.poisson.max_batch_size is None or num_epochs < 1:
             return data
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]

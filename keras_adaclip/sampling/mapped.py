@@ -48,7 +48,7 @@ class FileRows:
         if np.ndim(numbers) == 0:
             return self[[numbers]][0]
         rows = np.empty((len(numbers), *self.shape[1:]), self.dtype)
-        memory = memoryview(rows).cast("B") if rows.size else memoryview(b"")
+        memory = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         for start, number in zip(range(0, rows.nbytes, self._size), numbers, strict=False):
             place = self._offset + int(number) * self._size
             if os.preadv(self._file, [memory[start : start + self._size]], place) < self._size:

@@ -45,7 +45,8 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
             cuts larger draws to this number of rows, chosen at random, so that all batches can
             have one shape. Epsilon is then that of truncated Poisson sampling, larger the more
             often draws are cut. `"auto"` lets the first `fit` choose the smallest number that costs
-            at most 0.1% of that run's epsilon; until then nothing is cut.
+            at most 0.1% of that run's epsilon, which takes some seconds; until then nothing is cut.
+            Cannot be combined with `present`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -166,9 +167,10 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         )
 
     def __repr__(self) -> str:
+        most = "" if self._max_batch_size is None else f", max_batch_size={self._max_batch_size!r}"
         return (
             f"PoissonDataset(num_examples={self.num_examples}, expected_batch_size="
-            f"{self.expected_batch_size}, sampling_probability={self.sampling_probability})"
+            f"{self.expected_batch_size}, sampling_probability={self.sampling_probability}{most})"
         )
 
     def __len__(self) -> int:
@@ -196,6 +198,7 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         options = (self.seed, self._max_batch_size, self._present, num_present, share)
         whole = type(self).__new__(type(self))
         whole._begin(self._rows, self._expected_batch_size, *options)
+        whole._undivided = self
         return whole
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import check_batch_size, check_integer, check_seed
+from keras_adaclip._checks import (
+    check_batch_size,
+    check_choice,
+    check_integer,
+    check_max_batch_size,
+    check_seed,
+)
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, truncated_draw
 
 
@@ -53,9 +59,11 @@ class PoissonDraws:
             expected_batch_size, self._num_examples, "expected_batch_size"
         )
         self._max_batch_size = self._checked_largest(max_batch_size)
-        self._refuse_more_rows()
+        self._refuse_parts()
         self.seed = check_seed(seed)
         self.largest_part = 0
+        # The data set of this process alone, if this is its share.
+        self._undivided: PoissonDraws | None = None
         self._draw_numbers = itertools.count()
         self._steps_before, self._process = 0, os.getpid()
 
@@ -85,11 +93,17 @@ class PoissonDraws:
         return self._max_batch_size
 
     @property
+    def truncated_to(self) -> int | None:
+        """The number of rows to which draws are cut; None if none is, or none can be larger."""
+        most = self._max_batch_size
+        return most if isinstance(most, int) and most < self._num_examples else None
+
+    @property
     def fixed_size(self) -> int | None:
         """The number of rows of every batch, padding included; None if batches differ in size."""
         if not isinstance(self._max_batch_size, int) or self.num_shares > 1:
             return None
-        return self.num_rows if self._most is None else self._most
+        return self.num_rows if self.truncated_to is None else self.truncated_to
 
     @property
     def sampling_probability(self) -> float:
@@ -117,6 +131,8 @@ class PoissonDraws:
                 f"{self._max_batch_size}"
             )
         self._max_batch_size = self._checked_largest(max_batch_size)
+        if self._undivided is not None and self._undivided.max_batch_size == "auto":
+            self._undivided.choose_max_batch_size(max_batch_size)
 
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
@@ -134,47 +150,35 @@ class PoissonDraws:
         key = (self._steps_before, next(self._draw_numbers))
         if self._share is not None:
             probability = self.sampling_probability
-            rows, self.largest_part = self._share.draw(seed, key, probability, self._most)
+            rows, self.largest_part = self._share.draw(seed, key, probability, self.truncated_to)
             return rows
         generator = draw_generator(seed, *key)
         rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
-        # The draw from the rows that are there is cut, as if there were no others.
-        rows = rows if self._present is None else rows[self._present[rows]]
-        return truncated_draw(generator, rows, self._most)
+        rows = truncated_draw(generator, rows, self.truncated_to)
+        return rows if self._present is None else rows[self._present[rows]]
 
     def _checked_largest(self, max_batch_size: int | str | None) -> int | str | None:
         """Return the argument `max_batch_size`, checked."""
-        if max_batch_size is None or max_batch_size == "auto":
-            return max_batch_size
+        if max_batch_size is None:
+            return None
         if isinstance(max_batch_size, str):
-            raise ValueError(
-                "Argument `max_batch_size` must be None, an integer or 'auto'. "
-                f"Received: max_batch_size={max_batch_size!r}"
-            )
-        least = self._expected_batch_size
-        return check_integer("max_batch_size", max_batch_size, minimum=least)
+            return check_choice("max_batch_size", max_batch_size, ("auto",))
+        return check_max_batch_size(max_batch_size, self._expected_batch_size, self._num_examples)
 
-    def _refuse_more_rows(self) -> None:
-        """Raise a `ValueError` if draws could be cut more often than the accounting knows."""
+    def _refuse_parts(self) -> None:
+        """Raise a `ValueError` if only some rows are present where all of them must be."""
         is_part = self._present is not None or self._num_examples != sum(self._rows_of_processes)
         if self._share is not None and is_part:
             raise ValueError(
                 "Arguments `present` and `num_present` are for the data of one process. "
                 f"Received: {self.num_shares} processes"
             )
-        present = self.num_rows if self._present is None else int(self._present.sum())
-        if self._max_batch_size is not None and present > self._num_examples:
+        if self._max_batch_size is not None and is_part:
             raise ValueError(
-                "With `max_batch_size`, no more rows than `num_present` may be present: how often "
-                "a draw is cut depends on their number. "
-                f"Received: num_present={self._num_examples}, {present} rows present"
+                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
+                "often a draw is cut depends on the number of rows, which is accounted for as "
+                f"public. Received: max_batch_size={self._max_batch_size!r}"
             )
-
-    @property
-    def _most(self) -> int | None:
-        """The number of rows to which draws are cut; None if none is, or none can be larger."""
-        most = self._max_batch_size
-        return most if isinstance(most, int) and most < self._num_examples else None
 
 
 def _checked_present(present: Any, num_rows: int) -> np.ndarray:

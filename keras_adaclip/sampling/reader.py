@@ -64,11 +64,13 @@ class SourceReader:
         """Return the entries in the order of the numbers, None if they are read one by one."""
         # Looked up in the class: an object that wraps another source may number its entries anew.
         many = getattr(type(self.source), "__getitems__", None)
-        if (self._rows is None and many is None) or not numbers:
+        if not numbers:
             return None
         try:
             if self._rows is not None:
                 return list(self._rows[np.array(numbers)])
+            if many is None:
+                return None
             found = many(self.source, list(numbers))
         except Exception as error:
             raise RuntimeError(

@@ -171,6 +171,12 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
 
     def _open_ledger(self, data: TrainingData) -> None:
         """Set noise and divisor for a run on `data`, and open the row that counts its steps."""
+        counted = getattr(data.poisson, "truncated_to", None) or 0
+        if counted != data.max_batch_size:
+            raise RuntimeError(
+                "The `PoissonDataset` has changed since `fit` began, and would cut its draws in "
+                "another way than is accounted for. Use a data set in one `fit` at a time."
+            )
         self.optimizer.configure(data.settings)  # type: ignore[attr-defined]
         self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
         if data.poisson is not None:

@@ -13,7 +13,12 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
-from keras_adaclip.accounting import LedgerRow, Sampling, smallest_max_batch_size
+from keras_adaclip.accounting import (
+    LedgerRow,
+    Sampling,
+    require_truncation,
+    smallest_max_batch_size,
+)
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
@@ -69,11 +74,10 @@ class TrainingData(RunSettings):
             rows: What the run is planned to add to the ledger.
             delta: The delta of its epsilon.
         """
-        if getattr(self.poisson, "max_batch_size", None) != "auto":
-            return self
-        self.poisson.choose_max_batch_size(smallest_max_batch_size(rows, delta))
-        chosen = _from_poisson(self.poisson, self.steps_per_epoch, self.class_weight)
-        return dataclasses.replace(chosen, num_not_finite=self.num_not_finite)
+        if self.poisson.max_batch_size == "auto":
+            self.poisson.choose_max_batch_size(smallest_max_batch_size(rows, delta))
+        sampling, most = _sampling_of(self.poisson)
+        return dataclasses.replace(self, sampling=sampling, max_batch_size=most)
 
     def with_sizes(self, sizes: Sequence[int], model: keras.Model) -> dict[str, Any]:
         """Return the arguments for Keras's `fit`, with Poisson draws padded to one of `sizes`."""
@@ -223,12 +227,10 @@ def _from_poisson(
     dataset: PoissonDataset, steps_per_epoch: int | None, class_weight: dict[int, float] | None
 ) -> TrainingData:
     """Return training data from a Poisson-sampled data set."""
-    sampling, most = Sampling.POISSON, 0
-    if isinstance(dataset.max_batch_size, int):
-        sampling, most = sampling.truncated_to(dataset.max_batch_size, dataset.num_examples)
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = _with_class_weights(dataset.first_rows, class_weight)
+    sampling, most = _sampling_of(dataset)
     return TrainingData(
         sampling=sampling,
         max_batch_size=most,
@@ -240,6 +242,14 @@ def _from_poisson(
         poisson=dataset,
         class_weight=class_weight,
     )
+
+
+def _sampling_of(dataset: PoissonDataset) -> tuple[Sampling, int]:
+    """Return how the ledger counts the draws of a data set, and the largest batch, 0 if none."""
+    if dataset.max_batch_size is not None:
+        require_truncation()
+    most = dataset.truncated_to
+    return (Sampling.POISSON, 0) if most is None else (Sampling.TRUNCATED_POISSON, most)
 
 
 def _with_class_weights(

@@ -73,7 +73,8 @@ def in_words(rows: Iterable[LedgerRow]) -> str:
     """Return steps, noise, sampling and batches of rows, for messages."""
     return "; ".join(
         f"{row.steps} steps, noise_multiplier={row.noise_multiplier:g}, "
-        f"sampling={row.sampling.label!r}, batch size {row.expected_batch_size} of "
+        f"sampling={row.sampling.label!r}, batch size {row.expected_batch_size}"
+        f"{f' (at most {row.max_batch_size})' if row.max_batch_size else ''} of "
         f"{row.num_examples} rows"
         for row in rows
     )

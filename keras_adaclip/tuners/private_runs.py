@@ -74,6 +74,11 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
     for each in (*data, *arguments.values()):
         if isinstance(each, PoissonDataset) and each.seed is not None:
             raise ValueError(f"{_SEEDED} Received: PoissonDataset(seed={each.seed})")
+        if isinstance(each, PoissonDataset) and each.max_batch_size == "auto":
+            raise ValueError(
+                "In a private search, all runs must draw alike, and `max_batch_size='auto'` would "
+                "be chosen by the first one. Give a number, which the plan of the search has too."
+            )
     if arguments.get("verbose", 0) != 0:
         raise ValueError(
             "Argument `verbose` must be 0: printed lines would tell the number of runs and their "

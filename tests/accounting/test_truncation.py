@@ -101,16 +101,34 @@ def test_divergences_are_upper_bounds(most, noise, order):
     assert oracle > 0
 
 
-def test_pld_is_used_except_beside_what_has_only_divergences():
-    row = truncated(steps=3515)
-    by_pld = ledger_epsilon([row], DELTA)
-    assert ledger_epsilon([row], DELTA, "rdp") == by_pld
-    assert PrivacySpent.from_ledger([row], DELTA, "rdp").accountant == "pld"
-    plan = accounting.RunBounds((Ledger((truncated(400),)),))
-    selected = plan.selected(accounting.RandomSelection(10, "geometric"))
-    both = ledger_epsilon([*selected, truncated(400)], DELTA)
-    assert ledger_epsilon(selected, DELTA) < both < math.inf
-    assert both > ledger_epsilon([truncated(400)], DELTA)
+def selected_ledger(row):
+    plan = accounting.RunBounds((Ledger((row,)),))
+    return plan.selected(accounting.RandomSelection(10, "geometric"))
+
+
+def test_rdp_is_an_upper_bound_of_pld():
+    for most in (320, 400, 600):
+        row = truncated(most, steps=3515)
+        by_pld, by_rdp = (ledger_epsilon([row], DELTA, each) for each in ("pld", "rdp"))
+        assert by_pld < by_rdp < math.inf
+    assert by_rdp == pytest.approx(ledger_epsilon([exact(row)], DELTA, "rdp"), rel=5e-3)
+
+
+@pytest.mark.parametrize(("batch", "most"), [(256, 400), (1000, 4096), (6000, 30_000)])
+def test_selected_runs_and_later_truncated_draws_add_up(batch, most):
+    """With the last two, the probability that a draw is cut is below the range of float64."""
+    row = truncated(most, batch, noise=1.0, steps=1000)
+    for selected in (selected_ledger(exact(row)), selected_ledger(row)):
+        both = ledger_epsilon([*selected, row], DELTA)
+        without = ledger_epsilon([*selected, exact(row)], DELTA)
+        assert ledger_epsilon(selected, DELTA) < without <= both * (1 + 1e-9) < math.inf
+
+
+@pytest.mark.parametrize("sizes", [(1083, 256, 60_000), (303, 10, 100_000)])
+def test_probabilities_at_the_end_of_float64(sizes):
+    row = truncated(*sizes)
+    expected = ledger_epsilon([exact(row)], DELTA)
+    assert ledger_epsilon([row], DELTA) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_relation_and_the_words():
@@ -132,8 +150,7 @@ def test_a_person_with_several_examples_loses_more():
 
 def test_rows_are_kept_in_tables():
     row = dataclasses.replace(truncated(1_048_575, examples=2_000_000), unit=Unit.CLIENT)
-    plan = accounting.RunBounds((Ledger((truncated(),)),))
-    selected = plan.selected(accounting.RandomSelection(10, "geometric"))
+    selected = selected_ledger(truncated())
     for ledger in (Ledger((row,)), Ledger((*selected, truncated()))):
         assert Ledger.from_arrays(*ledger.to_arrays(60)) == ledger
     with pytest.raises(ValueError, match="`max_batch_size` must lie between 0 and 1048575"):
@@ -149,6 +166,8 @@ def test_only_rows_that_differ_in_noise_stay_truncated_when_merged():
     for other in (truncated(321), truncated(batch=255), truncated(examples=59_999), exact(row)):
         assert merge_upward(row, other).sampling is Sampling.STREAM
         assert merge_upward(other, row).max_batch_size == 0
+        merged = ledger_epsilon([merge_upward(row, other)], DELTA)
+        assert merged >= ledger_epsilon([row, other], DELTA)
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.9, 100), (4.0, 20_000)])
@@ -164,6 +183,8 @@ def test_the_smallest_largest_batch_of_other_runs():
     rows = [exact(truncated(noise=noise)) for noise in (4.0, 3.0, 5.0)]
     alone = dataclasses.replace(rows[1], steps=300, releases=300)
     assert smallest_max_batch_size(rows, DELTA) == smallest_max_batch_size([alone], DELTA)
+    with pytest.raises(ValueError, match="must hold a row"):
+        smallest_max_batch_size([], DELTA)
     silent = smallest_max_batch_size([exact(truncated(noise=0.0))], DELTA)
     assert stats.binom.sf(silent, 60_000, 256 / 60_000) < 1e-9
     whole = LedgerRow.open(Sampling.POISSON, 10, 10, 1.0).advance(5)
