@@ -175,6 +175,13 @@ class Seeded(Regression):
         return model
 
 
+def test_a_largest_batch_that_the_first_run_would_choose_is_refused(tmp_path):
+    x, y = data()
+    drawn = ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, max_batch_size="auto")
+    with pytest.raises(ValueError, match="`max_batch_size='auto'` would be chosen by the first"):
+        search_of(Regression(), tmp_path).search(drawn, validation_data=data(1))
+
+
 def test_seeds_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 1)
     with pytest.raises(ValueError, match="several runs draw the same noise"):
