@@ -265,6 +265,23 @@ def array_record_source(folder):
     return sources.ArrayRecordDataSource(str(folder / "x")), lambda r: np.frombuffer(r, "float32")
 
 
+def data_source_of_tensorflow_datasets(folder):
+    datasets = pytest.importorskip("tensorflow_datasets")
+    tensorflow = pytest.importorskip("tensorflow")
+    feature = datasets.features.Tensor(shape=(4,), dtype=np.float32)
+    builder = datasets.dataset_builders.TfDataBuilder(
+        name="rows",
+        version="1.0.0",
+        data_dir=folder,
+        split_datasets={"train": tensorflow.data.Dataset.from_tensor_slices({"x": X})},
+        features=datasets.features.FeaturesDict({"x": feature}),
+        file_format="array_record",
+        disable_shuffling=True,
+    )
+    builder.download_and_prepare()
+    return builder.as_data_source(split="train"), lambda row: row["x"]
+
+
 def torch_source(folder):
     torch = pytest.importorskip("torch")
     return torch.utils.data.TensorDataset(torch.tensor(X)), lambda example: example[0]
@@ -290,8 +307,8 @@ def written_source(folder):
 
 
 SOURCES = [
-    h5py_source, memory_mapped_source, array_record_source, torch_source, hugging_face_source,
-    grain_source, zarr_source, written_source,
+    h5py_source, memory_mapped_source, array_record_source, data_source_of_tensorflow_datasets,
+    torch_source, hugging_face_source, grain_source, zarr_source, written_source,
 ]  # fmt: skip
 
 
