@@ -1,5 +1,6 @@
 """Memory-mapped arrays: their rows come from the file, and their pages do not stay in memory."""
 
+import functools
 import os
 import pickle
 
@@ -28,7 +29,13 @@ def test_rows_are_those_of_the_array(path, of):
     assert (len(rows), rows.shape, rows.dtype) == (len(X[of]), X[of].shape, X.dtype)
     for again in (rows, pickle.loads(pickle.dumps(rows))):
         np.testing.assert_array_equal(again[np.array([3, 0, 60])], X[of][[3, 0, 60]])
+        np.testing.assert_array_equal(again[:3], X[of][:3])
         np.testing.assert_array_equal(again[4], X[of][4])
+        np.testing.assert_array_equal(again[-1], X[of][-1])
+        np.testing.assert_array_equal(list(again), X[of])
+        for wrong in (len(again), -len(again) - 1, [0, len(again)]):
+            with pytest.raises(IndexError, match="rows were asked for"):
+                again[wrong]
         assert again[np.arange(0)].shape == (0, 3, 2)
 
 
@@ -63,6 +70,13 @@ def test_another_file_of_that_name_is_not_read(path, tmp_path):
     assert rows_in_file(opened) is opened
     path.unlink()
     assert rows_in_file(opened) is opened
+
+
+def test_a_file_that_changes_between_processes_is_refused(path):
+    pickled = pickle.dumps(rows_in_file(np.load(path, mmap_mode="r")))
+    np.save(path, X[:50])
+    with pytest.raises(ValueError, match="has changed since its data set was pickled"):
+        pickle.loads(pickled)
 
 
 def test_a_file_that_becomes_shorter_is_named_at_the_row(path):
@@ -114,9 +128,9 @@ def megabytes_of_files():
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="reads /proc")
-@pytest.mark.parametrize("way", ["array", "attribute", "variable"])
+@pytest.mark.parametrize("way", ["array", "attribute", "variable", "partial"])
 def test_pages_do_not_stay_in_memory(way, tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped, "_LARGE", 8 << 20)
+    monkeypatch.setattr(mapped, "_MOST_BYTES", 8 << 20)
     shape = (50_000, 4096)
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "uint8", shape)  # 200 MB of holes
     rows = np.arange(0, 50_000, 2)
@@ -125,7 +139,14 @@ def test_pages_do_not_stay_in_memory(way, tmp_path, monkeypatch):
     elif way == "attribute":
         data = PoissonDataset.from_source(Pairs(x), expected_batch_size=500)
     else:
-        read = lambda index: (x[index], 0.0)  # noqa: E731
+        unset = None
+
+        def read(index):
+            return (x[index], 0.0) if index >= 0 else unset
+
+        if way == "partial":
+            read = functools.partial(lambda rows, index: (rows[0][index], 0.0), [x])
+        del unset
         data = PoissonDataset.from_source(range(50_000), map=read, expected_batch_size=500)
     before = megabytes_of_files()
     most = 0

@@ -70,7 +70,10 @@ def test_weights_of_classes_are_those_of_the_examples():
 
 def dict_model():
     keras.utils.set_random_seed(1)
-    inputs = {"words": keras.Input((5,), dtype="int32"), "x": keras.Input((4,))}
+    inputs = {
+        "words": keras.Input((5,), dtype="int32", name="words"),
+        "x": keras.Input((4,), name="x"),
+    }
     embedded = keras.layers.Embedding(9, 3)(inputs["words"])
     parts = [keras.layers.GlobalAveragePooling1D()(embedded), inputs["x"]]
     outputs = keras.layers.Dense(3)(keras.layers.Concatenate()(parts))

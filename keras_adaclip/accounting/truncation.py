@@ -1,4 +1,4 @@
-"""The largest batch that truncated Poisson sampling needs."""
+"""The `max_batch_size` that truncated Poisson sampling needs."""
 
 import dataclasses
 from bisect import bisect_left
@@ -19,7 +19,7 @@ _RARELY = 1e-9
 
 
 def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
-    """The smallest largest batch that costs at most 0.1% of epsilon.
+    """The smallest `max_batch_size` that costs at most 0.1% of epsilon.
 
     Args:
         rows: The rows of a planned run on exact Poisson draws of one data set. Rows of different

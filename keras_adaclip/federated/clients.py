@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip._checks import check_integer
 from keras_adaclip.sampling import as_array, as_arrays, common_length, holds_strings
 
 _GROUP = "examples"
@@ -82,14 +83,14 @@ class ClientData(abc.ABC):
 
         Args:
             client_ids: The ids of all clients, each once.
-            read: Takes the id of a client and returns its examples, `(x, y)` or `x`: arrays, or
-                dicts or tuples of arrays, of shape `(num_examples, ...)`. It must not look at other
-                clients.
+            read: Takes the id of a client and returns its examples: arrays, or dicts or tuples of
+                arrays, of shape `(num_examples, ...)`. A tuple of two is `(x, y)`, anything else
+                `x`. It must not look at other clients.
             num_examples: The number of examples of each client, in the order of the ids. None reads
                 clients to count them, with `client_batch_size=None` all of them before training.
 
         Raises:
-            TypeError: If `read` is no function.
+            TypeError: If `read` is not a function.
             ValueError: If there is no client, an id occurs twice, or the numbers of ids and of
                 `num_examples` differ; while training, if a client has another number of examples.
             RuntimeError: If `read` fails, with the id of the client.
@@ -151,9 +152,13 @@ class ClientData(abc.ABC):
         """
         parts, missing = [], num_examples
         for position in range(len(self)):
-            if missing > 0 and self.num_examples_at(position) > 0:
-                parts.append(_rows_of(self.examples_at(position), slice(missing)))
-                missing -= self.num_examples_at(position)
+            if missing <= 0:
+                break
+            examples = self.examples_at(position)
+            num_found = len(keras.tree.flatten(examples[0])[0])
+            if num_found > 0:
+                parts.append(_rows_of(examples, slice(missing)))
+                missing -= num_found
         if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
         return _joined(parts)
@@ -282,7 +287,9 @@ class _FunctionClients(ClientData):
                 "Argument `client_ids` must hold at least one id, and each only once. "
                 f"Received: {len(self._ids):,} ids, {len(set(self._ids)):,} different"
             )
-        self._num_examples = None if num_examples is None else list(map(int, num_examples))
+        self._num_examples = None
+        if num_examples is not None:
+            self._num_examples = [check_integer("num_examples", each) for each in num_examples]
         if self._num_examples is not None and len(self._num_examples) != len(self._ids):
             raise ValueError(
                 "Argument `num_examples` must hold one number for each client. "
@@ -305,12 +312,12 @@ class _FunctionClients(ClientData):
         client_id = self._ids[position]
         try:
             found = self._read(client_id)
+            x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            x, y = _mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
         except Exception as error:
             raise RuntimeError(
                 f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
             ) from error
-        x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-        x, y = _mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
         if self._num_examples is not None:
             count = common_length({"x": x} if y is None else {"x": x, "y": y})
             if count != self._num_examples[position]:

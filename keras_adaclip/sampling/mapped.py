@@ -1,4 +1,4 @@
-"""Memory-mapped arrays, whose pages a process does not keep.
+"""Memory-mapped arrays, read without filling memory.
 
 Each row that is read from a mapped file leaves its pages in the memory of the process, with those
 around it: some gigabytes after a few hundred batches of a large file. So rows of a mapped array are
@@ -6,18 +6,23 @@ read from its file instead. Where a source maps a file and reads rows by itself,
 back to the system from time to time; they are read again when they are needed.
 """
 
-import inspect
+import contextlib
+import functools
 import mmap
 import os
-import threading
+from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
 
-# Smaller arrays stay as they are, and so many bytes of pages may stay.
+# Rows of smaller arrays are read from memory.
 _LARGE = 128 << 20
+# Pages of mapped files that may stay in memory.
+_MOST_BYTES = 128 << 20
+# One call reads a row of at most this size.
+_LARGEST_ROW = 1 << 30
 _ROWS_TO_COMPARE = 16
+_MOST_ATTRIBUTES = 100
 _STATUS = "/proc/self/statm"
 
 
@@ -39,32 +44,53 @@ class FileRows:
         self._path, self._offset = path, offset
         self._size = array.nbytes // len(array)
         self._file = os.open(path, os.O_RDONLY)
+        self._version = self._found_version()
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, numbers: Any) -> np.ndarray:
         """Return the row with a number, or rows of shape `(len(numbers), ...)`."""
+        if isinstance(numbers, slice):
+            numbers = range(*numbers.indices(len(self)))
         if np.ndim(numbers) == 0:
             return self[[numbers]][0]
-        rows = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        found = np.asarray(numbers, np.int64)
+        found = np.where(found < 0, found + len(self), found)
+        if found.size and not 0 <= found.min() <= found.max() < len(self):
+            raise IndexError(
+                f"The rows of an array of {len(self):,} rows were asked for by {numbers}"
+            )
+        rows = np.empty((len(found), *self.shape[1:]), self.dtype)
         memory = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        for start, number in zip(range(0, rows.nbytes, self._size), numbers, strict=False):
-            place = self._offset + int(number) * self._size
+        starts = range(0, rows.nbytes, self._size)
+        for start, number in zip(starts, found.tolist(), strict=False):
+            place = self._offset + number * self._size
             if os.preadv(self._file, [memory[start : start + self._size]], place) < self._size:
                 raise OSError(f"The file has become shorter: {self._path}")
         return rows
+
+    def _found_version(self) -> tuple[int, int]:
+        """Return size and time of change of the file."""
+        status = os.fstat(self._file)
+        return status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_file"}
+        state = {name: value for name, value in vars(self).items() if name != "_file"}
+        return {**state, "_version": self._found_version()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._file = os.open(self._path, os.O_RDONLY)
+        if self._found_version() != self._version:
+            raise ValueError(
+                "The file of a memory-mapped array has changed since its data set was pickled: "
+                f"{self._path}"
+            )
 
 
 def rows_in_file(array: Any) -> Any:
@@ -76,13 +102,14 @@ def rows_in_file(array: Any) -> Any:
     root = _mapping_of(array)
     if root is None or array.nbytes < _LARGE or not hasattr(os, "preadv"):
         return array
-    if not array.flags.c_contiguous or array.dtype.hasobject or not array.shape[0]:
+    is_plain = array.flags.c_contiguous and not array.dtype.hasobject
+    if not is_plain or not array.size or array.nbytes // len(array) > _LARGEST_ROW:
         return array
     offset = root.offset + array.ctypes.data - root.ctypes.data
     try:
         rows = FileRows(array, str(root.filename), offset)
-        places = np.linspace(0, len(array) - 1, _ROWS_TO_COMPARE).astype(np.int64)
-        is_same = rows[places].tobytes() == np.asarray(array[places]).tobytes()
+        places = np.unique(np.linspace(0, len(array) - 1, _ROWS_TO_COMPARE).astype(np.int64))
+        is_same = all(rows[place].tobytes() == array[place].tobytes() for place in places)
     except OSError:
         return array
     # The name may be that of another file by now.
@@ -93,33 +120,42 @@ class MappedPages:
     """The pages of mapped files that reading of a source leaves in memory.
 
     Args:
-        *readers: The source and functions that read; arrays among their attributes or variables
-            are found.
+        *readers: The source and functions that read. Mapped arrays are found among their
+            attributes and the variables of functions, also in lists, tuples and dicts there.
     """
 
     def __init__(self, *readers: Any) -> None:
         found = [_mapping_of(value) for reader in readers for value in _held_by(reader)]
         self._memory = {id(root.base): root.base for root in found if root is not None}
-        self._lock = threading.Lock()
-        self._limit = _bytes_of_files() + _LARGE
+        self._limit = _bytes_of_files() + _MOST_BYTES
 
     def give_back(self) -> None:
         """Give the pages back to the system if there are many."""
         if self._memory and _bytes_of_files() > self._limit:
-            with self._lock:
-                for memory in self._memory.values():
+            for memory in self._memory.values():
+                # Pages that are locked stay.
+                with contextlib.suppress(OSError, ValueError):
                     memory.madvise(mmap.MADV_DONTNEED)
 
 
-def _held_by(reader: Any) -> list[Any]:
-    """Return an object, its attributes, and the variables that it uses if it is a function."""
-    values = [reader]
-    if inspect.isfunction(reader):
-        variables = inspect.getclosurevars(reader)
-        values += [*variables.nonlocals.values(), *variables.globals.values()]
-    elif hasattr(reader, "__dict__"):
-        values += vars(reader).values()
-    return keras.tree.flatten(values)
+def _held_by(reader: Any) -> Iterator[Any]:
+    """Yield an object, its attributes, and the variables that it uses if it is a function."""
+    if isinstance(reader, functools.partial):
+        yield from _held_by(reader.func)
+        values = [*reader.args, *reader.keywords.values()]
+    else:
+        values = [reader, getattr(reader, "__self__", None)]
+    values += getattr(reader, "__dict__", {}).values()
+    for cell in getattr(reader, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # A variable that has no value.
+            values.append(cell.cell_contents)
+    names = getattr(getattr(reader, "__code__", None), "co_names", ())
+    values += [reader.__globals__.get(name) for name in names]
+    for value in values:
+        parts = list(value.values()) if isinstance(value, dict) else value
+        if isinstance(parts, (list, tuple)) and len(parts) <= _MOST_ATTRIBUTES:
+            yield from parts
+        yield value
 
 
 def _mapping_of(array: Any) -> Any:

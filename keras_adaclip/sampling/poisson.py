@@ -19,8 +19,8 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
 
     Batch `k` is a dict with `"x"`, `"y"` and `"sample_weight"` as given, and `"mask"`, a bool
     array of shape `(rows,)` that is false for padding (an empty draw has one row of padding).
-    Batches differ in size, unless there is a largest one, to which all are padded; `fit` pads them
-    if the backend needs few shapes.
+    Batches differ in size; with `max_batch_size`, all of one process are padded to it. `fit` pads
+    batches if the backend needs few shapes.
 
     Args:
         x: An array or frame, or a dict, list or tuple of arrays, of shape `(num_examples, ...)`.
@@ -44,9 +44,9 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         max_batch_size: None for exact Poisson sampling. An integer from `expected_batch_size` up
             cuts larger draws to this number of rows, chosen at random, so that all batches can
             have one shape. Epsilon is then that of truncated Poisson sampling, larger the more
-            often draws are cut. `"auto"` lets the first `fit` choose the smallest number that costs
-            at most 0.1% of that run's epsilon, which takes some seconds; until then nothing is cut.
-            Cannot be combined with `present`.
+            often draws are cut; an old `dp-accounting` does not know it. `"auto"` lets the first
+            `fit` choose the smallest number that costs at most 0.1% of that run's epsilon, which
+            takes some seconds; until then nothing is cut. Cannot be combined with `present`.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -30,7 +30,7 @@ class SourceReader:
         self.source, self._function = source, function
         is_array = type(source) in (np.ndarray, np.memmap)
         self._rows = rows_in_file(source) if is_array else None
-        self._pages: MappedPages | None = None
+        self._pages = MappedPages(source, function)
         self._forms = forms_of(self._example(0, lambda: source[0]))
 
     def __call__(self, numbers: Sequence[int]) -> Parts:
@@ -52,13 +52,11 @@ class SourceReader:
             for place, number in enumerate(numbers)
         ]
         stacked = stacked_parts(examples, self._forms, numbers)
-        if self._pages is None:
-            self._pages = MappedPages(self.source, self._function)
         self._pages.give_back()
         return stacked
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pages": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self._function)
 
     def _read_together(self, numbers: Sequence[int]) -> list[Any] | None:
         """Return the entries in the order of the numbers, None if they are read one by one."""
@@ -197,7 +195,7 @@ def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) ->
                 "must have the shape of the first, and a dtype that its dtype can hold; a function "
                 "`map=` of the entry can pad, crop or convert."
             )
-        stacked[place] = row
+        stacked[place] = row[()]
     return stacked
 
 

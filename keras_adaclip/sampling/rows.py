@@ -108,7 +108,8 @@ def _length_of(source: Any) -> int:
     """Return the number of examples of a source that can be read by number."""
     kind = type(source)
     # Arrays of zarr have a shape and no length.
-    has_length, shape = hasattr(kind, "__len__"), tuple(getattr(source, "shape", ()))
+    has_length = hasattr(kind, "__len__")
+    shape: Any = () if has_length else getattr(source, "shape", ())
     if not (hasattr(kind, "__getitem__") and (has_length or shape)):
         raise TypeError(
             "A source needs `len(source)` and `source[i]`, so that a step can read the examples "

@@ -1,7 +1,7 @@
 """Examples written to files once, so that they can be read by number."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,15 +57,11 @@ class WrittenSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return _example_of(self._parts, index)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        numbers = np.asarray(indices, np.int64)
-        parts = {
-            name: keras.tree.map_structure(lambda rows: rows[numbers], part)
+        rows = {
+            name: keras.tree.map_structure(lambda array: array[index], part)
             for name, part in self._parts.items()
         }
-        return [_example_of(parts, place) for place in range(len(numbers))]
+        return tuple(rows.get(name) for name in PARTS)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "_names": self._names}
@@ -76,15 +72,6 @@ class WrittenSource:
 
     def __repr__(self) -> str:
         return f"WrittenSource(num_examples={len(self)})"
-
-
-def _example_of(parts: Parts, index: int) -> tuple[Any, ...]:
-    """Return one example of structures of arrays, with None for parts that are missing."""
-    rows = {
-        name: keras.tree.map_structure(lambda array: array[index], part)
-        for name, part in parts.items()
-    }
-    return tuple(rows.get(name) for name in PARTS)
 
 
 def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:

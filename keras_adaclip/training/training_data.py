@@ -180,13 +180,14 @@ def from_data_set(
         )
     _refuse_given(of_arrays, f"a data set of type {type(data).__name__}, which has its own")
     if isinstance(data, PoissonDataset):
+        data = as_share(data)
         chosen = {
             "num_examples": None if num_examples == data.num_examples else num_examples,
             "once_per_pass": once_per_pass,
             "sampling": None if sampling == "poisson" else sampling,
         }
         _refuse_given(chosen, "a `PoissonDataset`, which draws its own batches from its own rows")
-        return _from_poisson(as_share(data), steps_per_epoch, class_weight)
+        return _from_poisson(data, steps_per_epoch, class_weight)
     first, data = peek(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
     batch_size, rows = rows_of(x, y, sample_weight)
