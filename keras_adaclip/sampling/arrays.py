@@ -150,19 +150,18 @@ def as_array(value: Any) -> np.ndarray:
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
-def padded_batch(parts: dict[str, Any], num_rows: int, padded_size: int | None) -> dict[str, Any]:
+def padded_batch(parts: dict[str, Any], num_rows: int, size: int) -> dict[str, Any]:
     """Return a batch of rows with padding and a mask.
 
     Args:
-        parts: Structures of arrays of shape `(num_rows, ...)`, by name.
-        num_rows: The number of rows.
-        padded_size: The number of rows to pad to; None only adds one row to an empty batch.
+        parts: Structures of arrays by name, with or without padding.
+        num_rows: The number of rows that are no padding.
+        size: The number of rows to pad to.
     """
-    size = max(num_rows, 1) if padded_size is None else padded_size
-    missing = size - num_rows
 
     def pad(array: np.ndarray) -> np.ndarray:
         """Return the array with rows of padding behind it."""
+        missing = size - len(array)
         if missing == 0:
             return array
         return np.concatenate([array, padding((missing, *array.shape[1:]), array.dtype)])

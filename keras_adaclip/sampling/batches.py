@@ -43,9 +43,8 @@ class FixedShapeBatches(keras.utils.PyDataset):
         self.sizes = tuple(size // dataset.num_shares for size in sizes)
         self._prepared = prepared
         self._num_shards = max(num_shards // dataset.num_shares, 1)
-        # Draws that are being read, in their order: the largest part of each, its number of rows,
-        # and a function that waits for it.
-        self._ahead: deque[tuple[int, int, Callable[..., dict[str, Any]]]] = deque()
+        # Functions that wait for the draws that are being read, in their order.
+        self._ahead: deque[Callable[[], dict[str, Any]]] = deque()
         self._process, self._lock = os.getpid(), threading.Lock()
 
     def __len__(self) -> int:
@@ -60,16 +59,19 @@ class FixedShapeBatches(keras.utils.PyDataset):
                 self._process, self._ahead = os.getpid(), deque()
             while len(self._ahead) < wanted:
                 rows = self.dataset.draw()
-                reading = self.dataset.reading(rows)
-                self._ahead.append((self.dataset.largest_part, len(rows), reading))
-            largest_part, num_rows, read = self._ahead.popleft()
+                self._ahead.append(self.dataset.reading(rows, self._size_of(len(rows))))
+            read = self._ahead.popleft()
+        batch = self._prepared(read())
+        return split_among_devices(batch, self._num_shards) if self.sizes else batch
+
+    def _size_of(self, num_rows: int) -> int | None:
+        """Return the size to which the latest draw is padded; None leaves it as it is."""
         if not self.sizes:
-            return self._prepared(read())
-        needed = max(num_rows, largest_part)
+            return None
+        needed = max(num_rows, self.dataset.largest_part)
         largest = self.sizes[-1]
         beyond = math.ceil(needed / largest) * largest
-        size = next((size for size in self.sizes if size >= needed), beyond)
-        return split_among_devices(self._prepared(read(size)), self._num_shards)
+        return next((size for size in self.sizes if size >= needed), beyond)
 
 
 def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:

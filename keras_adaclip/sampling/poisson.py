@@ -209,14 +209,18 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         """The number of draws to have read before they are needed."""
         return self._rows.num_ahead
 
-    def reading(self, rows: np.ndarray) -> Callable[..., dict[str, Any]]:
-        """Begin to read rows; return a function that takes the padded size and returns the batch.
+    def reading(
+        self, rows: np.ndarray, padded_size: int | None = None
+    ) -> Callable[[], dict[str, Any]]:
+        """Begin to read rows; return a function that waits for them and returns the batch.
 
         Args:
             rows: Row numbers.
+            padded_size: The number of rows to pad to, as for `take`.
         """
-        read = self._rows.reading(rows)
-        return lambda padded_size=None: padded_batch(read(), len(rows), padded_size)
+        size = max(len(rows), 1) if padded_size is None else padded_size
+        read = self._rows.reading(rows, size)
+        return lambda: padded_batch(read(), len(rows), size)
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
         """Return the batch with the given rows, `"mask"` included.
@@ -225,7 +229,7 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
             rows: Row numbers.
             padded_size: The number of rows to pad to; None only adds one row to an empty draw.
         """
-        return padded_batch(self._rows.take(rows), len(rows), padded_size)
+        return self.reading(rows, padded_size)()
 
     @property
     def first_rows(self) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Reads examples of a source and stacks them."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.arrays import as_array, holds_strings, is_list_of_numbers
+from keras_adaclip.sampling.arrays import as_array, holds_strings, is_list_of_numbers, padding
 from keras_adaclip.sampling.mapped import MappedPages, rows_in_file
 
 Parts = dict[str, Any]
@@ -31,27 +30,22 @@ class SourceReader:
         is_array = type(source) in (np.ndarray, np.memmap)
         self._rows = rows_in_file(source) if is_array else None
         self._pages = MappedPages(source, function)
-        self._forms = forms_of(self._example(0, lambda: source[0]))
+        self._forms = forms_of(self._examples([0])[0])
 
-    def __call__(self, numbers: Sequence[int]) -> Parts:
-        """Return the examples with these numbers as structures of arrays `(num_examples, ...)`.
+    def __call__(self, numbers: Sequence[int], size: int) -> Parts:
+        """Return the examples with these numbers as structures of arrays `(size, ...)`.
+
+        Args:
+            numbers: The numbers of the examples.
+            size: The number of rows, with padding behind the examples.
 
         Raises:
             RuntimeError: If an example cannot be read.
             TypeError: If the source's `__getitems__` returns something else than a list of entries.
             ValueError: If an example has another form than the first.
         """
-        found = self._read_together(numbers)
-        examples = [
-            self._example(
-                number,
-                functools.partial(self.source.__getitem__, number)
-                if found is None
-                else functools.partial(found.__getitem__, place),
-            )
-            for place, number in enumerate(numbers)
-        ]
-        stacked = stacked_parts(examples, self._forms, numbers)
+        examples = self._examples(numbers, self._read_together(numbers))
+        stacked = stacked_parts(examples, self._forms, numbers, size)
         self._pages.give_back()
         return stacked
 
@@ -82,22 +76,26 @@ class SourceReader:
             )
         return found
 
-    def _example(self, number: int, read: Callable[[], Any]) -> Parts:
-        """Return the parts of one example by name.
+    def _examples(self, numbers: Sequence[int], found: list[Any] | None = None) -> list[Parts]:
+        """Return the parts of examples by name.
 
         Args:
-            number: The number of the example.
-            read: Returns the entry of the source.
+            numbers: The numbers of the examples.
+            found: The entries of the source, if they have been read.
         """
-        try:
-            example = read()
-            if self._function is not None:
-                example = self._function(example)
-        except Exception as error:
-            raise RuntimeError(
-                f"Example {number} of the source could not be read: {type(error).__name__}: {error}"
-            ) from error
-        return parts_of(example, number)
+        examples = []
+        for place, number in enumerate(numbers):
+            try:
+                example = self.source[number] if found is None else found[place]
+                if self._function is not None:
+                    example = self._function(example)
+            except Exception as error:
+                raise RuntimeError(
+                    f"Example {number} of the source could not be read: {type(error).__name__}: "
+                    f"{error}"
+                ) from error
+            examples.append(parts_of(example, number))
+        return examples
 
 
 def parts_of(example: Any, number: int) -> Parts:
@@ -108,6 +106,8 @@ def parts_of(example: Any, number: int) -> Parts:
         number: The number of the example.
     """
     given = example if isinstance(example, tuple) else (example,)
+    if len(given) == 2 and given[0] is not None and given[1] is not None:
+        return {"x": given[0], "y": given[1]}
     if not 1 <= len(given) <= len(PARTS):
         raise ValueError(
             "An example must be `x`, `(x, y)` or `(x, y, sample_weight)`; with `map=` a function "
@@ -123,13 +123,16 @@ def parts_of(example: Any, number: int) -> Parts:
     return parts
 
 
-def stacked_parts(examples: Sequence[Parts], forms: Parts, numbers: Sequence[int]) -> Parts:
-    """Return examples as structures of arrays of shape `(num_examples, ...)`.
+def stacked_parts(
+    examples: Sequence[Parts], forms: Parts, numbers: Sequence[int], size: int
+) -> Parts:
+    """Return examples as structures of arrays of shape `(size, ...)`.
 
     Args:
         examples: The parts of each example.
         forms: The form that they must have, by the name of the part.
         numbers: The number of each example.
+        size: The number of rows, with padding behind the examples.
 
     Raises:
         ValueError: If an example has another form.
@@ -141,7 +144,7 @@ def stacked_parts(examples: Sequence[Parts], forms: Parts, numbers: Sequence[int
                 f"has {list(forms)}. All examples must have the same."
             )
     return {
-        name: _stacked([example[name] for example in examples], form, name, numbers)
+        name: _stacked([example[name] for example in examples], form, name, numbers, size)
         for name, form in forms.items()
     }
 
@@ -167,14 +170,16 @@ def _form_of(part: Any, name: str) -> Any:
     return array.shape[1:], array.dtype
 
 
-def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) -> Any:
+def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int], size: int) -> Any:
     """Return parts of examples as a structure of arrays, if they have this form."""
     kind, of_kind = form
     if kind == _DICT:
         for number, value in zip(numbers, values, strict=True):
             _check_form(isinstance(value, dict) and value.keys() == of_kind.keys(), number, name)
         return {
-            key: _stacked([value[key] for value in values], of_key, f"{name}[{key!r}]", numbers)
+            key: _stacked(
+                [value[key] for value in values], of_key, f"{name}[{key!r}]", numbers, size
+            )
             for key, of_key in of_kind.items()
         }
     if kind == _TUPLE:
@@ -182,10 +187,15 @@ def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) ->
             is_same = isinstance(value, (list, tuple)) and len(value) == len(of_kind)
             _check_form(is_same, number, name)
         return tuple(
-            _stacked([value[place] for value in values], of_place, f"{name}[{place}]", numbers)
+            _stacked(
+                [value[place] for value in values], of_place, f"{name}[{place}]", numbers, size
+            )
             for place, of_place in enumerate(of_kind)
         )
-    stacked = np.empty((len(values), *kind), of_kind)
+    stacked = padding((size, *kind), of_kind)
+    if _are_rows(values, kind, of_kind):
+        np.stack(values, out=stacked[: len(values)])
+        return stacked
     for place, value in enumerate(values):
         row = _as_row(value)
         if row.shape != kind or not _fits(row.dtype, of_kind):
@@ -197,6 +207,16 @@ def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int]) ->
             )
         stacked[place] = row[()]
     return stacked
+
+
+def _are_rows(values: list[Any], shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Return whether values are arrays or numbers that can be stacked as they are."""
+    if shape == () and set(map(type, values)) == {int}:
+        return dtype == np.int64
+    are_arrays = all(
+        type(each) is np.ndarray and each.dtype == dtype and each.shape == shape for each in values
+    )
+    return are_arrays and len(values) > 0
 
 
 def _check_form(is_same: bool, number: int, name: str) -> None:

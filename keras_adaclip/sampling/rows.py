@@ -33,13 +33,9 @@ class ArrayRows:
         }
         self.num_rows = common_length(self._parts)
 
-    def reading(self, numbers: np.ndarray) -> Callable[[], Parts]:
-        """Return a function that returns the rows with these numbers."""
-        return lambda: self.take(numbers)
-
-    def take(self, numbers: np.ndarray) -> Parts:
-        """Return the rows with these numbers."""
-        return {
+    def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
+        """Return a function that returns the rows with these numbers, without padding."""
+        return lambda: {
             name: keras.tree.map_structure(lambda array: array[numbers], part)
             for name, part in self._parts.items()
         }
@@ -87,18 +83,20 @@ class SourceRows:
                 f"a new `PoissonDataset`. Received: {found:,} examples, {self.num_rows:,} before"
             )
 
-    def reading(self, numbers: np.ndarray) -> Callable[[], Parts]:
-        """Begin to read the rows with these numbers; return a function that waits for them."""
+    def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
+        """Begin to read the rows with these numbers; return a function that waits for them.
+
+        Args:
+            numbers: Row numbers.
+            size: The number of rows of the result, with padding behind those that are read.
+        """
+        listed = np.asarray(numbers).tolist()
         if not self._num_workers:
-            return lambda: self.take(numbers)
+            return lambda: self._reader(listed, size)
         if self._workers is None or self._workers[0] != os.getpid():
             # A forked process has no threads of its parent.
             self._workers = os.getpid(), ThreadPoolExecutor(self._num_workers)
-        return self._workers[1].submit(self.take, numbers).result
-
-    def take(self, numbers: np.ndarray) -> Parts:
-        """Return the rows with these numbers."""
-        return self._reader(np.asarray(numbers).tolist())
+        return self._workers[1].submit(self._reader, listed, size).result
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_workers": None}

@@ -113,7 +113,8 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
 
         def write() -> None:
             """Write the examples that wait."""
-            arrays = stacked_parts(waiting, forms, range(length - len(waiting), length))
+            numbers = range(length - len(waiting), length)
+            arrays = stacked_parts(waiting, forms, numbers, len(waiting))
             for file, array in zip(files.values(), keras.tree.flatten(arrays), strict=True):
                 file.append(array)
             waiting.clear()
@@ -122,7 +123,7 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
             parts = parts_of(example, length)
             if not forms:
                 forms = forms_of(parts)
-                arrays = stacked_parts([parts], forms, [0])
+                arrays = stacked_parts([parts], forms, [0], 1)
                 flat = keras.tree.flatten(arrays)
                 files_of = [f"{number}.npy" for number in range(len(flat))]
                 names = keras.tree.pack_sequence_as(arrays, files_of)
