@@ -211,8 +211,8 @@ def _largest_batch(data: TrainingData) -> int:
 def _padded_size(dataset: PoissonDataset, deviations: float, multiple: int) -> int:
     """Return rows for draws up to so many standard deviations above the mean.
 
-    With a largest batch, it is that. If processes have shares of the rows, the number is enough for
-    the largest share in each.
+    If draws are truncated, the number is that of the largest batch. If processes have shares of the
+    rows, it is enough for the largest share in each.
 
     Args:
         dataset: The Poisson-sampled data set.

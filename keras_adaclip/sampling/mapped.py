@@ -10,6 +10,7 @@ import contextlib
 import functools
 import mmap
 import os
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,7 +60,8 @@ class FileRows:
         found = np.where(found < 0, found + len(self), found)
         if found.size and not 0 <= found.min() <= found.max() < len(self):
             raise IndexError(
-                f"The rows of an array of {len(self):,} rows were asked for by {numbers}"
+                f"Row numbers must lie between {-len(self)} and {len(self) - 1}. "
+                f"Received: row numbers from {np.min(numbers)} to {np.max(numbers)}"
             )
         rows = np.empty((len(found), *self.shape[1:]), self.dtype)
         memory = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
@@ -112,7 +114,7 @@ def rows_in_file(array: Any) -> Any:
         is_same = all(rows[place].tobytes() == array[place].tobytes() for place in places)
     except OSError:
         return array
-    # The name may be that of another file by now.
+    # Another file may have the name by now.
     return rows if is_same else array
 
 
@@ -140,17 +142,18 @@ class MappedPages:
 
 def _held_by(reader: Any) -> Iterator[Any]:
     """Yield an object, its attributes, and the variables that it uses if it is a function."""
+    values = [reader, *getattr(reader, "__dict__", {}).values()]
     if isinstance(reader, functools.partial):
         yield from _held_by(reader.func)
-        values = [*reader.args, *reader.keywords.values()]
-    else:
-        values = [reader, getattr(reader, "__self__", None)]
-    values += getattr(reader, "__dict__", {}).values()
-    for cell in getattr(reader, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # A variable that has no value.
-            values.append(cell.cell_contents)
-    names = getattr(getattr(reader, "__code__", None), "co_names", ())
-    values += [reader.__globals__.get(name) for name in names]
+        values += [*reader.args, *reader.keywords.values()]
+    elif isinstance(reader, types.MethodType):
+        yield from _held_by(reader.__self__)
+        yield from _held_by(reader.__func__)
+    elif isinstance(reader, types.FunctionType):
+        values += [reader.__globals__.get(name) for name in reader.__code__.co_names]
+        for cell in reader.__closure__ or ():
+            with contextlib.suppress(ValueError):  # A variable that has no value.
+                values.append(cell.cell_contents)
     for value in values:
         parts = list(value.values()) if isinstance(value, dict) else value
         if isinstance(parts, (list, tuple)) and len(parts) <= _MOST_ATTRIBUTES:

@@ -168,6 +168,14 @@ accounting/test_truncation.py::test_selected_runs_and_later_truncated_draws_add_
 + filled = _log_probability_of_filling(event)
 - divergences = np.where(np.isnan(divergences), math.inf, divergences)
 + pass
+# draws cut in another way than the run began with | training/base.py
+test_truncated_draws.py::test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused
+- if counted != data.max_batch_size:
++ if False:
+# the size of truncated draws left out of the mechanism of a row | accounting/row.py
+accounting/test_truncation.py::test_only_rows_that_differ_in_noise_stay_truncated_when_merged
+- return (int(self.unit), *sampled, self.max_batch_size, *released)
++ return (int(self.unit), *sampled, 0, *released)
 # truncated rows of different sizes merged into the first | accounting/merging.py
 accounting/test_truncation.py::test_only_rows_that_differ_in_noise_stay_truncated_when_merged
 - if first.sampling is second.sampling and len(truncations) <= 1:
