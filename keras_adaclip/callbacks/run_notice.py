@@ -95,6 +95,8 @@ class RunNotice(keras.callbacks.Callback):
             parts.append(f"each {released} accounted as a full release")
         noise = [f"{row.noise_multiplier:.4g}" for row in (first, last)]
         parts.append(f"noise multiplier {' to '.join(dict.fromkeys(noise))}")
+        if self.model.optimizer.plan_in_words:
+            parts.append(self.model.optimizer.plan_in_words)
         return ", ".join(parts)
 
     def _cost(self) -> str:

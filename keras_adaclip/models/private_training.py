@@ -4,6 +4,7 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 `PrivateSequential`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,8 @@ class PrivateTraining(training.TrainingBase):
                 guarantee. Nothing was trained then.
         """
         self._require_compiled()
+        num_epochs = epochs - initial_epoch
+        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
         common = {
             "class_weight": class_weight,
             "sampling": sampling,
@@ -157,9 +160,18 @@ class PrivateTraining(training.TrainingBase):
                 (x, y, sample_weight), validation_data = training_data.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
-            seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
             data = training_data.from_arrays(
-                x, y, sample_weight, batch_size=batch_size, seed=seed, **common
+                x,
+                y,
+                sample_weight,
+                batch_size=batch_size,
+                seed=optimizer.sampling_seed,
+                default_batch_size=functools.partial(
+                    optimizer.default_batch_size,
+                    num_epochs=num_epochs,
+                    steps_per_epoch=steps_per_epoch,
+                ),
+                **common,
             )
         else:
             training.processes.refuse_joined_batches(self, x)
@@ -174,13 +186,13 @@ class PrivateTraining(training.TrainingBase):
                 **common,
             )
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        num_epochs = epochs - initial_epoch
-        data = self._with_max_batch_size(data, callbacks, num_epochs)
+        is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
         is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
         kind = None if is_traced_again else self._kind_of_steps(data)
         sizes = self._prepare(data, augmentation=wanted, kind=kind)
-        is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
+            optimizer.begin_plan(max(1, num_epochs * (data.steps_per_epoch or 1)))
             history = super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
@@ -295,23 +307,38 @@ class PrivateTraining(training.TrainingBase):
         self._set_in_steps("chunk_size", layout.chunk_size)
         return layout.sizes
 
-    def _with_max_batch_size(
-        self, data: training.TrainingData, callbacks: Any, num_epochs: int
-    ) -> training.TrainingData:
-        """Return the data with the largest batch chosen for a run, where that is left open.
+    def _planned(
+        self, data: training.TrainingData, callbacks: Any, num_epochs: int, is_pass: bool
+    ) -> tuple[training.TrainingData, Any]:
+        """Return data and callbacks of a run whose noise and largest batch are chosen.
 
         Args:
             data: The training data.
             callbacks: The callbacks of `fit`, which may give a delta.
             num_epochs: The number of epochs.
+            is_pass: Whether each epoch begins a new pass over the data.
         """
-        if data.poisson is None or data.poisson.max_batch_size is None or num_epochs < 1:
-            return data
+        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
-        delta = deltas[0] if deltas else default_delta(max(data.num_examples, 2))
-        rows = self.optimizer.planned_rows(num_epochs, False, data.settings)  # type: ignore[attr-defined]
-        return data.with_max_batch_size(rows, delta)
+        delta = deltas[0] if deltas else None
+        plan = functools.partial(
+            optimizer.plan_run,
+            self.privacy_ledger,
+            num_epochs=num_epochs,
+            is_pass=is_pass,
+            delta=delta,
+        )
+        plan(data.settings)
+        if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
+            rows = optimizer.planned_rows(num_epochs, False, data.settings)
+            chosen = optimizer.delta or delta or default_delta(max(data.num_examples, 2))
+            data = data.with_max_batch_size(rows, chosen)
+            plan(data.settings)
+        if optimizer.target_epsilon is not None:
+            budget = PrivacyCallback(optimizer.delta or delta, optimizer.target_epsilon)
+            callbacks = [budget, *given]
+        return data, callbacks
 
     def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
         """Return everything for which steps are compiled; None if it cannot be told."""

@@ -1,8 +1,10 @@
 """Optimizers that add noise to clipped sums before they apply them."""
 
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, RunSettings
+from keras_adaclip.optimizers.auto_dp_optimizer import AutoDPOptimizer
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer, check_microbatch_size
 from keras_adaclip.optimizers.ledger_state import MAX_ROWS
+from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import (
     FORBIDDEN_OPTIONS,
@@ -11,4 +13,4 @@ from keras_adaclip.optimizers.wrapping_optimizer import (
     refuse_legacy_file,
 )
 
-__all__ = ["DPOptimizer"]
+__all__ = ["AutoDPOptimizer", "DPOptimizer", "PlannedMomentum"]

@@ -21,6 +21,8 @@ from keras_adaclip.optimizers.ledger_state import LedgerState
 from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
+_DEFAULT_BATCH_SIZE = 32
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
@@ -57,6 +59,8 @@ class AccountedOptimizer(WrappingOptimizer):
         diagnostics: names of the statistics of contributions that can be recorded. They are not
             private.
         microbatch_size: number of units that are processed at a time; None lets the step decide.
+        target_epsilon: the budget at which training ends; None for no budget.
+        delta: the delta of the budget; None for that of the run.
         seed: seed of the noise and of the sampling; None takes both from the operating system.
         used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
             of the model too. Another run can draw the same numbers with them.
@@ -75,6 +79,8 @@ class AccountedOptimizer(WrappingOptimizer):
     aggregation: Any = None
     diagnostics: tuple[str, ...] = ("gradient_norm", "clipped_fraction")
     microbatch_size: int | str | None = None
+    target_epsilon: float | None = None
+    delta: float | None = None
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
     num_inclusions: ClassVar[int] = 0
@@ -159,6 +165,50 @@ class AccountedOptimizer(WrappingOptimizer):
     def remember_seeds(self, *seeds: int | None) -> None:
         """Add to `used_seeds`; None stands for randomness of the operating system."""
         self.used_seeds |= {seed for seed in seeds if seed is not None}
+
+    # The plan of a `fit`; see `AutoDPOptimizer`
+
+    def default_batch_size(
+        self, num_examples: int, num_epochs: int, steps_per_epoch: int | None
+    ) -> int:
+        """Return the expected number of examples in a step, if `fit` is given none.
+
+        Args:
+            num_examples: number of examples.
+            num_epochs: number of epochs of the run.
+            steps_per_epoch: number of steps of an epoch, None for a pass over the data.
+        """
+        return min(_DEFAULT_BATCH_SIZE, num_examples)
+
+    def plan_run(
+        self,
+        ledger: Ledger,
+        settings: RunSettings,
+        num_epochs: int,
+        is_pass: bool,
+        delta: float | None = None,
+    ) -> None:
+        """Plan a run before it begins.
+
+        Args:
+            ledger: everything that the model has spent.
+            settings: the facts of the run.
+            num_epochs: number of epochs of the run.
+            is_pass: whether each epoch begins a new pass over the data.
+            delta: the delta of a `PrivacyCallback` of the run, None without.
+        """
+
+    def begin_plan(self, num_steps: int) -> None:
+        """Begin the planned steps.
+
+        Args:
+            num_steps: their number.
+        """
+
+    @property
+    def plan_in_words(self) -> str:
+        """What the optimizer has planned, empty if nothing."""
+        return ""
 
     # A run of steps
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,8 +102,11 @@ def from_arrays(
     steps_per_epoch: int | None,
     shuffle: Any,
     seed: int | None,
+    default_batch_size: Callable[[int], int],
 ) -> TrainingData:
     """Return training data from arrays; the arguments are those of `PrivateModel.fit`.
+
+    `default_batch_size` returns the batch size for a number of examples, if none is given.
 
     Raises:
         ValueError: If an argument is out of range, or numbers of rows differ.
@@ -111,7 +114,7 @@ def from_arrays(
     check_choice("sampling", sampling, ("poisson", "shuffle"))
     num_examples, rows = rows_of(x, y, sample_weight)
     num_not_finite = num_rows_not_finite((x, y, sample_weight))
-    batch_size = 32 if batch_size is None else batch_size
+    batch_size = default_batch_size(num_examples) if batch_size is None else batch_size
     is_shared = backend.num_processes() > 1 and sampling == "poisson"
     if not is_shared:
         batch_size = check_batch_size(batch_size, num_examples)

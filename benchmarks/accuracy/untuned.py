@@ -1,0 +1,308 @@
+"""Training without tuning beside what people do today, and beside the best of random settings.
+
+    KERAS_BACKEND=jax python benchmarks/accuracy/untuned.py run --data FOLDER
+    python benchmarks/accuracy/untuned.py table
+
+`run` makes the runs that are missing in `benchmarks/utility/untuned.csv`; interrupt it at any time,
+and start it again to go on. The folder holds `letter_recognition.npz`, `shuttle.npz`,
+`mnist_10k.npz` (arrays `x`, `y`) and `austen.npz` (novels as bytes); data sets whose file is not
+there are left out. Fashion-MNIST, digits and breast cancer come from Keras and scikit-learn.
+
+Three ways to train the same network to the same epsilon:
+
+- *auto*: `AutoDPOptimizer`, nothing chosen, 20 epochs;
+- *habit*: Adam 1e-3, norm 1, batches of 256, 20 epochs;
+- *oracle*: the best of 60 random settings (optimizer, learning rate, norm, batch, epochs), chosen
+  by held-out accuracy, and nothing is paid for that.
+
+Every way trains on the same 70% of the examples (Fashion-MNIST: 50,000), and 15% each are held out
+for choosing and for the accuracy that counts (Fashion-MNIST: 10,000 each). Delta is
+`num_examples ** -1.1`. Columns of shuttle and breast cancer are standardized by their own means,
+which epsilon does not cover.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = _ROOT / "benchmarks" / "utility" / "untuned.csv"
+_FIELDS = ("task", "epsilon", "way", "number", "settings", "held_out", "test", "seconds", "backend")
+EPSILONS = (1.0, 3.0, 8.0)
+NUM_SETTINGS, NUM_SEEDS, EPOCHS = 60, 3, 20
+_FEWER_EPOCHS = {"fashion-tanh": 10, "fashion-relu": 10, "shuttle": 10, "austen": 10}
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _file(name: str) -> Callable[[Path], Arrays]:
+    def load(folder: Path) -> Arrays:
+        with np.load(folder / f"{name}.npz") as found:
+            return found["x"].astype("float32"), found["y"].astype("int32")
+
+    return load
+
+
+def _letters(folder: Path) -> Arrays:
+    x, y = _file("letter_recognition")(folder)
+    return (x - 7.5) / 4.0, y  # Features are from 0 to 15.
+
+
+def _shuttle(folder: Path) -> Arrays:
+    x, y = _file("shuttle")(folder)
+    return np.clip(_standardized(x), -5.0, 5.0), y - y.min()
+
+
+def _mnist(folder: Path) -> Arrays:
+    x, y = _file("mnist_10k")(folder)
+    return x[..., None] / 255.0, y
+
+
+def _fashion(folder: Path) -> Arrays:
+    import keras
+
+    (x, y), (x_test, y_test) = keras.datasets.fashion_mnist.load_data()
+    images = np.concatenate([x, x_test])[..., None].astype("float32") / 255.0
+    return images, np.concatenate([y, y_test]).astype("int32")
+
+
+def _digits(folder: Path) -> Arrays:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x.astype("float32") / 16.0, y.astype("int32")
+
+
+def _cancer(folder: Path) -> Arrays:
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    return _standardized(x).astype("float32"), y.astype("int32")
+
+
+def _novels(folder: Path) -> Arrays:
+    """Pieces of 65 characters: 64 of them and the next ones."""
+    letters = "\n !\"'(),-.0123456789:;?_abcdefghijklmnopqrstuvwxyz"
+    codes = np.zeros(256, "int32")
+    for code in range(256):
+        codes[code] = max(letters.find(chr(code).lower()), 0)
+    with np.load(folder / "austen.npz") as found:
+        text = np.concatenate([codes[found[name]] for name in sorted(found.files)])
+    pieces = text[: len(text) // 65 * 65].reshape(-1, 65)
+    return pieces[:, :-1], pieces[:, 1:]
+
+
+def _standardized(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
+
+
+def _mlp(num_features: int, num_classes: int, hidden: tuple[int, ...] = (64, 64)) -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(units, activation="relu") for units in hidden]
+    return [keras.Input((num_features,)), *layers, keras.layers.Dense(num_classes)]
+
+
+def _cnn(activation: str) -> Any:
+    """The network of table B1 of Lin et al. 2022."""
+    import keras
+
+    sys.path.insert(0, str(_ROOT))
+    from benchmarks.accuracy.networks import table_b1
+
+    return [keras.Input((28, 28, 1)), *table_b1(lambda: activation)]
+
+
+def _gru() -> Any:
+    import keras
+
+    layers = keras.layers
+    recurrent = [layers.Embedding(49, 16), layers.GRU(64, return_sequences=True)]
+    return [keras.Input((64,), dtype="int32"), *recurrent, layers.Dense(49)]
+
+
+TASKS: dict[str, tuple[Callable[[Path], Arrays], Callable[[], Any]]] = {
+    "letters": (_letters, lambda: _mlp(16, 26)),
+    "digits": (_digits, lambda: _mlp(64, 10)),
+    "cancer": (_cancer, lambda: _mlp(30, 2, (32,))),
+    "shuttle": (_shuttle, lambda: _mlp(9, 7)),
+    "mnist-10k": (_mnist, lambda: _cnn("relu")),
+    "fashion-tanh": (_fashion, lambda: _cnn("tanh")),
+    "fashion-relu": (_fashion, lambda: _cnn("relu")),
+    "austen": (_novels, _gru),
+}
+
+
+def random_setting(number: int, num_examples: int, epochs: int) -> dict[str, Any]:
+    """One setting of the oracle."""
+    rng = np.random.default_rng(number)
+    optimizer = ("sgd", "adam")[rng.integers(2)]
+    low, high = {"sgd": (0.03, 10.0), "adam": (3e-4, 1e-1)}[optimizer]
+    sizes = [size for size in (64, 128, 256, 512, 1024, 2048, 4096) if size <= num_examples]
+    return {
+        "optimizer": optimizer,
+        "learning_rate": float(f"{np.exp(rng.uniform(np.log(low), np.log(high))):.3g}"),
+        "clip_norm": float(f"{np.exp(rng.uniform(np.log(0.05), np.log(3.0))):.3g}"),
+        "batch_size": int(rng.choice(sizes)),
+        "epochs": int(rng.choice([epochs // 2, epochs, 2 * epochs])),
+    }
+
+
+def split(x: np.ndarray, y: np.ndarray) -> list[Arrays]:
+    """Examples to train on, to choose by, and to test on."""
+    order = np.random.default_rng(0).permutation(len(x))
+    ends = (50_000, 60_000) if len(x) == 70_000 else (int(0.7 * len(x)), int(0.85 * len(x)))
+    return [(x[part], y[part]) for part in np.split(order, ends)]
+
+
+def train(task: str, parts: list[Arrays], epsilon: float, way: str, number: int) -> dict[str, Any]:
+    """Make one run, and return its row."""
+    import keras
+
+    import keras_adaclip as ka
+
+    (x, y), *others = parts
+    epochs = _FEWER_EPOCHS.get(task, EPOCHS)
+    keras.utils.set_random_seed(number)
+    settings: dict[str, Any] = {"epochs": epochs}
+    batch_size = None
+    if way == "auto":
+        optimizer: Any = ka.optimizers.AutoDPOptimizer(epsilon)
+    else:
+        settings = {"optimizer": "adam", "learning_rate": 1e-3, "clip_norm": 1.0}
+        settings |= {"batch_size": min(256, len(x)), "epochs": epochs}
+        if way == "oracle":
+            settings = random_setting(number, len(x), epochs)
+        noise = ka.accounting.calibrate_noise_multiplier(
+            epsilon, len(x) ** -1.1, len(x), settings["batch_size"], epochs=settings["epochs"]
+        )
+        inner: Any = keras.optimizers.Adam(settings["learning_rate"])
+        if settings["optimizer"] == "sgd":
+            inner = keras.optimizers.SGD(settings["learning_rate"], momentum=0.9)
+        batch_size = settings["batch_size"]
+        clip_norm = settings["clip_norm"]
+        optimizer = ka.optimizers.DPOptimizer(inner, clip_norm, noise_multiplier=noise)
+    model = ka.PrivateSequential(TASKS[task][1]())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    began = time.perf_counter()
+    model.fit(x, y, batch_size=batch_size, epochs=settings["epochs"], verbose=0)
+    seconds = time.perf_counter() - began
+    spent = model.privacy_spent(len(x) ** -1.1).epsilon
+    if not spent <= epsilon:
+        raise RuntimeError(f"{task}: epsilon {spent} is above {epsilon}")
+    scores = [model.evaluate(*each, batch_size=1000, verbose=0)[1] for each in others]
+    keras.utils.clear_session(free_memory=True)
+    return {
+        "task": task,
+        "epsilon": epsilon,
+        "way": way,
+        "number": number,
+        "settings": json.dumps(settings),
+        "held_out": round(100 * scores[0], 2),
+        "test": round(100 * scores[1], 2),
+        "seconds": round(seconds, 1),
+        "backend": keras.backend.backend(),
+    }
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of the results."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the runs that are missing."""
+    keys = ("task", "epsilon", "way", "number")
+    done = {tuple(row[key] for key in keys) for row in read(options.output)}
+    for task in options.tasks:
+        try:
+            parts = split(*TASKS[task][0](options.data))
+        except FileNotFoundError as error:
+            print(f"{task} is left out: {error}")
+            continue
+        for way in options.ways:
+            for epsilon in EPSILONS:
+                for number in range(options.settings if way == "oracle" else NUM_SEEDS):
+                    if (task, str(epsilon), way, str(number)) in done:
+                        continue
+                    row = train(task, parts, epsilon, way, number)
+                    is_new = not options.output.exists()
+                    with options.output.open("a", newline="") as file:
+                        writer = csv.DictWriter(file, _FIELDS, lineterminator="\n")
+                        if is_new:
+                            writer.writeheader()
+                        writer.writerow(row)
+                    print(*row.values(), flush=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print the mean test accuracy of each way, and the oracle's."""
+    found: dict[tuple[str, float], dict[str, list[tuple[float, float]]]] = {}
+    for row in read(options.output):
+        ways = found.setdefault((row["task"], float(row["epsilon"])), defaultdict(list))
+        ways[row["way"]].append((float(row["held_out"]), float(row["test"])))
+    print("| data, network | epsilon | auto | habit | oracle | auto - oracle | auto - habit |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    behind, ahead = [], []
+    for (task, epsilon), ways in sorted(found.items(), key=lambda each: str(each[0])):
+        values = {way: statistics.mean(t for _, t in scores) for way, scores in ways.items()}
+        if "oracle" in ways:
+            values["oracle"] = max(ways["oracle"])[1]
+        cells = [
+            f"{values[way]:.1f}" if way in values else "" for way in ("auto", "habit", "oracle")
+        ]
+        if "auto" in values and "oracle" in values:
+            behind.append(values["auto"] - values["oracle"])
+            cells.append(f"{behind[-1]:+.1f} ({len(ways['oracle'])} settings)")
+        else:
+            cells.append("")
+        if "auto" in values and "habit" in values:
+            ahead.append(values["auto"] - values["habit"])
+            cells.append(f"{ahead[-1]:+.1f}")
+        print(f"| {task} | {epsilon:g} | {' | '.join(cells)} |")
+    if behind and ahead:
+        print(
+            f"\nMean: {statistics.mean(behind):+.2f} to the oracle, worst {min(behind):+.1f}; ",
+            end="",
+        )
+        print(f"{statistics.mean(ahead):+.1f} to habit, worst {min(ahead):+.1f}.")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("command", choices=("run", "table"))
+    add("--data", type=Path, default=Path("."), help="folder of the .npz files")
+    add("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
+    add(
+        "--ways",
+        nargs="+",
+        choices=("auto", "habit", "oracle"),
+        default=["auto", "habit", "oracle"],
+    )
+    add("--settings", type=int, default=NUM_SETTINGS, help="of the oracle (%(default)s)")
+    add("--output", type=Path, default=_RESULTS)
+    options = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    {"run": run, "table": table}[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""A `DPOptimizer` that plans a run for a privacy budget: noise, batch size, norm and step size.
+
+    noise multiplier:  the least z with  epsilon(ledger + steps of the run; z) <= target epsilon
+    batch size:        epochs * examples / 500, so that a run has about 500 steps
+    contributions:     normalized, so that no norm is left to choose
+    step size:         that of `PlannedMomentum`
+
+The plan reads public numbers only: examples, epochs, weights' sizes and the budget. No run is spent
+on tuning.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_adaclip import accounting
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
+from keras_adaclip.accounting import Ledger, LedgerRow
+from keras_adaclip.optimizers.accounted_optimizer import RunSettings
+from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
+from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
+
+_NUM_STEPS = 500
+_LEAST_BATCH = 16
+_PARTS = ("batch_size", "clipping", "noise_multiplier", "noise_walk")
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class AutoDPOptimizer(DPOptimizer):
+    """Trains to a privacy budget, with nothing to tune.
+
+    When `fit` begins, it takes the number of examples and of epochs, and plans the batch size
+    (unless `fit` is given one), the noise multiplier, the norm of the contributions and the step
+    size. Training ends at the target epsilon, and never goes beyond it.
+
+    The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
+    trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
+    default the noise moves each weight by three times its size.
+
+    Args:
+        target_epsilon: positive float, the budget of everything that this model's training spends.
+        delta: float in (0, 1); None takes that of a `PrivacyCallback` in `fit`, or else
+            `num_examples ** -1.1`.
+        optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
+            `PlannedMomentum`.
+        plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
+            `DPOptimizer`), `"noise_multiplier"`, `"noise_walk"` (of `PlannedMomentum`).
+        microbatch_size: as in `DPOptimizer`.
+        memory_limit: as in `DPOptimizer`.
+        gradient_method: as in `DPOptimizer`.
+        seed: as in `DPOptimizer`.
+        name: name of the optimizer.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, or `plan` has an unknown part; when `fit`
+            begins, if the budget is spent or the number of steps is not known.
+
+    Guarantees:
+        Those of `DPOptimizer`, with the noise multiplier of the plan, which each `fit` makes anew
+        from the budget that is left. A `fit` uses the whole budget: a second one needs a larger
+        target.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras
+    >>> import keras_adaclip as ka
+    >>> model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> optimizer = AutoDPOptimizer(target_epsilon=3.0)
+    >>> model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> x, y = np.random.normal(size=(200, 4)), np.random.randint(0, 3, 200)
+    >>> history = model.fit(x, y, epochs=2, verbose=0)
+    >>> model.privacy_spent(200**-1.1).epsilon <= 3.0
+    True
+
+    Reference:
+        Bu et al. 2023, "Automatic clipping", for the normalized contributions.
+    """
+
+    def __init__(
+        self,
+        target_epsilon: float,
+        delta: float | None = None,
+        optimizer: Any = None,
+        *,
+        plan: Mapping[str, Any] | None = None,
+        microbatch_size: int | str | None = None,
+        memory_limit: int | None = None,
+        gradient_method: str = "auto",
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        chosen = _checked_plan(plan, optimizer)
+        is_own = optimizer is None
+        if is_own:
+            optimizer = PlannedMomentum(chosen.get("noise_walk", PlannedMomentum.DEFAULT_WALK))
+        super().__init__(
+            optimizer,
+            chosen.get("clipping", "automatic"),
+            noise_multiplier=chosen.get("noise_multiplier", 0.0),
+            microbatch_size=microbatch_size,
+            memory_limit=memory_limit,
+            gradient_method=gradient_method,
+            seed=seed,
+            name=name,
+        )
+        self.plan = chosen
+        self.target_epsilon = check_positive("target_epsilon", target_epsilon)
+        self.delta = optional(check_between_0_and_1, "delta", delta)
+        self._is_planned = False
+        self._has_own_rule = is_own
+
+    @property
+    def noise_multiplier(self) -> Any:
+        """The noise multiplier of the plan; None before the first `fit`."""
+        is_known = self._is_planned or "noise_multiplier" in self.plan
+        return self._noise_multiplier if is_known else None
+
+    def default_batch_size(
+        self, num_examples: int, num_epochs: int, steps_per_epoch: int | None
+    ) -> int:
+        """Return the batch size of the plan.
+
+        Args:
+            num_examples: number of examples.
+            num_epochs: number of epochs of the run.
+            steps_per_epoch: number of steps of an epoch, None for a pass over the data.
+        """
+        if "batch_size" in self.plan:
+            return int(self.plan["batch_size"])
+        if steps_per_epoch is not None:
+            return math.ceil(num_examples / steps_per_epoch)
+        size = max(_LEAST_BATCH, round(num_epochs * num_examples / _NUM_STEPS))
+        return min(size, num_examples)
+
+    def plan_run(
+        self,
+        ledger: Ledger,
+        settings: RunSettings,
+        num_epochs: int,
+        is_pass: bool,
+        delta: float | None = None,
+    ) -> None:
+        """Choose the noise of a run, so that it ends at the target; change nothing else.
+
+        Args:
+            ledger: everything that the model has spent.
+            settings: the facts of the run.
+            num_epochs: number of epochs of the run.
+            is_pass: whether each epoch begins a new pass over the data.
+            delta: the delta of a `PrivacyCallback` of the run, None without.
+
+        Raises:
+            ValueError: If the budget is spent, or the number of steps is not known.
+        """
+        delta = self.delta or delta or accounting.default_delta(max(settings.num_examples, 2))
+        if num_epochs < 1:
+            return
+        if settings.steps_per_epoch is None:
+            raise ValueError(
+                "`AutoDPOptimizer` plans the noise for all steps of a run, and the number of steps "
+                "cannot be known from these data. Give `fit(steps_per_epoch=...)`, or train with "
+                "`DPOptimizer`."
+            )
+        spent = accounting.ledger_epsilon(ledger, delta)
+        if spent >= self.target_epsilon * (1 - 1e-3):
+            raise ValueError(
+                f"The budget is spent: epsilon is {spent:.4g} of {self.target_epsilon:g}, and one "
+                "`fit` of `AutoDPOptimizer` uses all of it. Give all `epochs` to one `fit`, or "
+                "compile with a larger `target_epsilon`. "
+                f"Received: target_epsilon={self.target_epsilon}, delta={delta:g}"
+            )
+        if "noise_multiplier" in self.plan:
+            return
+        before, self._noise_multiplier, self._is_planned = self.noise_multiplier, 1.0, True
+        rows = self.planned_rows(num_epochs, is_pass, settings)
+
+        def epsilon(noise: float) -> float:
+            """Return epsilon at the end of the run with this noise."""
+            planned = [dataclasses.replace(row, noise_multiplier=noise) for row in rows]
+            return accounting.ledger_epsilon([*ledger, *planned], delta)
+
+        self._noise_multiplier, self._is_planned = before, before is not None
+        self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
+        self._is_planned = True
+
+    def begin_plan(self, num_steps: int) -> None:
+        """Begin the planned steps.
+
+        Args:
+            num_steps: their number.
+        """
+        if isinstance(self.inner_optimizer, PlannedMomentum):
+            self.inner_optimizer.begin(num_steps)
+
+    def configure(self, settings: RunSettings) -> LedgerRow:
+        """Prepare a run of steps, which `plan_run` has planned.
+
+        Raises:
+            ValueError: If it was not planned.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "`AutoDPOptimizer` plans the noise of a whole `fit`, and single steps have no "
+                "plan. Train with `fit`, or compile with `DPOptimizer` for `train_on_batch`."
+            )
+        return super().configure(settings)
+
+    def described(self) -> dict[str, str]:
+        """Return how contributions are bounded, what was planned, and the source of randomness."""
+        facts = super().described()
+        facts["clipping"] += f"; {self.plan_in_words}"
+        return facts
+
+    @property
+    def plan_in_words(self) -> str:
+        """What the optimizer has planned, and what it was given."""
+        given = ", ".join(name.replace("_", " ") for name in self.plan)
+        rule = type(self.inner_optimizer).__name__
+        words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
+        return f"{words}, given: {given}" if given else words
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return every constructor argument under its own name."""
+        arguments = super()._arguments()
+        arguments["plan"] = dict(self.plan) or None
+        if self._has_own_rule:
+            arguments["optimizer"] = None
+        return arguments
+
+
+def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:
+    """Return the parts of the plan that a user has chosen.
+
+    Args:
+        plan: the argument.
+        optimizer: the optimizer that was given, None for the planned one.
+
+    Raises:
+        TypeError: If it is not a dict.
+        ValueError: If a part is unknown, out of range, or not used.
+    """
+    if plan is None:
+        return {}
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"Argument `plan` must be a dict. Received: plan={plan!r}")
+    unknown = sorted(map(str, set(plan) - set(_PARTS)))
+    if unknown:
+        raise ValueError(
+            f"Argument `plan` has unknown parts: {', '.join(unknown)}. It may have "
+            f"{', '.join(_PARTS)}. Received: plan={plan!r}"
+        )
+    if "noise_walk" in plan and optimizer is not None:
+        raise ValueError(
+            "`plan['noise_walk']` sets the step size of the planned optimizer, and another "
+            "`optimizer` was given. Leave one of the two out."
+        )
+    if "batch_size" in plan:
+        check_integer("plan['batch_size']", plan["batch_size"], minimum=1)
+    return dict(plan)

@@ -1,0 +1,160 @@
+"""Momentum whose step is planned from the number of steps and the sizes of the initial weights.
+
+    m <- b1 m + (1 - b1) g
+    v <- b2 v + (1 - b2) mean(g^2)                   one number for each variable
+    w <- w - a s sqrt(3 / T) (1 - t / T) m / sqrt(v)      (m and v corrected for their start)
+
+with T the planned steps, t the steps done, s the root mean square of the initial weights, and a the
+`noise_walk`. Where noise is most of a gradient, g / sqrt(v) has unit variance, and the squares of
+sqrt(3 / T) (1 - t / T) sum to one: at the end, the noise of all steps together has moved each
+coordinate by a standard deviation of a * s. The signal, which has one direction, moves the weights
+as far as its share of the gradients allows.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import backend
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive
+
+Tensor = Any
+
+# Biases begin with zeros, and gains with ones: neither is a size that they should move by.
+_SIZE_OF_VECTORS = 0.1
+_LEAST_ENERGY = 1e-30
+
+
+@keras.saving.register_keras_serializable(package="keras_adaclip")
+class PlannedMomentum(keras.optimizers.Optimizer):
+    """Moves each variable, over a planned number of steps, by a planned multiple of its size.
+
+    `AutoDPOptimizer` uses it. There is no learning rate to tune: the step follows from the number
+    of steps and from the sizes of the initial weights, is divided by the size of the gradients,
+    and falls linearly to zero.
+
+    Args:
+        noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
+            weight, over the root mean square of the initial weights of its variable. (For vectors,
+            such as biases, over 0.1.)
+        momentum: float in (0, 1), the decay of the average of gradients.
+        energy_decay: float in (0, 1), the decay of the average of mean squared gradients.
+        name: name of the optimizer.
+
+    Raises:
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> PlannedMomentum().get_config()["noise_walk"]
+    3.0
+    """
+
+    DEFAULT_WALK: ClassVar[float] = 3.0
+
+    def __init__(
+        self,
+        noise_walk: float = DEFAULT_WALK,
+        momentum: float = 0.9,
+        energy_decay: float = 0.99,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate=check_positive("noise_walk", noise_walk), name=name)
+        self.momentum = check_between_0_and_1("momentum", momentum)
+        self.energy_decay = check_between_0_and_1("energy_decay", energy_decay)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the averages and the plan.
+
+        Args:
+            variables: the trainable variables.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._first_step = self.add_variable((), "zeros", dtype="int32", name="first_step")
+        self._num_steps = self.add_variable((), "ones", dtype="int32", name="num_steps")
+        self._averages = self.add_optimizer_variables(variables, "average")
+        self._energies = [self.add_variable((), name="energy") for _ in variables]
+        self._sizes = [self.add_variable((), name="size") for _ in variables]
+        self._measure()
+
+    def begin(self, num_steps: int) -> None:
+        """Plan the next steps: their number, and before the first of all, the weights' sizes.
+
+        Args:
+            num_steps: number of steps until the step size is zero.
+        """
+        num_steps = check_integer("num_steps", num_steps, minimum=1)
+        self._num_steps.assign(np.int32(num_steps))
+        self._first_step.assign(ops.cast(self.iterations.value, "int32"))
+        for variable in (*self._averages, *self._energies):
+            variable.assign(ops.zeros_like(variable.value))
+        if int(backend.array_of(self.iterations)) == 0:
+            self._measure()
+
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
+        """Move one variable.
+
+        Args:
+            gradient: its noised gradient.
+            variable: the variable.
+            learning_rate: the noise walk.
+        """
+        number = self._get_variable_index(variable)
+        average, energy = self._averages[number], self._energies[number]
+        first_step = ops.cast(self._first_step.value, self.iterations.dtype)
+        done = ops.cast(self.iterations.value - first_step, "float32")
+        num_steps = ops.cast(self._num_steps.value, "float32")
+        gradient = ops.cast(gradient, "float32")
+        self.assign(average, _mixed(average.value, gradient, self.momentum))
+        mean_square = ops.mean(ops.square(gradient))
+        self.assign(energy, _mixed(energy.value, mean_square, self.energy_decay))
+        share = (1.0 - self.momentum ** (done + 1.0)) * ops.sqrt(
+            energy.value / (1.0 - self.energy_decay ** (done + 1.0)) + _LEAST_ENERGY
+        )
+        left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
+        step = ops.cast(learning_rate, "float32") * self._sizes[number].value * left / share
+        self.assign_sub(variable, ops.cast(step * average.value, variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {
+            "noise_walk": float(backend.array_of(self._learning_rate)),
+            "momentum": self.momentum,
+            "energy_decay": self.energy_decay,
+            "name": self.name,
+        }
+
+    def _measure(self) -> None:
+        """Take the sizes of the weights as they are."""
+        for size, variable in zip(self._sizes, self._trainable_variables, strict=True):
+            size.assign(np.float32(_size_of(backend.array_of(variable))))
+
+
+def _mixed(average: Tensor, value: Tensor, decay: float) -> Tensor:
+    """Return the next value of an exponential average."""
+    return decay * average + (1.0 - decay) * value
+
+
+def _size_of(weights: np.ndarray) -> float:
+    """Return the root mean square of initial weights, or what it should be for zeros.
+
+    Args:
+        weights: the value of a variable.
+    """
+    if weights.ndim < 2:
+        return _SIZE_OF_VECTORS
+    size = float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+    if size > 0.0:
+        return size
+    # The variance of Glorot's initializer.
+    fans = (weights.shape[-1] + weights.shape[-2]) * math.prod(weights.shape[:-2])
+    return math.sqrt(2.0 / fans)
