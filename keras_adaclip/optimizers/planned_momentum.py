@@ -87,15 +87,22 @@ class PlannedMomentum(keras.optimizers.Optimizer):
     def begin(self, num_steps: int) -> None:
         """Plan the next steps: their number, and before the first of all, the weights' sizes.
 
+        A plan that has as many steps left goes on.
+
         Args:
             num_steps: number of steps until the step size is zero.
         """
         num_steps = check_integer("num_steps", num_steps, minimum=1)
+        first, planned, done = map(
+            int, map(backend.array_of, (self._first_step, self._num_steps, self.iterations))
+        )
+        if done > first and first + planned - done == num_steps:
+            return
         self._num_steps.assign(np.int32(num_steps))
         self._first_step.assign(ops.cast(self.iterations.value, "int32"))
         for variable in (*self._averages, *self._energies):
             variable.assign(ops.zeros_like(variable.value))
-        if int(backend.array_of(self.iterations)) == 0:
+        if done == 0:
             self._measure()
 
     def update_step(

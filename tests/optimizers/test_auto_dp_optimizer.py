@@ -1,0 +1,257 @@
+"""AutoDPOptimizer: the plan, the end at the target, its bookkeeping; PlannedMomentum's formula."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+
+AutoDPOptimizer = ka.optimizers.AutoDPOptimizer
+N, DELTA = 300, 300**-1.1
+
+
+def data(num_examples=N):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_examples, 4)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int32")
+
+
+def compiled(optimizer, layers=None):
+    layers = layers or [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)]
+    model = ka.PrivateSequential([keras.Input((4,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def spent(model, delta=DELTA):
+    return model.privacy_spent(delta).epsilon
+
+
+@pytest.mark.parametrize("target", [0.5, 8.0])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_all_planned_steps_run_and_end_at_the_target(target, sampling):
+    model = compiled(AutoDPOptimizer(target))
+    history = model.fit(*data(), epochs=3, sampling=sampling, verbose=0)
+    (row,) = model.privacy_ledger
+    assert row.noise_multiplier == model.optimizer.noise_multiplier
+    assert row.steps == 3 * math.ceil(N / row.expected_batch_size)
+    assert history.ended_early is None
+    assert 0.998 * target <= history.history["epsilon"][-1] <= target
+    assert 0.998 * target <= spent(model) <= target
+
+
+@pytest.mark.parametrize("max_batch_size", [None, 60, "auto"])
+def test_a_data_set_brings_its_batch_size(max_batch_size):
+    model = compiled(AutoDPOptimizer(2.0, delta=1e-4))
+    options = {"expected_batch_size": 40, "max_batch_size": max_batch_size}
+    model.fit(ka.sampling.PoissonDataset(*data(), **options), epochs=2, verbose=0)
+    (row,) = model.privacy_ledger
+    assert row.expected_batch_size == 40
+    assert (row.max_batch_size > 0) is (max_batch_size is not None)
+    assert 0.998 * 2.0 <= spent(model, 1e-4) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps_per_epoch", "expected"),
+    [(20, None, 20 * 30_000 / 500), (2, None, 120), (1000, None, 30_000), (5, 10, 3_000)],
+)
+def test_the_batch_size_makes_about_as_many_steps_as_planned(epochs, steps_per_epoch, expected):
+    found = AutoDPOptimizer(1.0).default_batch_size(30_000, epochs, steps_per_epoch)
+    assert found == expected
+
+
+def test_small_data_are_not_cut_into_tiny_batches():
+    assert AutoDPOptimizer(1.0).default_batch_size(100, 1, None) == 16
+    assert AutoDPOptimizer(1.0).default_batch_size(10, 1, None) == 10
+
+
+def test_a_spent_budget_is_refused_and_nothing_is_trained():
+    model = compiled(AutoDPOptimizer(1.0))
+    model.fit(*data(), epochs=1, verbose=0)
+    weights, ledger = model.get_weights(), model.privacy_ledger
+    with pytest.raises(ValueError, match=r"The budget is spent: epsilon is 0\.999"):
+        model.fit(*data(), epochs=1, verbose=0)
+    assert model.privacy_ledger == ledger
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_a_larger_target_pays_for_what_was_spent_under_another_optimizer():
+    model = compiled(ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0))
+    model.fit(*data(), batch_size=30, epochs=2, verbose=0)
+    before = spent(model)
+    model.compile(AutoDPOptimizer(before + 1.0), "sparse_categorical_crossentropy")
+    model.fit(*data(), epochs=2, verbose=0)
+    assert 0.998 * (before + 1.0) <= spent(model) <= before + 1.0
+
+
+class Interrupts(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 4:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_fit_leaves_the_rest_of_the_budget_to_the_next():
+    model = compiled(AutoDPOptimizer(1.0))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data(), epochs=2, verbose=0, callbacks=[Interrupts()])
+    assert 0.0 < spent(model) < 1.0
+    model.fit(*data(), epochs=2, verbose=0)
+    assert 0.998 <= spent(model) <= 1.0
+
+
+def test_a_part_of_the_plan_that_is_given_is_used_and_the_target_still_ends_training(capsys):
+    plan = {"noise_multiplier": 0.8, "batch_size": 50, "clipping": "quantile", "noise_walk": 0.5}
+    model = compiled(AutoDPOptimizer(3.0, plan=plan))
+    history = model.fit(*data(), epochs=50, verbose=2)
+    (row,) = model.privacy_ledger
+    assert (row.noise_multiplier, row.expected_batch_size) == (np.float32(0.8), 50)
+    assert isinstance(model.optimizer.clipping, ka.clipping.QuantileClipping)
+    assert history.ended_early is not None
+    assert row.steps < 50 * 6
+    assert spent(model) <= 3.0
+    words = "given: noise multiplier, batch size, clipping, noise walk"
+    assert words in capsys.readouterr().out
+    assert words in str(model.privacy_report(DELTA))
+
+
+def test_the_batch_size_of_fit_goes_before_the_plan():
+    model = compiled(AutoDPOptimizer(3.0, plan={"batch_size": 50}))
+    model.fit(*data(), batch_size=20, epochs=1, verbose=0)
+    assert model.privacy_ledger.rows[0].expected_batch_size == 20
+
+
+def test_the_delta_of_a_callback_is_that_of_the_plan():
+    model = compiled(AutoDPOptimizer(3.0))
+    callbacks = [ka.callbacks.PrivacyCallback(delta=1e-6)]
+    model.fit(*data(), epochs=1, verbose=0, callbacks=callbacks)
+    assert 0.998 * 3.0 <= spent(model, 1e-6) <= 3.0
+
+
+def test_a_saved_model_goes_on_with_the_budget_that_is_left(tmp_path):
+    model = compiled(AutoDPOptimizer(2.0, plan={"noise_walk": 1.5}, delta=1e-4))
+    model.fit(*data(), epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert loaded.optimizer.noise_multiplier is None
+    with pytest.raises(ValueError, match="The budget is spent"):
+        loaded.fit(*data(), epochs=1, verbose=0)
+
+
+class Dies(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_run_is_resumed_with_the_same_plan(tmp_path):
+    def train(*callbacks):
+        model = compiled(AutoDPOptimizer(2.0, seed=1))
+        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        model.fit(*data(), epochs=4, verbose=0, callbacks=[backup, *callbacks])
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Dies())
+    model = train()
+    (row,) = model.privacy_ledger
+    assert row.steps == 4 * math.ceil(N / row.expected_batch_size)
+    assert 0.998 * 2.0 <= spent(model) <= 2.0
+    inner = model.optimizer.inner_optimizer
+    first, planned = (int(keras.ops.convert_to_numpy(v.value)) for v in inner.variables[2:4])
+    assert (first, planned) == (0, row.steps)
+
+
+def test_single_steps_and_endless_data_have_no_plan():
+    model = compiled(AutoDPOptimizer(1.0))
+    x, y = data()
+    with pytest.raises(ValueError, match="Train with `fit`"):
+        model.train_on_batch(x[:8], y[:8])
+
+    def batches():
+        while True:
+            yield x[:8], y[:8]
+
+    with pytest.raises(ValueError, match="the number of steps cannot be known"):
+        model.fit(batches(), num_examples=N, epochs=1, verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_a_federated_model_refuses():
+    model = ka.federate(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    with pytest.raises(ValueError, match="plans training on single examples"):
+        model.compile(AutoDPOptimizer(1.0), client_optimizer="sgd", loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"target_epsilon": 0}, ValueError, "`target_epsilon` must be positive"),
+        ({"delta": 1.0}, ValueError, "`delta`"),
+        ({"plan": 3}, TypeError, "`plan` must be a dict"),
+        ({"plan": {"norm": 1.0}}, ValueError, "unknown parts: norm"),
+        ({"plan": {"batch_size": 0}}, ValueError, "batch_size"),
+        ({"plan": {"noise_walk": -1}}, ValueError, "`noise_walk` must be positive"),
+        ({"plan": {"noise_multiplier": -1}}, ValueError, "`noise_multiplier` must not be negative"),
+        ({"plan": {"noise_walk": 1.0}, "optimizer": "sgd"}, ValueError, "another `optimizer`"),
+    ],
+)
+def test_arguments_out_of_range(arguments, error, message):
+    with pytest.raises(error, match=message):
+        AutoDPOptimizer(**{"target_epsilon": 1.0, **arguments})
+
+
+def test_the_noise_multiplier_cannot_be_set_by_hand():
+    with pytest.raises(AttributeError):
+        AutoDPOptimizer(1.0).noise_multiplier = 0.1
+
+
+def test_a_given_optimizer_keeps_its_learning_rate():
+    model = compiled(AutoDPOptimizer(3.0, optimizer=keras.optimizers.Adam(0.01)))
+    model.fit(*data(), epochs=1, verbose=0)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
+    assert 0.998 * 3.0 <= spent(model) <= 3.0
+
+
+def test_planned_momentum_is_its_formula():
+    rng = np.random.default_rng(1)
+    kernel, bias = keras.Variable(rng.normal(size=(3, 2))), keras.Variable(np.zeros(2))
+    zero = keras.Variable(np.zeros((2, 4, 5)))
+    variables = [kernel, bias, zero]
+    optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0, momentum=0.8, energy_decay=0.9)
+    optimizer.build(variables)
+    optimizer.begin(6)
+    values = [np.array(keras.ops.convert_to_numpy(v.value), np.float64) for v in variables]
+    sizes = [np.sqrt(np.mean(values[0] ** 2)), 0.1, np.sqrt(2 / (2 * (4 + 5)))]
+    averages, energies = [0.0] * 3, [0.0] * 3
+    for step in range(8):  # The last two are beyond the plan.
+        gradients = [rng.normal(size=v.shape) for v in values]
+        optimizer.apply([keras.ops.convert_to_tensor(g, "float32") for g in gradients])
+        for number, gradient in enumerate(gradients):
+            averages[number] = 0.8 * averages[number] + 0.2 * gradient
+            energies[number] = 0.9 * energies[number] + 0.1 * np.mean(gradient**2)
+            average = averages[number] / (1 - 0.8 ** (step + 1))
+            deviation = np.sqrt(energies[number] / (1 - 0.9 ** (step + 1)))
+            rate = 2.0 * sizes[number] * np.sqrt(3 / 6) * max(1 - step / 6, 0)
+            values[number] = values[number] - rate * average / deviation
+        for variable, value in zip(variables, values, strict=True):
+            found = keras.ops.convert_to_numpy(variable.value)
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_noise_moves_a_weight_by_the_planned_walk():
+    weights = keras.Variable(np.full((100, 100), 0.3))
+    optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0)
+    optimizer.build([weights])
+    optimizer.begin(200)
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        noise = rng.normal(scale=7.0, size=weights.shape).astype("float32")
+        optimizer.apply([keras.ops.convert_to_tensor(noise)])
+    moved = keras.ops.convert_to_numpy(weights.value) - 0.3
+    # The first gradients weigh more in the corrected averages: a tenth more in 200 steps.
+    assert 2.0 * 0.3 < moved.std() < 1.15 * 2.0 * 0.3
