@@ -81,6 +81,11 @@ PRINTED = [
         "DPOptimizer(optimizer=<Unprintable>, clipping=FixedClipping(clip_norm=1.0), "
         "noise_multiplier=1.0)",
     ),
+    (
+        ka.optimizers.AutoDPOptimizer(3.0, plan={"batch_size": 64}),
+        "AutoDPOptimizer(target_epsilon=3.0, plan={'batch_size': 64})",
+    ),
+    (ka.optimizers.PlannedMomentum(2.0), "PlannedMomentum(noise_walk=2.0)"),
     (ka.activations.TemperedSigmoid(), "TemperedSigmoid(scale=2.0)"),
     (ka.callbacks.PrivacyCallback(), "PrivacyCallback()"),
     (

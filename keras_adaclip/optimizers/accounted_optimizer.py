@@ -380,7 +380,7 @@ class AccountedOptimizer(WrappingOptimizer):
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
         """Return the total noise multiplier of the epoch that begins with `step`, as float32."""
-        value = self.noise_multiplier
+        value = self._noise_multiplier
         if isinstance(value, schedules.Schedule):
             value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
         return float(np.float32(value * self._run_settings.noise_scale))

@@ -1,7 +1,7 @@
 """A `DPOptimizer` that plans a run for a privacy budget: noise, batch size, norm and step size.
 
     noise multiplier:  the least z with  epsilon(ledger + steps of the run; z) <= target epsilon
-    batch size:        epochs * examples / 500, so that a run has about 500 steps
+    batch size:        sqrt(3 n), with n = epochs * examples; at most n / 150
     contributions:     normalized, so that no norm is left to choose
     step size:         that of `PlannedMomentum`
 
@@ -23,8 +23,7 @@ from keras_adaclip.optimizers.accounted_optimizer import RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 
-_NUM_STEPS = 500
-_LEAST_BATCH = 16
+_BATCH_FACTOR, _LEAST_STEPS, _LEAST_BATCH = 3.0, 150, 16
 _PARTS = ("batch_size", "clipping", "noise_multiplier", "noise_walk")
 
 
@@ -81,6 +80,8 @@ class AutoDPOptimizer(DPOptimizer):
         Bu et al. 2023, "Automatic clipping", for the normalized contributions.
     """
 
+    target_epsilon: float
+
     def __init__(
         self,
         target_epsilon: float,
@@ -120,6 +121,14 @@ class AutoDPOptimizer(DPOptimizer):
         is_known = self._is_planned or "noise_multiplier" in self.plan
         return self._noise_multiplier if is_known else None
 
+    @noise_multiplier.setter
+    def noise_multiplier(self, noise_multiplier: Any) -> None:
+        raise AttributeError(
+            "The noise multiplier of an `AutoDPOptimizer` comes from its plan. Give "
+            "`plan={'noise_multiplier': ...}`, or use `DPOptimizer`. "
+            f"Received: noise_multiplier={noise_multiplier!r}"
+        )
+
     def default_batch_size(
         self, num_examples: int, num_epochs: int, steps_per_epoch: int | None
     ) -> int:
@@ -134,8 +143,10 @@ class AutoDPOptimizer(DPOptimizer):
             return int(self.plan["batch_size"])
         if steps_per_epoch is not None:
             return math.ceil(num_examples / steps_per_epoch)
-        size = max(_LEAST_BATCH, round(num_epochs * num_examples / _NUM_STEPS))
-        return min(size, num_examples)
+        # Steps and their size grow alike with the examples that a run sees.
+        num_seen = max(num_epochs, 1) * num_examples
+        size = round(min(math.sqrt(_BATCH_FACTOR * num_seen), num_seen / _LEAST_STEPS))
+        return min(max(_LEAST_BATCH, size), num_examples)
 
     def plan_run(
         self,
@@ -157,7 +168,8 @@ class AutoDPOptimizer(DPOptimizer):
         Raises:
             ValueError: If the budget is spent, or the number of steps is not known.
         """
-        delta = self.delta or delta or accounting.default_delta(max(settings.num_examples, 2))
+        default = accounting.default_delta(max(settings.num_examples, 2))
+        used: float = self.delta or delta or default
         if num_epochs < 1:
             return
         if settings.steps_per_epoch is None:
@@ -166,25 +178,23 @@ class AutoDPOptimizer(DPOptimizer):
                 "cannot be known from these data. Give `fit(steps_per_epoch=...)`, or train with "
                 "`DPOptimizer`."
             )
-        spent = accounting.ledger_epsilon(ledger, delta)
+        spent = accounting.ledger_epsilon(ledger, used)
         if spent >= self.target_epsilon * (1 - 1e-3):
             raise ValueError(
                 f"The budget is spent: epsilon is {spent:.4g} of {self.target_epsilon:g}, and one "
                 "`fit` of `AutoDPOptimizer` uses all of it. Give all `epochs` to one `fit`, or "
                 "compile with a larger `target_epsilon`. "
-                f"Received: target_epsilon={self.target_epsilon}, delta={delta:g}"
+                f"Received: target_epsilon={self.target_epsilon}, delta={used:g}"
             )
         if "noise_multiplier" in self.plan:
             return
-        before, self._noise_multiplier, self._is_planned = self.noise_multiplier, 1.0, True
         rows = self.planned_rows(num_epochs, is_pass, settings)
 
         def epsilon(noise: float) -> float:
             """Return epsilon at the end of the run with this noise."""
             planned = [dataclasses.replace(row, noise_multiplier=noise) for row in rows]
-            return accounting.ledger_epsilon([*ledger, *planned], delta)
+            return accounting.ledger_epsilon([*ledger, *planned], used)
 
-        self._noise_multiplier, self._is_planned = before, before is not None
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
         self._is_planned = True
 

@@ -21,6 +21,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive
+from keras_adaclip._configurable import printed
 
 Tensor = Any
 
@@ -99,9 +100,10 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         if done > first and first + planned - done == num_steps:
             return
         self._num_steps.assign(np.int32(num_steps))
-        self._first_step.assign(ops.cast(self.iterations.value, "int32"))
+        # Arrays of its own: JAX gives the memory of each variable to the step.
+        self._first_step.assign(np.int32(done))
         for variable in (*self._averages, *self._energies):
-            variable.assign(ops.zeros_like(variable.value))
+            variable.assign(np.zeros(variable.shape, variable.dtype))
         if done == 0:
             self._measure()
 
@@ -139,6 +141,9 @@ class PlannedMomentum(keras.optimizers.Optimizer):
             "energy_decay": self.energy_decay,
             "name": self.name,
         }
+
+    def __repr__(self) -> str:
+        return printed(self, self.get_config())
 
     def _measure(self) -> None:
         """Take the sizes of the weights as they are."""

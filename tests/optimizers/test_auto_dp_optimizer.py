@@ -55,17 +55,20 @@ def test_a_data_set_brings_its_batch_size(max_batch_size):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps_per_epoch", "expected"),
-    [(20, None, 20 * 30_000 / 500), (2, None, 120), (1000, None, 30_000), (5, 10, 3_000)],
+    ("num_examples", "epochs", "steps_per_epoch", "expected"),
+    [
+        (60_000, 20, None, round(math.sqrt(3 * 60_000 * 20))),
+        (60_000, 80, None, 2 * round(math.sqrt(3 * 60_000 * 20))),
+        (1_000, 15, None, 100),  # 150 steps
+        (60_000, 5, 10, 6_000),
+        (100, 1, None, 16),
+        (10, 1, None, 10),
+        (100, 100_000, None, 100),
+    ],
 )
-def test_the_batch_size_makes_about_as_many_steps_as_planned(epochs, steps_per_epoch, expected):
-    found = AutoDPOptimizer(1.0).default_batch_size(30_000, epochs, steps_per_epoch)
-    assert found == expected
-
-
-def test_small_data_are_not_cut_into_tiny_batches():
-    assert AutoDPOptimizer(1.0).default_batch_size(100, 1, None) == 16
-    assert AutoDPOptimizer(1.0).default_batch_size(10, 1, None) == 10
+def test_the_planned_batch_size(num_examples, epochs, steps_per_epoch, expected):
+    found = AutoDPOptimizer(1.0).default_batch_size(num_examples, epochs, steps_per_epoch)
+    assert found == pytest.approx(expected, abs=1)
 
 
 def test_a_spent_budget_is_refused_and_nothing_is_trained():
