@@ -214,6 +214,9 @@ def _least_noise(
             following = math.sqrt(low * high)
         noise = float(np.float32(following))
         if not low < noise < high:
+            # Rounding to float32 met an end of the bracket.
+            noise = float(np.float32(math.sqrt(low * high)))
+        if not low < noise < high:
             break
     noise = float(np.float32(high))
     reached = epsilon(noise)

@@ -16,14 +16,15 @@ class PassCounter(keras.callbacks.Callback):
     epoch.
 
     Args:
-        open_ledger: a function that prepares optimizer and ledger for the run.
+        open_ledger: a function that prepares optimizer and ledger for the run, given the number of
+            epochs that are left.
         every_epoch: whether every epoch begins a new pass.
         check: a function that is called before each epoch and raises if training must stop.
     """
 
     def __init__(
         self,
-        open_ledger: Callable[[], None],
+        open_ledger: Callable[[int], None],
         every_epoch: bool,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -37,7 +38,7 @@ class PassCounter(keras.callbacks.Callback):
         """Open the ledger, or set the noise of the epoch and open its pass."""
         if not self._is_open:
             self._is_open = True
-            self._open_ledger()
+            self._open_ledger(self.params["epochs"] - epoch)
         else:
             self.model.optimizer.begin_epoch(is_pass=self._every_epoch)
         self._check()

@@ -122,7 +122,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Note delta and target in `History.params`, which Keras shares among the callbacks."""
-        self.params |= {"delta": self.effective_delta, "target_epsilon": self.target_epsilon}
+        self.params["delta"] = self.effective_delta
+        # Another callback may have the target.
+        if self.target_epsilon is not None or "target_epsilon" not in self.params:
+            self.params["target_epsilon"] = self.target_epsilon
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop if the next execution could exceed the target."""
@@ -155,6 +158,13 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             logs["epsilon"] = spent.epsilon
         if self.target_epsilon is not None and self._next_epoch_exceeds(self.target_epsilon):
             self._stop()
+
+    def steps_left(self) -> int | None:
+        """Return the number of steps that the target still allows; None if there is no target."""
+        if self._allowed_steps is None:
+            return None
+        self.on_epoch_begin(0)
+        return self._allowed_steps - self._steps_done
 
     def on_train_end(self, logs: Any = None) -> None:
         """Write the report if `report_path` was given."""

@@ -89,13 +89,13 @@ class FederatedTraining(training.TrainingBase):
             proximal_strength,
             cohort_noise_size,
         )
-        optimizer = self._adopted(optimizer)
-        if optimizer.target_epsilon is not None:
+        if getattr(optimizer, "target_epsilon", None) is not None:
             raise ValueError(
                 "`AutoDPOptimizer` plans training on single examples. Compile a federated model "
                 "with `DPOptimizer`; `keras_adaclip.accounting.calibrate_noise_multiplier` "
                 "computes its noise."
             )
+        optimizer = self._adopted(optimizer)
         if optimizer.aggregation is not None:
             preparation.refuse_unsuited_settings(optimizer, settings, jit_compile)
             # Its noise must not be compiled: see `refuse_unsuited_settings`.

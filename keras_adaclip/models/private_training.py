@@ -111,7 +111,8 @@ class PrivateTraining(training.TrainingBase):
                 (which is accounted without amplification by sampling, unless it is a
                 `PoissonDataset`).
             y: Targets.
-            batch_size: Expected number of examples in a step, 32 by default.
+            batch_size: Expected number of examples in a step; None means 32, or what an
+                `AutoDPOptimizer` plans.
             epochs: As for Keras.
             verbose: As for Keras.
             callbacks: As for Keras.
@@ -167,9 +168,7 @@ class PrivateTraining(training.TrainingBase):
                 batch_size=batch_size,
                 seed=optimizer.sampling_seed,
                 default_batch_size=functools.partial(
-                    optimizer.default_batch_size,
-                    num_epochs=num_epochs,
-                    steps_per_epoch=steps_per_epoch,
+                    optimizer.default_batch_size, num_epochs=epochs, steps_per_epoch=steps_per_epoch
                 ),
                 **common,
             )
@@ -192,7 +191,6 @@ class PrivateTraining(training.TrainingBase):
         kind = None if is_traced_again else self._kind_of_steps(data)
         sizes = self._prepare(data, augmentation=wanted, kind=kind)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
-            optimizer.begin_plan(max(1, num_epochs * (data.steps_per_epoch or 1)))
             history = super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
@@ -221,6 +219,7 @@ class PrivateTraining(training.TrainingBase):
     ) -> Any:
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
+        self.optimizer.refuse_single_steps()  # type: ignore[attr-defined]
         training.processes.refuse_batch_of_every_replica(self)
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         size, rows = training_data.rows_of(x, y, sample_weight)
@@ -322,6 +321,11 @@ class PrivateTraining(training.TrainingBase):
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
         delta = deltas[0] if deltas else None
+        if None not in (delta, optimizer.delta) and delta != optimizer.delta:
+            raise ValueError(
+                "The optimizer plans for one delta, and the `PrivacyCallback` reports for another. "
+                f"Give one of them. Received: {optimizer.delta} and {delta}"
+            )
         plan = functools.partial(
             optimizer.plan_run,
             self.privacy_ledger,
@@ -335,7 +339,7 @@ class PrivateTraining(training.TrainingBase):
             chosen = optimizer.delta or delta or default_delta(max(data.num_examples, 2))
             data = data.with_max_batch_size(rows, chosen)
             plan(data.settings)
-        if optimizer.target_epsilon is not None:
+        if optimizer.target_epsilon is not None and num_epochs > 0:
             budget = PrivacyCallback(optimizer.delta or delta, optimizer.target_epsilon)
             callbacks = [budget, *given]
         return data, callbacks

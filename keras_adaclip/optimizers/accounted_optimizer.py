@@ -18,6 +18,7 @@ from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, Unit
 from keras_adaclip.optimizers.ledger_state import LedgerState
+from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
@@ -178,7 +179,7 @@ class AccountedOptimizer(WrappingOptimizer):
             num_epochs: number of epochs of the run.
             steps_per_epoch: number of steps of an epoch, None for a pass over the data.
         """
-        return min(_DEFAULT_BATCH_SIZE, num_examples)
+        return _DEFAULT_BATCH_SIZE
 
     def plan_run(
         self,
@@ -199,11 +200,21 @@ class AccountedOptimizer(WrappingOptimizer):
         """
 
     def begin_plan(self, num_steps: int) -> None:
-        """Begin the planned steps.
+        """Begin the steps of a `fit`.
 
         Args:
             num_steps: their number.
         """
+        if isinstance(self.inner_optimizer, PlannedMomentum):
+            self.inner_optimizer.begin(num_steps)
+
+    def refuse_single_steps(self) -> None:
+        """Raise if the optimizer cannot train on a batch outside of `fit`."""
+        if isinstance(self.inner_optimizer, PlannedMomentum):
+            raise ValueError(
+                "`PlannedMomentum` plans the steps of a whole `fit`, and a single batch has no "
+                "plan. Train with `fit`, or give another optimizer for `train_on_batch`."
+            )
 
     @property
     def plan_in_words(self) -> str:

@@ -16,13 +16,15 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import accounting
+from keras_adaclip import accounting, backend
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
-from keras_adaclip.accounting import Ledger, LedgerRow
+from keras_adaclip.accounting import Ledger
 from keras_adaclip.optimizers.accounted_optimizer import RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 
+# What is left of a budget beyond this would be so noisy that it undoes what was learned.
+_SPENT = 0.95
 _BATCH_FACTOR, _LEAST_STEPS, _LEAST_BATCH = 3.0, 150, 16
 _PARTS = ("batch_size", "clipping", "noise_multiplier", "noise_walk")
 
@@ -37,7 +39,7 @@ class AutoDPOptimizer(DPOptimizer):
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
-    default the noise moves each weight by three times its size.
+    default the noise moves each weight by about three times its size.
 
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
@@ -60,8 +62,8 @@ class AutoDPOptimizer(DPOptimizer):
 
     Guarantees:
         Those of `DPOptimizer`, with the noise multiplier of the plan, which each `fit` makes anew
-        from the budget that is left. A `fit` uses the whole budget: a second one needs a larger
-        target.
+        from the budget that is left. A `fit` uses the whole budget, and a second one needs a larger
+        target. `train_on_batch` is refused.
 
     Example:
 
@@ -109,15 +111,20 @@ class AutoDPOptimizer(DPOptimizer):
             seed=seed,
             name=name,
         )
-        self.plan = chosen
+        self._plan = chosen
         self.target_epsilon = check_positive("target_epsilon", target_epsilon)
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self._is_planned = False
         self._has_own_rule = is_own
 
     @property
+    def plan(self) -> dict[str, Any]:
+        """The parts of the plan that were given."""
+        return dict(self._plan)
+
+    @property
     def noise_multiplier(self) -> Any:
-        """The noise multiplier of the plan; None before the first `fit`."""
+        """The noise multiplier of the latest plan; None before the first one."""
         is_known = self._is_planned or "noise_multiplier" in self.plan
         return self._noise_multiplier if is_known else None
 
@@ -139,9 +146,15 @@ class AutoDPOptimizer(DPOptimizer):
             num_epochs: number of epochs of the run.
             steps_per_epoch: number of steps of an epoch, None for a pass over the data.
         """
+        if backend.num_processes() > 1:
+            raise ValueError(
+                "Over several processes, `AutoDPOptimizer` does not choose the batch size: each "
+                "process knows its own share of the examples. Give `fit(batch_size=...)`."
+            )
         if "batch_size" in self.plan:
             return int(self.plan["batch_size"])
         if steps_per_epoch is not None:
+            steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
             return math.ceil(num_examples / steps_per_epoch)
         # Steps and their size grow alike with the examples that a run sees.
         num_seen = max(num_epochs, 1) * num_examples
@@ -156,7 +169,7 @@ class AutoDPOptimizer(DPOptimizer):
         is_pass: bool,
         delta: float | None = None,
     ) -> None:
-        """Choose the noise of a run, so that it ends at the target; change nothing else.
+        """Choose the noise of a run, so that it ends at the target.
 
         Args:
             ledger: everything that the model has spent.
@@ -166,11 +179,14 @@ class AutoDPOptimizer(DPOptimizer):
             delta: the delta of a `PrivacyCallback` of the run, None without.
 
         Raises:
-            ValueError: If the budget is spent, or the number of steps is not known.
+            ValueError: If 95% of the budget is spent, the number of steps is not known, or no noise
+                reaches the target.
         """
         default = accounting.default_delta(max(settings.num_examples, 2))
         used: float = self.delta or delta or default
         if num_epochs < 1:
+            # No step runs, and the row of none needs a number.
+            self._noise_multiplier = self._noise_multiplier or 1.0
             return
         if settings.steps_per_epoch is None:
             raise ValueError(
@@ -179,14 +195,15 @@ class AutoDPOptimizer(DPOptimizer):
                 "`DPOptimizer`."
             )
         spent = accounting.ledger_epsilon(ledger, used)
-        if spent >= self.target_epsilon * (1 - 1e-3):
+        if spent >= _SPENT * self.target_epsilon:
             raise ValueError(
                 f"The budget is spent: epsilon is {spent:.4g} of {self.target_epsilon:g}, and one "
                 "`fit` of `AutoDPOptimizer` uses all of it. Give all `epochs` to one `fit`, or "
                 "compile with a larger `target_epsilon`. "
                 f"Received: target_epsilon={self.target_epsilon}, delta={used:g}"
             )
-        if "noise_multiplier" in self.plan:
+        self._is_planned = "noise_multiplier" in self.plan
+        if self._is_planned:
             return
         rows = self.planned_rows(num_epochs, is_pass, settings)
 
@@ -198,32 +215,22 @@ class AutoDPOptimizer(DPOptimizer):
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
         self._is_planned = True
 
-    def begin_plan(self, num_steps: int) -> None:
-        """Begin the planned steps.
-
-        Args:
-            num_steps: their number.
-        """
-        if isinstance(self.inner_optimizer, PlannedMomentum):
-            self.inner_optimizer.begin(num_steps)
-
-    def configure(self, settings: RunSettings) -> LedgerRow:
-        """Prepare a run of steps, which `plan_run` has planned.
+    def refuse_single_steps(self) -> None:
+        """Raise: single steps have no plan.
 
         Raises:
-            ValueError: If it was not planned.
+            ValueError: Always.
         """
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "`AutoDPOptimizer` plans the noise of a whole `fit`, and single steps have no "
-                "plan. Train with `fit`, or compile with `DPOptimizer` for `train_on_batch`."
-            )
-        return super().configure(settings)
+        raise ValueError(
+            "`AutoDPOptimizer` plans the noise of a whole `fit`, and single steps have no plan. "
+            "Train with `fit`, or compile with `DPOptimizer` for `train_on_batch`."
+        )
 
     def described(self) -> dict[str, str]:
         """Return how contributions are bounded, what was planned, and the source of randomness."""
         facts = super().described()
-        facts["clipping"] += f"; {self.plan_in_words}"
+        if self._is_planned:
+            facts["clipping"] += f"; {self.plan_in_words}"
         return facts
 
     @property
@@ -236,11 +243,13 @@ class AutoDPOptimizer(DPOptimizer):
 
     def _arguments(self) -> dict[str, Any]:
         """Return every constructor argument under its own name."""
-        arguments = super()._arguments()
-        arguments["plan"] = dict(self.plan) or None
+        arguments, plan = super()._arguments(), self.plan
         if self._has_own_rule:
             arguments["optimizer"] = None
-        return arguments
+            walk = self.inner_optimizer.get_config()["noise_walk"]  # It may have been set.
+            if walk != PlannedMomentum.DEFAULT_WALK:
+                plan["noise_walk"] = walk
+        return {**arguments, "plan": plan or None}
 
 
 def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:
@@ -268,6 +277,11 @@ def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:
         raise ValueError(
             "`plan['noise_walk']` sets the step size of the planned optimizer, and another "
             "`optimizer` was given. Leave one of the two out."
+        )
+    if plan.get("noise_multiplier") == 0:
+        raise ValueError(
+            "`plan['noise_multiplier']` must be positive: without noise, epsilon is infinite. "
+            f"Received: plan={plan!r}"
         )
     if "batch_size" in plan:
         check_integer("plan['batch_size']", plan["batch_size"], minimum=1)

@@ -6,9 +6,10 @@
 
 with T the planned steps, t the steps done, s the root mean square of the initial weights, and a the
 `noise_walk`. Where noise is most of a gradient, g / sqrt(v) has unit variance, and the squares of
-sqrt(3 / T) (1 - t / T) sum to one: at the end, the noise of all steps together has moved each
-coordinate by a standard deviation of a * s. The signal, which has one direction, moves the weights
-as far as its share of the gradients allows.
+sqrt(3 / T) (1 - t / T) sum to about one: at the end, the noise of all steps together has moved each
+coordinate by a standard deviation of about a * s (a tenth more in 200 steps, since the corrected
+averages give the first gradients more weight). The signal, which has one direction, moves the
+weights as far as its share of the gradients allows.
 """
 
 import math
@@ -68,6 +69,7 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         super().__init__(learning_rate=check_positive("noise_walk", noise_walk), name=name)
         self.momentum = check_between_0_and_1("momentum", momentum)
         self.energy_decay = check_between_0_and_1("energy_decay", energy_decay)
+        self._is_begun = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the averages and the plan.
@@ -81,14 +83,14 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         self._first_step = self.add_variable((), "zeros", dtype="int32", name="first_step")
         self._num_steps = self.add_variable((), "ones", dtype="int32", name="num_steps")
         self._averages = self.add_optimizer_variables(variables, "average")
-        self._energies = [self.add_variable((), name="energy") for _ in variables]
-        self._sizes = [self.add_variable((), name="size") for _ in variables]
-        self._measure()
+        scalars = {"shape": (), "dtype": "float32"}
+        self._energies = [self.add_variable(**scalars, name="energy") for _ in variables]
+        self._sizes = [self.add_variable(**scalars, name="size") for _ in variables]
 
     def begin(self, num_steps: int) -> None:
         """Plan the next steps: their number, and before the first of all, the weights' sizes.
 
-        A plan that has as many steps left goes on.
+        A plan that has as many steps left goes on. Call it after `build`.
 
         Args:
             num_steps: number of steps until the step size is zero.
@@ -97,13 +99,15 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         first, planned, done = map(
             int, map(backend.array_of, (self._first_step, self._num_steps, self.iterations))
         )
+        self._is_begun = True
         if done > first and first + planned - done == num_steps:
             return
         self._num_steps.assign(np.int32(num_steps))
         # Arrays of its own: JAX gives the memory of each variable to the step.
         self._first_step.assign(np.int32(done))
         for variable in (*self._averages, *self._energies):
-            variable.assign(np.zeros(variable.shape, variable.dtype))
+            if variable is not None:
+                variable.assign(np.zeros(variable.shape, "float32"))
         if done == 0:
             self._measure()
 
@@ -117,13 +121,19 @@ class PlannedMomentum(keras.optimizers.Optimizer):
             variable: the variable.
             learning_rate: the noise walk.
         """
+        if not self._is_begun:
+            raise ValueError(
+                "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
+                "training loop of your own, call `begin(num_steps)` first."
+            )
         number = self._get_variable_index(variable)
         average, energy = self._averages[number], self._energies[number]
         first_step = ops.cast(self._first_step.value, self.iterations.dtype)
         done = ops.cast(self.iterations.value - first_step, "float32")
         num_steps = ops.cast(self._num_steps.value, "float32")
         gradient = ops.cast(gradient, "float32")
-        self.assign(average, _mixed(average.value, gradient, self.momentum))
+        mean = _mixed(ops.cast(average.value, "float32"), gradient, self.momentum)
+        self.assign(average, ops.cast(mean, average.dtype))
         mean_square = ops.mean(ops.square(gradient))
         self.assign(energy, _mixed(energy.value, mean_square, self.energy_decay))
         share = (1.0 - self.momentum ** (done + 1.0)) * ops.sqrt(
@@ -131,7 +141,7 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         )
         left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
         step = ops.cast(learning_rate, "float32") * self._sizes[number].value * left / share
-        self.assign_sub(variable, ops.cast(step * average.value, variable.dtype))
+        self.assign_sub(variable, ops.cast(step * mean, variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

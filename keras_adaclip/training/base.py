@@ -183,6 +183,22 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
 
+    def _begin_steps(
+        self, data: TrainingData, budgets: Sequence[own_callbacks.PrivacyCallback], num_epochs: int
+    ) -> None:
+        """Open the ledger when the first epoch begins, and plan the steps that are left.
+
+        Args:
+            data: The training data.
+            budgets: The callbacks that may end the run.
+            num_epochs: The number of epochs that are left.
+        """
+        self._open_ledger(data)
+        limits = [budget.steps_left() for budget in budgets]
+        steps = num_epochs * (data.steps_per_epoch or 1)
+        steps = min([steps, *(limit for limit in limits if limit is not None)])
+        self.optimizer.begin_plan(max(steps, 1))  # type: ignore[attr-defined]
+
     @contextmanager
     def _run_of_steps(self, data: TrainingData, take_digests: bool = True) -> Iterator[None]:
         """Open the ledger, surround Keras's training of a prepared model, and close the ledger.
@@ -241,7 +257,9 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
         notice = own_callbacks.RunNotice(data, num_epochs, is_pass, [*budgets, *plans])
         first = own_callbacks.PassCounter(
-            lambda: self._open_ledger(data), is_pass, lambda: refuse_disagreement(self, data)
+            lambda num_epochs: self._begin_steps(data, budgets, num_epochs),
+            is_pass,
+            lambda: refuse_disagreement(self, data),
         )
         last = own_callbacks.EpochCheck(isolation.prove_again)
         if isolation.may_move_within_epochs:

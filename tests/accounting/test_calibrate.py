@@ -13,6 +13,7 @@ from keras_adaclip.accounting import (
     Sampling,
     calibrate_noise_multiplier,
     compute_epsilon,
+    least_noise_multiplier,
     ledger_epsilon,
     max_steps_within,
 )
@@ -143,3 +144,15 @@ def test_a_budget_that_outlasts_the_counter():
     assert max_steps_within([], row(noise=1e6, steps=5), DELTA, 5.0, "rdp") == int32_max - 5
     unlimited = LedgerRow.open(Sampling.PASS, 256, 0, noise_multiplier=10.0).advance(9)
     assert max_steps_within([], unlimited, DELTA, 1.0) == int32_max - 9
+
+
+@pytest.mark.parametrize(("noise", "target"), [(0.7269, 6.0), (0.5, 12.0)])
+def test_noise_on_top_of_what_was_spent(noise, target):
+    # Epsilon is far from a power of the noise here, and steps of the search fall on its ends.
+    spent = LedgerRow.open(Sampling.POISSON, 30, 300, noise_multiplier=noise).advance(20)
+
+    def epsilon(noise):
+        row = LedgerRow.open(Sampling.POISSON, 30, 300, noise_multiplier=noise).advance(20)
+        return ledger_epsilon([spent, row], 300**-1.1)
+
+    assert 0.998 * target <= epsilon(least_noise_multiplier(epsilon, target)) <= target

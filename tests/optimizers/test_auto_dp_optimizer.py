@@ -71,12 +71,19 @@ def test_the_planned_batch_size(num_examples, epochs, steps_per_epoch, expected)
     assert found == pytest.approx(expected, abs=1)
 
 
+def test_steps_of_an_epoch_are_at_least_one():
+    with pytest.raises(ValueError, match="`steps_per_epoch` must be at least 1"):
+        compiled(AutoDPOptimizer(1.0)).fit(*data(), steps_per_epoch=0, verbose=0)
+
+
 def test_a_spent_budget_is_refused_and_nothing_is_trained():
     model = compiled(AutoDPOptimizer(1.0))
     model.fit(*data(), epochs=1, verbose=0)
     weights, ledger = model.get_weights(), model.privacy_ledger
     with pytest.raises(ValueError, match=r"The budget is spent: epsilon is 0\.999"):
         model.fit(*data(), epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="Train with `fit`"):
+        model.train_on_batch(*data(8))
     assert model.privacy_ledger == ledger
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
@@ -164,9 +171,74 @@ def test_a_killed_run_is_resumed_with_the_same_plan(tmp_path):
     (row,) = model.privacy_ledger
     assert row.steps == 4 * math.ceil(N / row.expected_batch_size)
     assert 0.998 * 2.0 <= spent(model) <= 2.0
+    assert plan_of(model) == (0, row.steps, row.steps)
+
+
+def plan_of(model):
+    """First step, number of steps and steps done of the plan of `PlannedMomentum`."""
     inner = model.optimizer.inner_optimizer
-    first, planned = (int(keras.ops.convert_to_numpy(v.value)) for v in inner.variables[2:4])
-    assert (first, planned) == (0, row.steps)
+    values = (inner.variables[2], inner.variables[3], inner.iterations)
+    return tuple(int(keras.ops.convert_to_numpy(each.value)) for each in values)
+
+
+def test_steps_are_planned_after_callbacks_have_loaded_another_run(tmp_path):
+    finished = compiled(AutoDPOptimizer(0.5))
+    finished.fit(*data(), epochs=1, verbose=0)
+    finished.save_weights(tmp_path / "finished.weights.h5")
+
+    class Loads(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.load_weights(tmp_path / "finished.weights.h5")
+            self.start = self.model.get_weights()
+
+    model, loads = compiled(AutoDPOptimizer(2.0)), Loads()
+    model.fit(*data(), epochs=3, batch_size=20, verbose=0, callbacks=[loads])
+    assert spent(model) <= 2.0
+    moved = [np.abs(a - b).max() for a, b in zip(loads.start, model.get_weights(), strict=True)]
+    assert min(moved) > 1e-3
+    first, planned, done = plan_of(model)
+    assert first == finished.privacy_ledger.steps
+    assert done - first <= planned
+
+
+def test_the_steps_that_a_given_noise_allows_are_those_that_are_planned():
+    plan = {"noise_multiplier": 1.0, "batch_size": 30}
+    model = compiled(AutoDPOptimizer(2.0, plan=plan))
+    model.fit(*data(), epochs=300, verbose=0)
+    first, planned, done = plan_of(model)
+    assert (first, planned) == (0, done)
+    assert done == model.privacy_ledger.steps < 3000
+
+
+def test_no_epoch_is_no_error():
+    model = compiled(AutoDPOptimizer(1.0))
+    model.fit(*data(), epochs=0, verbose=0)
+    assert model.privacy_ledger.steps == 0
+    model.fit(*data(), epochs=1, verbose=0)
+    steps = model.privacy_ledger.steps
+    model.fit(*data(), epochs=1, initial_epoch=1, verbose=0)
+    assert model.privacy_ledger.steps == steps
+
+
+def test_a_loaded_model_goes_on_with_the_plan_of_its_run(tmp_path):
+    model = compiled(AutoDPOptimizer(2.0))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data(), epochs=4, verbose=0, callbacks=[Dies()])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.fit(*data(), epochs=4, initial_epoch=2, verbose=0)
+    first, planned, done = plan_of(loaded)
+    assert (first, planned) == (0, done)
+    assert {row.expected_batch_size for row in loaded.privacy_ledger} == {
+        model.privacy_ledger.rows[0].expected_batch_size
+    }
+    assert 0.998 * 2.0 <= spent(loaded) <= 2.0
+
+
+def test_two_deltas_are_refused():
+    model = compiled(AutoDPOptimizer(3.0, delta=1e-3))
+    with pytest.raises(ValueError, match="plans for one delta"):
+        model.fit(*data(), verbose=0, callbacks=[ka.callbacks.PrivacyCallback(delta=1e-6)])
 
 
 def test_single_steps_and_endless_data_have_no_plan():
@@ -174,6 +246,7 @@ def test_single_steps_and_endless_data_have_no_plan():
     x, y = data()
     with pytest.raises(ValueError, match="Train with `fit`"):
         model.train_on_batch(x[:8], y[:8])
+    assert model.privacy_ledger.steps == 0
 
     def batches():
         while True:
@@ -200,6 +273,7 @@ def test_a_federated_model_refuses():
         ({"plan": {"batch_size": 0}}, ValueError, "batch_size"),
         ({"plan": {"noise_walk": -1}}, ValueError, "`noise_walk` must be positive"),
         ({"plan": {"noise_multiplier": -1}}, ValueError, "`noise_multiplier` must not be negative"),
+        ({"plan": {"noise_multiplier": 0}}, ValueError, "must be positive"),
         ({"plan": {"noise_walk": 1.0}, "optimizer": "sgd"}, ValueError, "another `optimizer`"),
     ],
 )
@@ -218,6 +292,29 @@ def test_a_given_optimizer_keeps_its_learning_rate():
     model.fit(*data(), epochs=1, verbose=0)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
     assert 0.998 * 3.0 <= spent(model) <= 3.0
+
+
+def test_a_walk_that_was_set_is_in_the_config():
+    optimizer = AutoDPOptimizer(1.0)
+    optimizer.learning_rate = 0.5
+    assert AutoDPOptimizer.from_config(optimizer.get_config()).plan == {"noise_walk": 0.5}
+
+
+def test_planned_momentum_under_any_private_optimizer():
+    optimizer = ka.optimizers.DPOptimizer(ka.optimizers.PlannedMomentum(), noise_multiplier=1.0)
+    model = compiled(optimizer)
+    model.fit(*data(), epochs=2, batch_size=30, verbose=0)
+    assert plan_of(model) == (0, 20, 20)
+    with pytest.raises(ValueError, match="a single batch has no plan"):
+        model.train_on_batch(*data(8))
+
+
+def test_planned_momentum_without_a_plan_is_refused():
+    weight = keras.Variable(np.ones((2, 2)))
+    optimizer = ka.optimizers.PlannedMomentum()
+    optimizer.build([weight])
+    with pytest.raises(ValueError, match=r"call `begin\(num_steps\)` first"):
+        optimizer.apply([keras.ops.ones((2, 2))])
 
 
 def test_planned_momentum_is_its_formula():
