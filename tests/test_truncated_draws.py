@@ -217,11 +217,11 @@ def test_a_largest_batch_that_is_set_while_fit_begins_is_accounted():
 
 
 def test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused(monkeypatch):
-    def another_fit_chooses(self, data, callbacks, num_epochs):
+    def another_fit_chooses(self, data, callbacks, num_epochs, is_pass):
         data.poisson.choose_max_batch_size(60)
-        return data
+        return data, callbacks
 
-    monkeypatch.setattr(PrivateTraining, "_with_max_batch_size", another_fit_chooses)
+    monkeypatch.setattr(PrivateTraining, "_planned", another_fit_chooses)
     model = line_model(dp_sgd(1.0, 1.0))
     with pytest.raises(RuntimeError, match="has changed since `fit` began"):
         model.fit(many(), verbose=0)

@@ -209,7 +209,11 @@ class AccountedOptimizer(WrappingOptimizer):
             self.inner_optimizer.begin(num_steps)
 
     def refuse_single_steps(self) -> None:
-        """Raise if the optimizer cannot train on a batch outside of `fit`."""
+        """Raise if the optimizer cannot train on a batch outside of `fit`.
+
+        Raises:
+            ValueError: If it plans the steps of a whole `fit`.
+        """
         if isinstance(self.inner_optimizer, PlannedMomentum):
             raise ValueError(
                 "`PlannedMomentum` plans the steps of a whole `fit`, and a single batch has no "

@@ -145,6 +145,9 @@ class AutoDPOptimizer(DPOptimizer):
             num_examples: number of examples.
             num_epochs: number of epochs of the run.
             steps_per_epoch: number of steps of an epoch, None for a pass over the data.
+
+        Raises:
+            ValueError: If there are several processes, each of which knows its own examples.
         """
         if backend.num_processes() > 1:
             raise ValueError(

@@ -120,6 +120,9 @@ class PlannedMomentum(keras.optimizers.Optimizer):
             gradient: its noised gradient.
             variable: the variable.
             learning_rate: the noise walk.
+
+        Raises:
+            ValueError: If there is no plan.
         """
         if not self._is_begun:
             raise ValueError(

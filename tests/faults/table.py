@@ -72,8 +72,8 @@ soundness/test_rules_ledger.py::test_loading_draws_a_fresh_key
 -         self._key.assign(noise.fresh_key())
 # a loaded run with a seed draws the rows of the run that it left | models/private_training.py
 soundness/test_rules_noise_keys.py::test_two_runs_that_go_on_from_one_file_draw_different_rows
-- seed = self.optimizer.sampling_seed
-+ seed = self.optimizer.seed
+- seed=optimizer.sampling_seed
++ seed=optimizer.seed
 # the noise key is saved with the model | optimizers/wrapping_optimizer.py
 soundness/test_rules_saved_state.py::test_no_state_holds_the_key_of_noise_that_was_drawn
 - hidden = {id(variable) for variable in self.secret_variables}
