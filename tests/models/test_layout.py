@@ -42,6 +42,7 @@ def arrays(rows=1000):
 
 def layout(model, sampling="poisson", batch_size=100):
     options = {"class_weight": None, "steps_per_epoch": None, "shuffle": True, "seed": 1}
+    options["default_batch_size"] = None
     data = from_arrays(*arrays(), None, batch_size=batch_size, sampling=sampling, **options)
     return batch_layout(model, data)
 
