@@ -35,7 +35,7 @@ class AutoDPOptimizer(DPOptimizer):
 
     When `fit` begins, it takes the number of examples and of epochs, and plans the batch size
     (unless `fit` is given one), the noise multiplier, the norm of the contributions and the step
-    size. Training ends at the target epsilon, and never goes beyond it.
+    size. `fit` ends at the target epsilon, or before it.
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
@@ -149,13 +149,13 @@ class AutoDPOptimizer(DPOptimizer):
         Raises:
             ValueError: If there are several processes, each of which knows its own examples.
         """
+        if "batch_size" in self.plan:
+            return int(self.plan["batch_size"])
         if backend.num_processes() > 1:
             raise ValueError(
                 "Over several processes, `AutoDPOptimizer` does not choose the batch size: each "
                 "process knows its own share of the examples. Give `fit(batch_size=...)`."
             )
-        if "batch_size" in self.plan:
-            return int(self.plan["batch_size"])
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
             return math.ceil(num_examples / steps_per_epoch)
@@ -182,9 +182,15 @@ class AutoDPOptimizer(DPOptimizer):
             delta: the delta of a `PrivacyCallback` of the run, None without.
 
         Raises:
-            ValueError: If 95% of the budget is spent, the number of steps is not known, or no noise
-                reaches the target.
+            ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
+                no noise reaches the target.
         """
+        if not (self.delta or delta) and settings.num_examples < 2:
+            raise ValueError(
+                "`AutoDPOptimizer` takes delta from the number of examples, which must be known "
+                "and above one. Give `delta`. "
+                f"Received: {settings.num_examples} examples (0: unknown)"
+            )
         default = accounting.default_delta(max(settings.num_examples, 2))
         used: float = self.delta or delta or default
         if num_epochs < 1:

@@ -235,6 +235,11 @@ def test_a_loaded_model_goes_on_with_the_plan_of_its_run(tmp_path):
     assert 0.998 * 2.0 <= spent(loaded) <= 2.0
 
 
+def test_one_example_has_no_delta():
+    with pytest.raises(ValueError, match="Give `delta`"):
+        compiled(AutoDPOptimizer(3.0)).fit(*data(1), batch_size=1, verbose=0)
+
+
 def test_two_deltas_are_refused():
     model = compiled(AutoDPOptimizer(3.0, delta=1e-3))
     with pytest.raises(ValueError, match="plans for one delta"):
