@@ -49,6 +49,8 @@ PRINTED = [
         "ScheduledClipping(schedule=PowerDecay(initial_value=0.5))",
     ),
     (clipping.AutomaticClipping(2.0), "AutomaticClipping(clip_norm=2.0)"),
+    (clipping.PSAC(2.0), "PSAC(clip_norm=2.0)"),
+    (clipping.ExpectedErrorClipping(2.0), "ExpectedErrorClipping(initial_clip_norm=2.0)"),
     (clipping.MeanNormClipping(factor=2.0), "MeanNormClipping(initial_clip_norm=1.0, factor=2.0)"),
     (clipping.AdaClip(), "AdaClip(beta1=0.9)"),
     (schedules.PowerDecay(2.0, 0.3), "PowerDecay(initial_value=2.0, power=0.3)"),

@@ -1,4 +1,4 @@
-"""QuantileClipping, MeanNormClipping and AdaClip against NumPy, and figure 2 of Andrew et al."""
+"""The strategies that adapt against NumPy, and figure 2 of Andrew et al."""
 
 import math
 
@@ -14,7 +14,7 @@ from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 from tests.soundness.setups import COMPILED, dp_sgd, fix_draws, line_data, line_model, recorded_fit
 
 QUANTILE, MEAN_NORM = ka.clipping.QuantileClipping, ka.clipping.MeanNormClipping
-ADACLIP = ka.clipping.AdaClip
+ADACLIP, ERROR = ka.clipping.AdaClip, ka.clipping.ExpectedErrorClipping
 
 
 def step(strategy, state, norms, count_noise, expected_units):
@@ -64,7 +64,12 @@ def test_the_default_noise_is_a_twentieth_of_the_units():
 
 @pytest.mark.parametrize(("stddev", "expected_units"), [(0.5, 100), (None, 10)])
 @pytest.mark.parametrize(
-    ("strategy", "argument"), [(QUANTILE, "count_noise_stddev"), (MEAN_NORM, "mean_noise_stddev")]
+    ("strategy", "argument"),
+    [
+        (QUANTILE, "count_noise_stddev"),
+        (MEAN_NORM, "mean_noise_stddev"),
+        (ERROR, "excess_noise_stddev"),
+    ],
 )
 def test_too_little_noise_on_statistics_is_refused(strategy, argument, stddev, expected_units):
     message = rf"Raise `{argument}` above 0\.5; where it is None, raise `batch"
@@ -97,6 +102,60 @@ def test_fifty_steps_of_a_mean_follow_the_formula():
     assert 0.2 < clip_norm < 5.0
 
 
+def test_fifty_steps_of_an_expected_error_follow_the_formula():
+    """e = R (sum (min((norm - C)+, R) / R - 1/2) + noise) / m + R / 2; R = 2 (1 + a) C."""
+    generator = np.random.default_rng(0)
+    eta, expected_units, stddev = 0.3, 40, 2.0
+    groups = ParameterGroups(("one", "other"), (0, 1, 0), ((2, 3), (5,), (4,)))
+    strategy = ERROR(0.5, eta, stddev, groups=lambda variable: variable.name)
+    state = strategy.initial_state(groups)
+    clip_norm, sizes, a = np.full(2, 0.5 / math.sqrt(2)), np.array([10, 5]), np.zeros(2)
+    for _ in range(50):
+        norms = generator.lognormal(size=(generator.poisson(expected_units), 2))
+        noise = generator.normal(0, stddev, 2)
+        stddevs = generator.uniform(0.1, 0.5, 2) * clip_norm
+        bound = 2 * (1 + a) * clip_norm
+        shares = np.minimum(np.maximum(norms.astype(np.float32) - clip_norm, 0) / bound, 1)
+        e = bound * ((np.sum(shares - 0.5, axis=0) + noise) / expected_units + 0.5)
+        total = summed_statistics(strategy, state, norms) + noise
+        of_variables = [stddevs[0], stddevs[1], stddevs[0]]
+        state = updated(strategy, state, total, expected_units, (), of_variables)
+        a = sizes * stddevs**2 / clip_norm**2
+        move = (e / clip_norm - a) / (a + bound * stddev / expected_units / clip_norm)
+        clip_norm = clip_norm * np.exp(eta * np.clip(move, -3, 3))
+        np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-4)
+        np.testing.assert_allclose(state["relative_noise"], a, rtol=1e-4)
+        clip_norm = state["clip_norm"].astype(np.float64)
+        a = state["relative_noise"].astype(np.float64)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.2, 0.5, 1.5])
+@pytest.mark.parametrize("initial", [0.01, 100.0])
+def test_the_expected_error_is_least_where_the_norm_settles(initial, noise_multiplier):
+    """Beside the least error on a grid of norms, from starts far below and far above it."""
+    generator = np.random.default_rng(3)
+    expected_units, size = 200, 20_000
+    strategy = ERROR(initial, excess_noise_stddev=2.0)
+    state, found = strategy.initial_state(ParameterGroups.single([(size,)])), []
+    relative = (noise_multiplier / expected_units) ** 2 * size
+    for number in range(600):
+        clip_norm = float(state["clip_norm"][0])
+        norms = generator.lognormal(size=(expected_units, 1))
+        total = summed_statistics(strategy, state, norms) + generator.normal(0, 2.0)
+        stddev = noise_multiplier * clip_norm / expected_units
+        state = updated(strategy, state, total, expected_units, (), [stddev])
+        if number >= 300:
+            found.append(clip_norm)
+    norms, grid = np.random.default_rng(4).lognormal(size=5_000), np.geomspace(0.01, 30, 300)
+
+    def error(clip_norm):
+        return relative * clip_norm**2 + np.mean(np.maximum(norms - clip_norm, 0) ** 2)
+
+    least = min(map(error, grid))
+    assert error(np.exp(np.mean(np.log(found)))) < 1.05 * least
+    assert min(error(grid[0]), error(grid[-1])) > 1.2 * least
+
+
 @pytest.mark.parametrize(
     ("strategy", "arguments", "error", "message"),
     [
@@ -107,6 +166,8 @@ def test_fifty_steps_of_a_mean_follow_the_formula():
         (QUANTILE, {"min_clip_norm": 0.2}, ValueError, "must lie between `min_clip_norm` and"),
         (MEAN_NORM, {"factor": 0.0}, ValueError, "must be positive"),
         (MEAN_NORM, {"norm_bound_factor": 1.0}, ValueError, "must be above 1"),
+        (ERROR, {"learning_rate": -1.0}, ValueError, "must be positive"),
+        (ERROR, {"excess_noise_stddev": 0.0}, ValueError, "must be positive"),
         (ADACLIP, {"beta1": 1.0}, ValueError, "`beta1` must be at least 0 and below 1"),
         (ADACLIP, {"beta2": None}, TypeError, "`beta2` must be a number"),
         (ADACLIP, {"min_variance": 1e-30}, ValueError, "`min_variance` must lie between"),

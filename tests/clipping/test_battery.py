@@ -31,6 +31,10 @@ STRATEGIES = {
     "MeanNormClipping": lambda **options: ka.clipping.MeanNormClipping(
         initial_clip_norm=0.4, factor=0.9, norm_bound_factor=3.0, mean_noise_stddev=7.0, **options
     ),
+    "PSAC": lambda **options: ka.clipping.PSAC(0.9, 0.02, **options),
+    "ExpectedErrorClipping": lambda **options: ka.clipping.ExpectedErrorClipping(
+        0.4, 0.1, excess_noise_stddev=7.0, **options
+    ),
     "AdaClip": lambda: ka.clipping.AdaClip(0.8, 0.95, 1e-6, 1e-2),
 }
 WITH_GROUPS = [name for name in STRATEGIES if name != "AdaClip"]
@@ -271,6 +275,8 @@ def test_a_trained_optimizer_tells_what_was_paid():
         (ka.clipping.QuantileClipping, "initial_clip_norm"),
         (ka.clipping.AutomaticClipping, "stabilizer"),
         (ka.clipping.MeanNormClipping, "initial_clip_norm"),
+        (ka.clipping.PSAC, "stabilizer"),
+        (ka.clipping.ExpectedErrorClipping, "initial_clip_norm"),
     ],
 )
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ CLIPPING = {
     "power": lambda: ka.clipping.ScheduledClipping(ka.schedules.PowerDecay(0.5)),
     "mean": lambda: ka.clipping.MeanNormClipping(0.5),
     "automatic": lambda: ka.clipping.AutomaticClipping(0.5, groups="per_layer"),
+    "psac": lambda: ka.clipping.PSAC(0.5),
+    "expected_error": lambda: ka.clipping.ExpectedErrorClipping(0.5, groups="per_layer"),
     "adaclip": lambda: ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2),
 }
 NETS = {

@@ -71,6 +71,9 @@ STRATEGIES = {
     "scheduled": lambda: ka.clipping.ScheduledClipping(ka.schedules.PowerDecay(0.5)),
     "automatic": lambda: ka.clipping.AutomaticClipping(0.4, groups="per_layer"),
     "mean": lambda: ka.clipping.MeanNormClipping(mean_noise_stddev=5.0, groups=by_name),
+    "expected error": lambda: ka.clipping.ExpectedErrorClipping(
+        excess_noise_stddev=5.0, groups="per_layer"
+    ),
     "adaclip": lambda: ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2),
     "quantile by layer": lambda: ka.clipping.QuantileClipping(
         count_noise_stddev=5.0, groups="per_layer", noise_allocation="optimal"

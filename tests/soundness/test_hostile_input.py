@@ -65,6 +65,8 @@ def clippings(draw):
         lambda: module.QuantileClipping(share, norm, count_noise_stddev=noise, **grouped),
         lambda: module.ScheduledClipping(schedule(), **grouped),
         lambda: module.AutomaticClipping(norm, share, **grouped),
+        lambda: module.PSAC(norm, share, **grouped),
+        lambda: module.ExpectedErrorClipping(norm, excess_noise_stddev=noise, **grouped),
         lambda: module.MeanNormClipping(norm, mean_noise_stddev=noise, **grouped),
         lambda: module.AdaClip(beta1=share, max_variance=norm),
     ]

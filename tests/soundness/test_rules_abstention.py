@@ -29,6 +29,10 @@ CLIPPINGS = {
     ),
     "AdaClip": ka.clipping.AdaClip(),
     "automatic": ka.clipping.AutomaticClipping(0.3),
+    "PSAC": ka.clipping.PSAC(0.3),
+    "expected error": ka.clipping.ExpectedErrorClipping(
+        0.3, excess_noise_stddev=1.1, groups="per_layer"
+    ),
 }
 OPTIONS = {
     "all": {},

@@ -66,6 +66,9 @@ FURTHER = {
     "mean": lambda **options: ka.clipping.MeanNormClipping(
         0.7, mean_noise_stddev=COUNT_NOISE, **options
     ),
+    "expected error": lambda **options: ka.clipping.ExpectedErrorClipping(
+        0.7, excess_noise_stddev=COUNT_NOISE, **options
+    ),
     "fixed by group": lambda **options: ka.clipping.FixedClipping([0.3, 0.9], **options),
     "quantile": lambda **options: quantile(learning_rate=0.2, **options),
 }
@@ -77,6 +80,7 @@ FURTHER = {
         ("scheduled", "flat", "global"),
         ("automatic", "per_layer", "global"),
         ("mean", "flat", "global"),
+        ("expected error", "per_layer", "optimal"),
         ("mean", "per_layer", "proportional"),
         ("fixed by group", "per_layer", "global"),
         ("fixed by group", "per_layer", "proportional"),
@@ -89,7 +93,7 @@ FURTHER = {
 def test_the_noise_of_each_group_is_what_the_ledger_says(mode, strategy, groups, allocation):
     """One or two steps, each with the thresholds from before it: 10,000 draws at least."""
     num_groups = 1 if groups == "flat" else 2
-    has_statistics = strategy in ("quantile", "mean")
+    has_statistics = strategy in ("quantile", "mean", "expected error")
     of_sum = noise_of_sums(5.0, num_groups if has_statistics else 0)
     # Noise makes the mean of no norms at all negative or not, and the next threshold tiny or not.
     num_steps = 1 if strategy == "mean" else 2
