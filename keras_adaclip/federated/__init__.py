@@ -4,7 +4,10 @@ federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
 settings          the client arguments of `compile`
-clients           the examples by client: from arrays, from HDF5 files
+clients           the examples by client
+client_sources    where they come from: arrays, HDF5 files, functions
+client_frames     ... frames, and a file for each client
+client_views      ... other clients: some of them, or a part of their examples
 partition         the division of a data set among clients
 cohorts           the draw of clients in each round, as a batch for the compiled step
 round             one round: contribute, clip, noise, apply, account

@@ -1,25 +1,28 @@
-"""`ClientData`: the examples of many clients, from arrays or HDF5 files."""
+"""`ClientData`: the examples of many clients, from what people have."""
 
 import abc
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_adaclip._checks import check_integer
-from keras_adaclip.sampling import as_array, as_arrays, common_length, holds_strings
+from keras_adaclip._checks import check_between_0_and_1, check_choice, check_integer
+from keras_adaclip.federated import client_frames as frames
+from keras_adaclip.federated import client_sources as sources
+from keras_adaclip.federated import client_views as views
 
-_GROUP = "examples"
+Preprocess = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class ClientData(abc.ABC):
     """The examples of many clients, read when they are needed.
 
-    `ClientData.from_arrays`, `from_hdf5` and `from_function` make one. Indexing with the id of a
-    client returns its examples, `(x, y)`; `len()` is the number of clients, which counts as public.
+    The functions that begin with `from_` make one: of a frame with a column of clients, of arrays,
+    a dict, files or a function. Indexing with the id of a client returns its examples, `(x, y)`;
+    `len()` is the number of clients, which counts as public.
 
     Example:
 
@@ -31,8 +34,47 @@ class ClientData(abc.ABC):
     """
 
     @staticmethod
+    def from_dataframe(
+        frame: Any,
+        client: str,
+        label: Any = None,
+        features: Any = None,
+        preprocess: Preprocess | None = None,
+    ) -> "ClientData":
+        """Return clients whose examples are rows of a frame, in the order of the rows.
+
+        Args:
+            frame: A frame of pandas or polars, or a table of Arrow, with a row for each example.
+            client: The name of the column with the client of each row: integers, strings,
+                categories, or other hashable objects.
+            label: The name of the column of targets, a list or dict of names, or None.
+            features: The names of the columns of inputs, which become the columns of one array; a
+                single name, for an array of shape `(num_examples,)`; or a dict of these for a model
+                with several inputs. None takes all other columns.
+            preprocess: As for `map`.
+
+        Raises:
+            TypeError: If `frame` is no frame, a row has no client, or a column holds no numbers.
+            ValueError: If a column does not exist, or there is none for the inputs.
+
+        Example:
+
+        >>> import pandas
+        >>> columns = {"user": ["ann", "bob", "ann"], "age": [3, 5, 4], "y": [0, 1, 1]}
+        >>> frame = pandas.DataFrame(columns)
+        >>> clients = ClientData.from_dataframe(frame, client="user", label="y")
+        >>> clients["ann"][0].tolist()
+        [[3], [4]]
+        """
+        return _of(frames.of_frame(frame, client, label, features), preprocess)
+
+    @staticmethod
     def from_arrays(
-        x: Any, y: Any, client_ids: Any, population: Sequence[Hashable] | None = None
+        x: Any,
+        y: Any,
+        client_ids: Any,
+        population: Sequence[Hashable] | None = None,
+        preprocess: Preprocess | None = None,
     ) -> "ClientData":
         """Return clients whose examples are rows of arrays in memory, in the order of the rows.
 
@@ -40,23 +82,75 @@ class ClientData(abc.ABC):
             x: An array, or a dict or tuple of arrays, of shape `(num_examples, ...)`. Arrays may
                 hold strings on TensorFlow.
             y: Targets of the same length, or None.
-            client_ids: The client of each example: integers or strings of shape `(num_examples,)`,
-                a column of a frame, or what a function of `federated.partition` returns.
+            client_ids: The client of each example: integers, strings or other hashable objects, of
+                shape `(num_examples,)`, or what a function of `federated.partition` returns.
             population: The ids of all clients, including those without an example. None takes the
                 ids that occur.
+            preprocess: As for `map`.
 
         Raises:
-            TypeError: If an argument is of the wrong type.
+            TypeError: If an argument is of the wrong type, or an example has no client.
             ValueError: If lengths differ, or an id is missing in the population.
         """
-        return _ArrayClients(x, y, client_ids, population)
+        return _of(sources.ArraySource(x, y, client_ids, population), preprocess)
+
+    @staticmethod
+    def from_dict(
+        examples: Mapping[Any, Any], preprocess: Preprocess | None = None
+    ) -> "ClientData":
+        """Return clients whose examples are the values of a dict.
+
+        Args:
+            examples: For the id of each client its `(x, y)`, or `x` alone: arrays, or dicts or
+                tuples of arrays, of shape `(num_examples, ...)`.
+            preprocess: As for `map`.
+
+        Raises:
+            TypeError: If `examples` is no dict.
+            ValueError: If there is no client.
+            RuntimeError: While training, if the value of a client is no data, with its id.
+
+        Example:
+
+        >>> import numpy as np
+        >>> clients = ClientData.from_dict({"ann": (np.ones((3, 2)), np.zeros(3))})
+        >>> clients["ann"][0].shape
+        (3, 2)
+        """
+        if not isinstance(examples, Mapping):
+            raise TypeError(
+                "Argument `examples` must be a dict of the examples of each client. "
+                f"Received: examples of type {type(examples).__name__}"
+            )
+        return _of(sources.FunctionSource(examples, examples.__getitem__), preprocess)
+
+    @staticmethod
+    def from_folder(
+        folder: str | os.PathLike[str],
+        label: Any = None,
+        features: Any = None,
+        preprocess: Preprocess | None = None,
+    ) -> "ClientData":
+        """Return clients of which each has a file, read with pandas when it is needed.
+
+        The name of a file, without its ending, is the id of the client.
+
+        Args:
+            folder: A folder of `.csv` and `.parquet` files with the same columns.
+            label: As for `from_dataframe`.
+            features: As for `from_dataframe`.
+            preprocess: As for `map`.
+
+        Raises:
+            OSError: If the folder does not exist.
+            ValueError: If it has no such file.
+            RuntimeError: While training, if a file cannot be read, with the id of the client.
+        """
+        return _of(frames.of_folder(folder, label, features), preprocess)
 
     @staticmethod
     def from_hdf5(
-        path: str | os.PathLike[str],
-        x: Any,
-        y: Any = None,
-        preprocess: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        path: str | os.PathLike[str], x: Any, y: Any = None, preprocess: Preprocess | None = None
     ) -> "ClientData":
         """Return the clients of a file in TensorFlow Federated's layout, read one at a time.
 
@@ -64,20 +158,20 @@ class ClientData(abc.ABC):
             path: An HDF5 file with `examples/<client id>/<feature>`.
             x: The name of the input feature, or a dict or tuple of names.
             y: The name of the target, or a dict or tuple of names, or None.
-            preprocess: Takes the `(x, y)` of one client and returns the examples to train on. It
-                must not look at other clients.
+            preprocess: As for `map`.
 
         Raises:
             OSError: If the file does not exist or is no HDF5 file.
             ValueError: If the file has another layout, or lacks a feature.
         """
-        return _Hdf5Clients(path, x, y, preprocess)
+        return _of(sources.Hdf5Source(path, x, y), preprocess)
 
     @staticmethod
     def from_function(
         client_ids: Sequence[Hashable],
         read: Callable[[Any], Any],
         num_examples: Sequence[int] | None = None,
+        preprocess: Preprocess | None = None,
     ) -> "ClientData":
         """Return clients whose examples a function reads each time that they are needed.
 
@@ -88,6 +182,7 @@ class ClientData(abc.ABC):
                 `x`. It must not look at other clients.
             num_examples: The number of examples of each client, in the order of the ids. None reads
                 clients to count them, with `client_batch_size=None` all of them before training.
+            preprocess: As for `map`.
 
         Raises:
             TypeError: If `read` is not a function.
@@ -95,7 +190,80 @@ class ClientData(abc.ABC):
                 `num_examples` differ; while training, if a client has another number of examples.
             RuntimeError: If `read` fails, with the id of the client.
         """
-        return _FunctionClients(client_ids, read, num_examples)
+        return _of(sources.FunctionSource(client_ids, read, num_examples), preprocess)
+
+    def map(self, preprocess: Preprocess) -> "ClientData":
+        """Return the same clients with other examples, made when a client is read.
+
+        Args:
+            preprocess: Takes the `(x, y)` of one client and returns the examples to use in their
+                place. It must not look at other clients.
+
+        Raises:
+            TypeError: If `preprocess` is not a function.
+        """
+        return _Clients(views.Mapped(self, preprocess))
+
+    def subset(self, client_ids: Sequence[Any]) -> "ClientData":
+        """Return some of the clients.
+
+        Args:
+            client_ids: The ids of the clients, each once.
+
+        Raises:
+            KeyError: If there is no client with one of the ids.
+            ValueError: If an id occurs twice, or there is none.
+        """
+        positions = list(map(self._position, client_ids))
+        if not positions or len(set(positions)) < len(positions):
+            raise ValueError(
+                "Argument `client_ids` must hold at least one id, and each only once. "
+                f"Received: {len(positions):,} ids, {len(set(positions)):,} different"
+            )
+        return _Clients(views.Subset(self, positions))
+
+    def split(
+        self, test_fraction: float, by: str = "client", seed: int | None = None
+    ) -> tuple["ClientData", "ClientData"]:
+        """Return clients to train on and clients to test on.
+
+        Args:
+            test_fraction: Float in (0, 1), the share that is for testing.
+            by: `"client"` divides the clients at random. `"examples"` divides the examples of each
+                client at random, at least one of which stays for training; all clients are in
+                both parts then, and the test tells nothing of new clients.
+            seed: The seed of the division; None draws one.
+
+        Raises:
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range, or there are fewer than two clients to
+                divide.
+
+        Example:
+
+        >>> import numpy as np
+        >>> clients = ClientData.from_arrays(np.ones((40, 1)), None, np.arange(40) % 10)
+        >>> train, test = clients.split(0.2, seed=0)
+        >>> len(train), len(test), set(train.client_ids) & set(test.client_ids)
+        (8, 2, set())
+        """
+        test_fraction = check_between_0_and_1("test_fraction", test_fraction)
+        check_choice("by", by, ("client", "examples"))
+        seed = secrets.randbits(64) if seed is None else check_integer("seed", seed)
+        if by == "examples":
+            return (
+                _Clients(views.Part(self, test_fraction, seed, is_test=False)),
+                _Clients(views.Part(self, test_fraction, seed, is_test=True)),
+            )
+        num_clients = len(self)
+        if num_clients < 2:
+            raise ValueError("One client cannot be divided by clients. Pass `by='examples'`.")
+        order = np.random.default_rng(seed).permutation(num_clients)
+        num_tests = min(max(round(test_fraction * num_clients), 1), num_clients - 1)
+        return (
+            _Clients(views.Subset(self, sorted(order[num_tests:].tolist()))),
+            _Clients(views.Subset(self, sorted(order[:num_tests].tolist()))),
+        )
 
     @property
     @abc.abstractmethod
@@ -116,8 +284,7 @@ class ClientData(abc.ABC):
         Args:
             position: The position of the client in `client_ids`.
         """
-        x, _ = self.examples_at(position)
-        return len(keras.tree.flatten(x)[0])
+        return sources.num_rows(self.examples_at(position))
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
@@ -131,12 +298,16 @@ class ClientData(abc.ABC):
         return iter(self.client_ids)
 
     def __getitem__(self, client_id: Any) -> tuple[Any, Any]:
+        return self.examples_at(self._position(client_id))
+
+    def _position(self, client_id: Any) -> int:
+        """Return the position of a client."""
         if client_id not in self._positions:
             raise KeyError(
                 f"There is no client {client_id!r} among the {len(self):,} clients, the first of "
                 f"which is {self.client_ids[0]!r}."
             )
-        return self.examples_at(self._positions[client_id])
+        return self._positions[client_id]
 
     def __repr__(self) -> str:
         return f"<ClientData with {len(self):,} clients>"
@@ -155,193 +326,44 @@ class ClientData(abc.ABC):
             if missing <= 0:
                 break
             examples = self.examples_at(position)
-            num_found = len(keras.tree.flatten(examples[0])[0])
+            num_found = sources.num_rows(examples)
             if num_found > 0:
-                parts.append(_rows_of(examples, slice(missing)))
+                parts.append(sources.rows_of(examples, slice(missing)))
                 missing -= num_found
         if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
-        return _joined(parts)
+        return sources.joined(parts)
 
     def all_examples(self) -> tuple[Any, Any]:
         """Return the examples of all clients, one client after the other, as arrays in memory."""
-        return _joined([self.examples_at(position) for position in range(len(self))])
+        return sources.joined([self.examples_at(position) for position in range(len(self))])
 
 
-class _ArrayClients(ClientData):
-    """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
+class _Clients(ClientData):
+    """The clients of a source."""
 
-    def __init__(self, x: Any, y: Any, client_ids: Any, population: Any) -> None:
-        ids = np.asarray(client_ids)
-        if ids.dtype == object and holds_strings(ids):  # As a column of a frame holds them.
-            ids = np.asarray(ids.tolist())
-        if ids.ndim != 1 or ids.dtype.kind in "Of":
-            raise TypeError(
-                "Argument `client_ids` must be one integer or string for each example. "
-                f"Received: an array of shape {ids.shape} and dtype {ids.dtype}"
-            )
-        self._examples = x, y = as_arrays((x, y))
-        common_length({"x": x, "client_ids": ids} | ({} if y is None else {"y": y}))
-        found, numbers = np.unique(ids, return_inverse=True)
-        self._ids: list[Any] = found.tolist() if population is None else list(population)
-        unknown = [client_id for client_id in found.tolist() if client_id not in self._positions]
-        if unknown:
-            raise ValueError(
-                "Every id of `client_ids` must be in `population`. Received examples of "
-                f"{len(unknown)} other clients, such as {unknown[0]!r}"
-            )
-        positions = np.array([self._positions[each] for each in found.tolist()])[numbers]
-        ends = np.cumsum(np.bincount(positions, minlength=len(self._ids)))
-        self._rows = np.split(np.argsort(positions, kind="stable"), ends[:-1])
+    def __init__(self, source: sources.Source) -> None:
+        self._source = source
 
     @property
     def client_ids(self) -> Sequence[Any]:
         """The ids of all clients."""
-        return self._ids
-
-    def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client."""
-        return len(self._rows[position])
+        return self._source.client_ids
 
     def examples_at(self, position: int) -> tuple[Any, Any]:
         """Return the arrays `(x, y)` of one client."""
-        return _rows_of(self._examples, self._rows[position])
-
-    def all_examples(self) -> tuple[Any, Any]:
-        """Return the arrays themselves, in the order in which they were given."""
-        return self._examples
-
-
-class _Hdf5Clients(ClientData):
-    """Clients in an HDF5 file; see `ClientData.from_hdf5`.
-
-    Memory holds the names of the clients alone. Another process opens the file again.
-    """
-
-    def __init__(self, path: Any, x: Any, y: Any, preprocess: Any) -> None:
-        self._path = path
-        self._features = (x, y)
-        self._preprocess = preprocess
-        self._file: Any = None
-        self._process: int | None = None
-        self._ids: list[str] = list(self._groups())
-        if not self._ids:
-            raise ValueError(f"There is no client under '{_GROUP}' in {self._path}.")
-        self.examples_at(0)
-
-    @property
-    def client_ids(self) -> Sequence[Any]:
-        """The ids of all clients."""
-        return self._ids
-
-    def examples_at(self, position: int) -> tuple[Any, Any]:
-        """Read the arrays `(x, y)` of one client."""
-        client_id = self._ids[position]
-        features = self._groups()[client_id]
-
-        def read(name: str) -> np.ndarray:
-            """Return one feature of the client."""
-            if name not in features:
-                raise ValueError(
-                    f"Client {client_id!r} in {self._path} has no feature {name!r}. "
-                    f"It has: {', '.join(map(repr, features))}"
-                )
-            values = np.asarray(features[name])
-            # Strings are for `preprocess`, on every backend.
-            return values if values.dtype == object else as_array(values)
-
-        x, y = _mapped(read, self._features)
-        if self._preprocess is not None:
-            x, y = self._preprocess(x, y)
-        return keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)
-
-    def _groups(self) -> Any:
-        """Return the group of all clients, in a file that this process has opened."""
-        import h5py
-
-        if self._file is None or self._process != os.getpid():
-            self._file, self._process = h5py.File(self._path, "r"), os.getpid()
-        if _GROUP not in self._file:
-            raise ValueError(
-                f"{self._path} has no group '{_GROUP}', which holds the clients in the layout of "
-                f"TensorFlow Federated. It has: {', '.join(map(repr, self._file)) or 'nothing'}"
-            )
-        return self._file[_GROUP]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
-
-
-class _FunctionClients(ClientData):
-    """Clients that a function reads; see `ClientData.from_function`."""
-
-    def __init__(self, client_ids: Any, read: Any, num_examples: Any) -> None:
-        if not callable(read):
-            raise TypeError(
-                "Argument `read` must be a function of the id of a client. "
-                f"Received: read of type {type(read).__name__}"
-            )
-        self._ids, self._read = list(client_ids), read
-        if not self._ids or len(set(self._ids)) < len(self._ids):
-            raise ValueError(
-                "Argument `client_ids` must hold at least one id, and each only once. "
-                f"Received: {len(self._ids):,} ids, {len(set(self._ids)):,} different"
-            )
-        self._num_examples = None
-        if num_examples is not None:
-            self._num_examples = [check_integer("num_examples", each) for each in num_examples]
-        if self._num_examples is not None and len(self._num_examples) != len(self._ids):
-            raise ValueError(
-                "Argument `num_examples` must hold one number for each client. "
-                f"Received: {len(self._num_examples):,} numbers for {len(self._ids):,} clients"
-            )
-
-    @property
-    def client_ids(self) -> Sequence[Any]:
-        """The ids of all clients."""
-        return self._ids
+        return self._source.examples_at(position)
 
     def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client, which may have to be read."""
-        if self._num_examples is None:
-            return super().num_examples_at(position)
-        return self._num_examples[position]
+        """Return the number of examples of one client."""
+        return self._source.num_examples_at(position)
 
-    def examples_at(self, position: int) -> tuple[Any, Any]:
-        """Read the arrays `(x, y)` of one client."""
-        client_id = self._ids[position]
-        try:
-            found = self._read(client_id)
-            x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-            x, y = _mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
-        except Exception as error:
-            raise RuntimeError(
-                f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
-            ) from error
-        if self._num_examples is not None:
-            count = common_length({"x": x} if y is None else {"x": x, "y": y})
-            if count != self._num_examples[position]:
-                raise ValueError(
-                    f"Client {client_id!r} has another number of examples than `num_examples` "
-                    f"says. Expected: {self._num_examples[position]:,}. Received: {count:,}"
-                )
-        return x, y
+    def all_examples(self) -> tuple[Any, Any]:
+        """Return the examples of all clients as arrays in memory."""
+        return self._source.all_examples()
 
 
-def _rows_of(examples: tuple[Any, Any], rows: Any) -> tuple[Any, Any]:
-    """Return the given rows of each array."""
-    return _mapped(lambda array: array[rows], examples)
-
-
-def _joined(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the examples of several clients in one."""
-    return _mapped(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def _mapped(function: Callable[..., Any], *examples: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return examples with `function` applied to corresponding arrays, None unchanged."""
-    x, y = (
-        None if parts[0] is None else keras.tree.map_structure(function, *parts)
-        for parts in zip(*examples, strict=True)
-    )
-    return x, y
+def _of(source: sources.Source, preprocess: Preprocess | None) -> ClientData:
+    """Return the clients of a source, preprocessed."""
+    clients = _Clients(source)
+    return clients if preprocess is None else clients.map(preprocess)

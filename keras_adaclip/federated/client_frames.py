@@ -1,0 +1,88 @@
+"""Clients from frames with a column of clients, and from a file for each client."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_adaclip.federated.client_sources import ArraySource, Examples, FunctionSource
+from keras_adaclip.sampling import as_arrays
+
+_READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
+
+
+def of_frame(frame: Any, client: str, label: Any, features: Any) -> ArraySource:
+    """Return clients whose examples are rows of a frame; see `ClientData.from_dataframe`."""
+    if not hasattr(frame, "columns"):
+        raise TypeError(
+            "Argument `frame` must be a frame of pandas or polars, or a table of Arrow. "
+            f"Received: frame of type {type(frame).__name__}"
+        )
+    (client_ids,), labels = _columns(frame, [client]), _columns(frame, label)
+    if features is None:
+        others = {client, *(keras.tree.flatten(label) if label is not None else ())}
+        features = [name for name in _names(frame) if name not in others]
+        if not features:
+            raise ValueError("The frame has no column beside those of clients and labels.")
+    return ArraySource(_matrices(frame, features), labels, client_ids)
+
+
+def of_folder(folder: Any, label: Any, features: Any) -> FunctionSource:
+    """Return clients of which each has a file; see `ClientData.from_folder`."""
+    files = {path.stem: path for path in sorted(Path(folder).iterdir()) if path.suffix in _READERS}
+    if not files:
+        raise ValueError(f"There is no .csv or .parquet file in {folder}.")
+    return FunctionSource(files, _FileReader(files, label, features))
+
+
+class _FileReader:
+    """Reads the file of a client."""
+
+    def __init__(self, files: dict[str, Path], label: Any, features: Any) -> None:
+        self._files, self._label, self._features = files, label, features
+
+    def __call__(self, client_id: str) -> Examples:
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "`ClientData.from_folder` reads files with pandas: "
+                "pip install keras-adaclip[frames]"
+            ) from error
+        path = self._files[client_id]
+        frame = getattr(pandas, _READERS[path.suffix])(path)
+        features = self._features
+        if features is None:
+            labels = [] if self._label is None else keras.tree.flatten(self._label)
+            features = [name for name in _names(frame) if name not in labels]
+        return as_arrays((_matrices(frame, features), _columns(frame, self._label)))
+
+
+def _names(frame: Any) -> list[str]:
+    """Return the names of the columns of a frame or table."""
+    return list(getattr(frame, "column_names", None) or frame.columns)
+
+
+def _columns(frame: Any, names: Any) -> Any:
+    """Return a structure with the column of each name in the place of the name."""
+    known = _names(frame)
+
+    def column(name: str) -> Any:
+        """Return one column."""
+        if name not in known:
+            raise ValueError(
+                f"The frame has no column {name!r}. It has: {', '.join(map(repr, known))}"
+            )
+        return frame[name]
+
+    return None if names is None else keras.tree.map_structure(column, names)
+
+
+def _matrices(frame: Any, names: Any) -> Any:
+    """Return a column, a matrix of the columns in a list, or a dict of these."""
+    if isinstance(names, dict):
+        return {key: _matrices(frame, each) for key, each in names.items()}
+    columns = _columns(frame, names)
+    if isinstance(names, str):
+        return columns
+    return frame.select(names) if hasattr(frame, "select") else frame[list(names)]
