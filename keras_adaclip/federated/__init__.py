@@ -10,6 +10,7 @@ client_frames     ... frames, and a file for each client
 client_views      ... other clients: some of them, or a part of their examples
 partition         the division of a data set among clients
 cohorts           the draw of clients in each round, as a batch for the compiled step
+lanes             where and when each of them trains
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
 """

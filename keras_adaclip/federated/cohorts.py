@@ -10,6 +10,8 @@ The accountant relies on how clients are drawn:
 import itertools
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -19,34 +21,59 @@ from numpy.random import Generator
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.lanes import Schedule, best_num_lanes
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import (
-    as_arrays,
-    draw_generator,
-    padding,
-    poisson_draw,
-    split_among_devices,
-    uniform_draw,
-)
+from keras_adaclip.sampling import as_arrays, draw_generator, padding, poisson_draw, uniform_draw
 from keras_adaclip.training import TrainingData
+
+
+@dataclass(frozen=True)
+class _Client:
+    """What a client brings to a round.
+
+    Args:
+        examples: The examples that take part, by name.
+        order: The rows of each local batch, of shape `(num_steps, batch_size)`, -1 for padding.
+        seeds: States of the model's seed generators in each local step, or None.
+    """
+
+    examples: dict[str, Any]
+    order: np.ndarray
+    seeds: np.ndarray | None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of local steps."""
+        return len(self.order)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of examples."""
+        return _num_rows(self.examples)
 
 
 class CohortBatches(keras.utils.PyDataset):
     """Cohorts as batches for `federated_step`.
 
-    A batch is a dict. The first axis of every array counts clients.
+    A batch is a dict of arrays whose first axis counts the devices that share the round. For each
+    of them:
 
-        x, y        the clients' examples, of shape `(num_clients, num_rows, ...)`
-        order       the rows of each local batch, int32 of shape `(num_clients, num_steps,
-                    batch_size)`, with -1 for padding
-        num_steps   the number of local steps of each client, int32
-        weight      the weight of each client, float32 between 0 and 1
-        seeds       states of the model's seed generators, int32 of shape `(num_clients, num_steps,
-                    num_seeds, 2)`; absent if it has none
-        mask        bool, false for padding
+        x, y        the examples of its clients, one client after the other, `(num_rows, ...)`
+        order       the local batches: the rows of each, int32 of shape `(num_steps, batch_size)`,
+                    with -1 for padding
+        seeds       states of the model's seed generators in each local step, int32 of shape
+                    `(num_steps, num_seeds, 2)`; absent if it has none
+        step        the local step that a lane takes in a tick, int32 of shape
+                    `(num_ticks, num_lanes)`, with -1 for none
+        until       the number of ticks before each event, int32 of shape `(num_events,)`
+        ends        whether a lane's client has ended at an event, bool of shape
+                    `(num_events, num_lanes)`
+        weight      the weights of these clients, float32 between 0 and 1
+        num_events  the number of events without padding, int32
 
-    Numbers of rows and steps are rounded up to powers of two, so that a compiler sees few shapes.
+    See `lanes` for ticks, lanes and events. Numbers of rows, steps, ticks and events are rounded
+    up, so that a compiler sees few shapes.
 
     Args:
         clients: The population.
@@ -58,8 +85,8 @@ class CohortBatches(keras.utils.PyDataset):
             anyone who knows it knows who took part.
 
     Attributes:
-        num_padded_clients: A divisor of the number of clients in every batch, or None.
-        num_shards: The number of equal parts into which devices split a batch.
+        most_lanes: The largest number of lanes on a device.
+        num_shards: The number of devices that share a round.
         num_seeds: The number of seed generators in the model.
     """
 
@@ -78,7 +105,8 @@ class CohortBatches(keras.utils.PyDataset):
         self.sampling = sampling
         self.settings = settings
         self.seed = seed
-        self.num_padded_clients: int | None = None
+        self.most_lanes = 1
+        self._num_lanes: int | None = None
         self.num_shards = 1
         self.num_seeds = 0
         self._num_batches = num_batches
@@ -99,8 +127,8 @@ class CohortBatches(keras.utils.PyDataset):
     def num_open_axes(self) -> dict[str, int]:
         """For each part of a batch, the number of leading axes whose lengths vary."""
         order_axes = 3 if self.settings.client_batch_size is None else 2
-        axes = {"order": order_axes, "num_steps": 1, "mask": 1, "weight": 1}
-        return {"x": 2, "y": 2, "seeds": 2, **axes}
+        axes = {"x": 2, "y": 2, "order": order_axes, "seeds": 2, "num_events": 1}
+        return {**axes, "step": 3, "until": 2, "ends": 3, "weight": 3}
 
     @property
     def row_counts(self) -> list[int]:
@@ -130,8 +158,7 @@ class CohortBatches(keras.utils.PyDataset):
         # A forked process would repeat the draws of its parent.
         seed = self.seed if self._process == os.getpid() else None
         generator = draw_generator(seed, self._steps_before, next(self._draw_numbers))
-        batch = self.take(self._draw(generator, index), generator)
-        return split_among_devices(batch, self.num_shards)
+        return self.take(self._draw(generator, index), generator)
 
     def _draw(self, generator: Generator, index: int) -> np.ndarray:
         """Return the positions of the clients that take part in round `index` of an epoch."""
@@ -151,43 +178,104 @@ class CohortBatches(keras.utils.PyDataset):
         not enter the statistics of a clipping strategy, nor the coordinates of `AdaClip`.
 
         Args:
-            positions: Positions of clients. Without any, the batch holds one client of padding.
-            generator: The source of the order of each client's examples, and of `seeds`.
+            positions: Positions of clients.
+            generator: The source of the order of each client's examples, and of `seeds`. What it
+                gives to a client does not depend on the others.
         """
-        drawn = [self._examples_at(position) for position in positions]
-        drawn = [client for client in drawn if _num_rows(client) > 0]
-        chosen = [self._local_order(generator, _num_rows(client)) for client in drawn]
-        examples = [_rows_of(client, rows) for client, (rows, _) in zip(drawn, chosen, strict=True)]
-        orders = [order for _, order in chosen]
-        num_clients = max(len(examples), 1)
-        if self.num_padded_clients is not None:
-            num_clients = math.ceil(num_clients / self.num_padded_clients) * self.num_padded_clients
-        num_rows = rounded_up(max(map(_num_rows, examples), default=0))
-        num_steps = rounded_up(max(map(len, orders), default=0))
-
-        def padded(first: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
-            """Return one array for all clients."""
-            result = padding((num_clients, num_rows, *first.shape[1:]), first.dtype)
-            for client, array in enumerate(arrays):
-                result[client, : len(array)] = array
-            return result
-
-        batch: dict[str, Any] = keras.tree.map_structure(padded, self._first, *examples)
-        batch_size = self.settings.client_batch_size or num_rows
-        batch["order"] = np.full((num_clients, num_steps, batch_size), -1, np.int32)
-        batch["num_steps"] = np.zeros(num_clients, np.int32)
-        batch["weight"] = np.ones(num_clients, np.float32)
+        key = generator.integers(0, 2**63, dtype=np.uint64)
+        clients = [self._client(position, key) for position in positions]
+        clients = [client for client in clients if client.num_steps]
+        num_steps = [client.num_steps for client in clients]
+        num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, self.num_shards)
+        self._num_lanes = num_lanes
+        schedule = Schedule.of(num_steps, num_lanes * self.num_shards)
+        batch = self._empty_batch(schedule, clients)
+        next_step, next_row = (np.zeros(self.num_shards, int) for _ in range(2))
+        event_of = {end: event for event, end in enumerate(schedule.events)}
         weighting = self.settings.client_weighting
-        for client, order in enumerate(orders):
-            batch["order"][client, : len(order), : order.shape[1]] = order
-            batch["num_steps"][client] = len(order)
-            if weighting is not None:
-                batch["weight"][client] = weighting.weight(_num_rows(examples[client]))
-        if self.num_seeds:
-            shape = (num_clients, num_steps, self.num_seeds, 2)
-            batch["seeds"] = generator.integers(0, 2**30, shape, np.int32)
-        batch["mask"] = np.arange(num_clients) < len(examples)
+        for lane, numbers in enumerate(schedule.lanes):
+            shard, lane = divmod(lane, num_lanes)
+            for number in numbers:
+                client = clients[number]
+                first_row, first_step = next_row[shard], next_step[shard]
+                next_row[shard] += client.num_rows
+                next_step[shard] += client.num_steps
+                steps = slice(first_step, next_step[shard])
+                for part, rows in zip(
+                    keras.tree.flatten({name: batch[name] for name in self._first}),
+                    keras.tree.flatten(client.examples),
+                    strict=True,
+                ):
+                    part[shard, first_row : next_row[shard]] = rows
+                order = client.order
+                batch["order"][shard, steps, : order.shape[1]] = np.where(
+                    order >= 0, order + first_row, -1
+                )
+                if self.num_seeds:
+                    batch["seeds"][shard, steps] = client.seeds
+                tick, end = schedule.first_ticks[number], schedule.ends[number]
+                batch["step"][shard, tick:end, lane] = np.arange(first_step, next_step[shard])
+                batch["ends"][shard, event_of[end], lane] = True
+                if weighting is not None:
+                    weight = weighting.weight(client.num_rows)
+                    batch["weight"][shard, event_of[end], lane] = weight
         return batch
+
+    def _empty_batch(self, schedule: Schedule, clients: Sequence["_Client"]) -> dict[str, Any]:
+        """Return a batch with room for some clients, and the events of their schedule."""
+        num_shards = self.num_shards
+        num_lanes = len(schedule.lanes) // num_shards
+        # Of the device with the most.
+        of_shards = [
+            [clients[number] for lane in lanes for number in lane]
+            for lanes in (
+                schedule.lanes[shard * num_lanes : (shard + 1) * num_lanes]
+                for shard in range(num_shards)
+            )
+        ]
+        num_rows = max(sum(client.num_rows for client in each) for each in of_shards)
+        num_steps = rounded_up(max(sum(client.num_steps for client in each) for each in of_shards))
+        width = self.settings.client_batch_size or rounded_up(
+            max((client.num_rows for client in clients), default=0)
+        )
+        events = schedule.events.tolist()
+        num_ticks, num_events = rounded_up(max(events, default=0)), rounded_up(len(events))
+
+        def room(first: np.ndarray) -> np.ndarray:
+            """Return room for the rows of all clients."""
+            return padding((num_shards, _roomy(num_rows), *first.shape[1:]), first.dtype)
+
+        batch: dict[str, Any] = keras.tree.map_structure(room, self._first)
+        batch["order"] = np.full((num_shards, num_steps, width), -1, np.int32)
+        if self.num_seeds:
+            batch["seeds"] = np.zeros((num_shards, num_steps, self.num_seeds, 2), np.int32)
+        batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
+        batch["until"] = np.zeros((num_shards, num_events), np.int32)
+        batch["until"][:, : len(events)] = events
+        batch["ends"] = np.zeros((num_shards, num_events, num_lanes), bool)
+        batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
+        batch["num_events"] = np.full(num_shards, len(events), np.int32)
+        return batch
+
+    def _client(self, position: int, key: np.uint64) -> "_Client":
+        """Return what a client brings to a round.
+
+        Args:
+            position: The position of the client.
+            key: The key of the round; with the position it gives the client's random numbers.
+        """
+        examples = self._examples_at(position)
+        num_rows = _num_rows(examples)
+        if num_rows == 0:
+            return _Client(examples, np.zeros((0, 1), np.int32), None)
+        generator = np.random.Generator(np.random.Philox(key=[key, np.uint64(position)]))
+        rows, order = self._local_order(generator, num_rows)
+        if len(rows) < num_rows:
+            examples = keras.tree.map_structure(lambda array: array[rows], examples)
+        seeds = None
+        if self.num_seeds:
+            seeds = generator.integers(0, 2**30, (len(order), self.num_seeds, 2), np.int32)
+        return _Client(examples, order, seeds)
 
     def _local_order(
         self, generator: Generator, num_examples: int
@@ -289,14 +377,19 @@ def rounded_up(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def _roomy(number: int) -> int:
+    """Return the next power of two, or three quarters of it if these suffice.
+
+    >>> [_roomy(number) for number in (0, 1, 3, 4, 5, 7, 13)]
+    [1, 1, 3, 4, 6, 8, 16]
+    """
+    power = rounded_up(number)
+    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
+
+
 def _as_parts(x: Any, y: Any) -> dict[str, Any]:
     """Return inputs and targets by name, as NumPy arrays; targets are absent if None."""
     return as_arrays({"x": x} if y is None else {"x": x, "y": y})
-
-
-def _rows_of(parts: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Return the given rows of each array."""
-    return keras.tree.map_structure(lambda array: array[rows], parts)
 
 
 def _num_rows(parts: dict[str, Any]) -> int:

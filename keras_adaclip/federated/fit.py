@@ -250,7 +250,7 @@ class FederatedTraining(training.TrainingBase):
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
         training.refuse_clients_of_one_process()
-        chunk_size, is_vectorized = preparation.chunk_size_of(self, cohorts, finding.branches)
+        chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)
 

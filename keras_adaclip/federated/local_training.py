@@ -32,8 +32,7 @@ class LocalTraining:
         model: A compiled and built model.
         optimizer: The clients' optimizer, a built `functional_optimizer`.
         proximal_strength: mu of FedProx, 0 for none.
-        is_vectorized: Whether the clients of a chunk train side by side. Otherwise they train one
-            after another; where loops are compiled, a chunk then holds one client.
+        is_vectorized: Whether clients train side by side, in lanes. Otherwise there is one lane.
         fast_calls: Faster equivalents of the `call` of some layers.
         recording: Replays local steps where Python's overhead counts; None runs each again.
         made_from: Whatever decides whether this training must be made again.
@@ -47,73 +46,125 @@ class LocalTraining:
     recording: backend.Recording | None
     made_from: Any = None
 
-    def contributions(self, clients: dict[str, Any], observe: Callable[..., None]) -> list[Tensor]:
-        """Return the contributions of a chunk of clients.
+    def train(
+        self,
+        cohort: dict[str, Any],
+        start: list[Tensor],
+        merged: Callable[..., list[Tensor]],
+        observe: Callable[..., None],
+        most_at_once: int,
+    ) -> list[Tensor]:
+        """Train the clients of a round, and merge their contributions.
 
         Args:
-            clients: Their part of a batch of `CohortBatches`.
+            cohort: A batch of `CohortBatches`.
+            start: The result of no client at all, tensors of constant shape.
+            merged: Takes a result; contributions, that is the server's weights less a client's,
+                float32 of shape `(num_lanes, ...)` for each trainable variable; the weights of
+                these clients; and whether there is one, both of shape `(num_lanes,)`. Returns the
+                result with these clients.
             observe: Is called in every local step, with the batch and what `_loss` returns
                 of all clients; may assign metrics.
-
-        Returns:
-            The server's weights less each client's, float32 of shape `(num_clients, ...)`, one for
-            each trainable variable.
+            most_at_once: The number of clients to merge at a time where loops run in Python and
+                clients train one after another.
         """
-        if self.is_vectorized or not backend.loops_in_python():
-            return self._contributions(clients, observe)
-        flat = keras.tree.flatten(clients)
-        found = [
-            self._contributions(
-                keras.tree.pack_sequence_as(clients, [value[row : row + 1] for value in flat]),
-                observe,
-            )
-            for row in range(len(clients["num_steps"]))
-        ]
-        return found[0] if len(found) == 1 else [*map(ops.concatenate, zip(*found, strict=True))]
+        model = self.model
+        server = [variable.value for variable in model.trainable_variables]
+        fresh = [*server, *(variable.value for variable in self.optimizer.variables)]
+        if self.is_vectorized:
+            num_lanes = ops.shape(cohort["step"])[0] * ops.shape(cohort["step"])[2]
+            fresh = [_repeated(value, num_lanes) for value in fresh]
+        num_events, until = cohort["num_events"][0], cohort["until"][0]
+        is_in_python = backend.loops_in_python()
+        if is_in_python:
+            num_events, until = int(num_events), ops.convert_to_numpy(until).tolist()
+        waiting: list[list[Tensor]] = []
 
-    def _contributions(self, clients: dict[str, Any], observe: Callable[..., None]) -> list[Tensor]:
-        """Return the contributions of clients side by side, or of one client."""
+        def one_event(event: Any, carry: list[Tensor]) -> list[Tensor]:
+            """Train until the event, and merge the contributions of the clients that have ended."""
+            own, total = carry[: len(fresh)], carry[len(fresh) :]
+            if is_in_python:
+                first = until[event - 1] if event else 0
+                num_ticks = until[event] - first
+            else:
+                first = ops.where(event > 0, until[ops.maximum(event - 1, 0)], 0)
+                num_ticks = until[event] - first
+            own = self._after(own, server, cohort, first, num_ticks, observe)
+            ends, weights = (
+                ops.reshape(ops.take(cohort[name], event, axis=1), (-1,))
+                for name in ("ends", "weight")
+            )
+            changes = []
+            for before, after in zip(server, own, strict=False):
+                after = after if self.is_vectorized else ops.expand_dims(after, 0)
+                change = ops.cast(before, "float32") - ops.cast(after, "float32")
+                changes.append(_where(ends, change, ops.zeros_like(change)))
+            if self.is_vectorized:
+                # The next client of a lane begins anew.
+                own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
+                return [*own, *merged(total, changes, weights, ends)]
+            if not is_in_python:
+                return [*fresh, *merged(total, changes, weights, ends)]
+            waiting.append([*changes, weights, ends])
+            if len(waiting) == most_at_once or event == num_events - 1:
+                *changes, weights, ends = map(ops.concatenate, zip(*waiting, strict=True))
+                waiting.clear()
+                total = merged(total, changes, weights, ends)
+            return [*fresh, *total]
+
+        changing = [*model.non_trainable_variables, *model.metrics_variables]
+        carry = backend.loop_over_chunks(
+            one_event, [*fresh, *start], num_events, changing, model.trainable_variables
+        )
+        return carry[len(fresh) :]
+
+    def _after(
+        self,
+        own: list[Tensor],
+        server: list[Tensor],
+        cohort: dict[str, Any],
+        first: Any,
+        num_ticks: Any,
+        observe: Callable[..., None],
+    ) -> list[Tensor]:
+        """Return weights and optimizer states of all lanes after some ticks.
+
+        Args:
+            own: Those before.
+            server: The server's weights.
+            cohort: A batch of `CohortBatches`.
+            first: The first tick.
+            num_ticks: The number of ticks.
+            observe: See `train`.
+        """
         model = self.model
         changing = [*model.non_trainable_variables, *model.metrics_variables]
-        server = [variable.value for variable in model.trainable_variables]
-        own = [*server, *(variable.value for variable in self.optimizer.variables)]
-        if self.is_vectorized:
-            num_clients = ops.shape(clients["num_steps"])[0]
-            own = [_repeated(value, num_clients) for value in own]
-
-        structure = [own, changing, server, clients, 0]
-        of_clients = keras.tree.flatten(clients)
+        structure = [own, changing, server, cohort, 0]
+        of_cohort = keras.tree.flatten(cohort)
 
         def observed_step(values: list[Tensor]) -> list[Tensor]:
             """Return the new carry as a function of everything that the step reads."""
-            own, read, server, clients, number = keras.tree.pack_sequence_as(structure, values)
+            own, read, server, cohort, tick = keras.tree.pack_sequence_as(structure, values)
             with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
-                batch = local_batch(clients, number)
+                batch = local_batches(cohort, tick)
                 own, *observed = self._step(own, server, batch)
                 observe(batch, *observed)
                 return [*own, *(scope.get_current_value(each) for each in changing)]
 
-        def one_step(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
-            """Take one local step."""
-            number = ops.convert_to_tensor(number, "int32")
-            values = [*carry, *server, *of_clients, number]
-            if self.recording is None or "seeds" in clients:
+        def one_tick(number: Tensor, carry: list[Tensor]) -> list[Tensor]:
+            """Take one local step in every lane."""
+            tick = ops.convert_to_tensor(first + number, "int32")
+            values = [*carry, *server, *of_cohort, tick]
+            if self.recording is None or "seeds" in cohort:
                 return observed_step(values)  # A record would repeat its random numbers.
             return self.recording.call(observed_step, values)
 
         carry = [*own, *(ops.convert_to_tensor(variable) for variable in changing)]
-        num_steps = ops.max(clients["num_steps"])
-        carry = backend.loop_over_chunks(one_step, carry, num_steps, [], model.trainable_variables)
+        carry = backend.loop_over_chunks(one_tick, carry, num_ticks, [], model.trainable_variables)
         # Assigned once: in Keras an assignment costs more than a small operation.
         for variable, value in zip(changing, carry[len(own) :], strict=True):
             variable.assign(value)
-        weights = carry[: len(server)]
-        if not self.is_vectorized:
-            weights = [ops.expand_dims(value, 0) for value in weights]
-        return [
-            ops.cast(before, "float32") - ops.cast(after, "float32")
-            for before, after in zip(server, weights, strict=True)
-        ]
+        return carry[: len(own)]
 
     def _step(self, carry: list[Tensor], server: list[Tensor], batch: dict[str, Any]) -> list[Any]:
         """Take one local step with every client of the chunk.
@@ -149,8 +200,7 @@ class LocalTraining:
                 ]
             after = self._updated(weights, state, gradients)
             if self.is_vectorized:
-                # A client without further batches keeps its weights while others train. Alone, it
-                # takes no further step.
+                # A lane without a client keeps its weights. A single lane always has one.
                 is_active = ops.any(client["present"])
                 pairs = zip(after, own, strict=True)
                 after = [ops.where(is_active, new, old) for new, old in pairs]
@@ -206,35 +256,51 @@ class LocalTraining:
             return [updated.get_current_value(variable) for variable in variables]
 
 
-def local_batch(clients: dict[str, Any], number: Tensor) -> dict[str, Any]:
-    """Return the batch of each client at one local step.
+def local_batches(cohort: dict[str, Any], tick: Tensor) -> dict[str, Any]:
+    """Return the batch of each lane in one tick.
 
     Args:
-        clients: Clients as in a batch of `CohortBatches`.
-        number: The number of the local step.
+        cohort: A batch of `CohortBatches`.
+        tick: The number of the tick.
 
     Returns:
-        `x` and `y` of shape `(num_clients, batch_size, ...)`, the mask `present` of shape
-        `(num_clients, batch_size)`, and the `seeds` of the step.
+        `x` and `y` of shape `(num_lanes, batch_size, ...)`, the mask `present` of shape
+        `(num_lanes, batch_size)`, and the `seeds` of the step.
     """
-    num_clients, _, batch_size = ops.shape(clients["order"])
-    rows = ops.reshape(ops.take(clients["order"], number, axis=1), (num_clients, batch_size))
-    is_active = ops.expand_dims(number < clients["num_steps"], 1)
-    present = ops.logical_and(rows >= 0, is_active)
+    steps = ops.take(cohort["step"], tick, axis=1)
+    is_active, steps = ops.expand_dims(steps >= 0, -1), ops.maximum(steps, 0)
+    rows = _taken(cohort["order"], steps)
+    present = _joined(ops.logical_and(rows >= 0, is_active))
     rows = ops.maximum(rows, 0)
+    parts = {name: cohort[name] for name in ("x", "y") if name in cohort}
+    batch = keras.tree.map_structure(lambda table: _joined(_taken(table, rows)), parts)
+    if "seeds" in cohort:
+        batch["seeds"] = _joined(_taken(cohort["seeds"], steps))
+    return {**batch, "present": present}
 
-    def take(value: Tensor) -> Tensor:
-        """Return the rows of the batch."""
-        num_rows, *shape = ops.shape(value)[1:]
-        places = rows + ops.expand_dims(ops.arange(num_clients, dtype="int32"), 1) * num_rows
-        return ops.take(ops.reshape(value, (num_clients * num_rows, *shape)), places, axis=0)
 
-    parts = {name: clients[name] for name in ("x", "y") if name in clients}
-    batch = {**keras.tree.map_structure(take, parts), "present": present}
-    if "seeds" in clients:
-        seeds = ops.take(clients["seeds"], number, axis=1)
-        batch["seeds"] = ops.reshape(seeds, (num_clients, *clients["seeds"].shape[2:]))
-    return batch
+def _taken(table: Tensor, places: Tensor) -> Tensor:
+    """Return rows of each device's table.
+
+    Args:
+        table: Of shape `(num_shards, num_rows, ...)`.
+        places: Integers of shape `(num_shards, num_lanes, ...)`.
+    """
+    if backend.num_batch_shards() == 1:
+        return ops.expand_dims(ops.take(table[0], places[0], axis=0), 0)
+    (found,) = backend.map_units(lambda pair: [ops.take(*pair, axis=0)], [table, places])
+    return found
+
+
+def _joined(value: Tensor) -> Tensor:
+    """Return the lanes of all devices along one axis."""
+    num_shards, num_lanes, *rest = ops.shape(value)
+    return backend.on_all_shards(ops.reshape(value, (num_shards * num_lanes, *rest)))
+
+
+def _where(kept: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    """Return `value` in the lanes that are `kept`, elsewhere `other`."""
+    return ops.where(ops.reshape(kept, (-1, *[1] * (len(value.shape) - 1))), value, other)
 
 
 def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend, training
-from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
@@ -36,7 +35,6 @@ _SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
 # 256 MiB. One by one, their contributions alone are kept, 8 MiB.
 _MOST_WEIGHTS, _WEIGHTS_IN_A_CACHE = 1 << 24, 1 << 21
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
-_DEVIATIONS = 6.0
 
 
 def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
@@ -86,7 +84,7 @@ def refuse_unsuited_settings(
             )
 
 
-def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tuple[int, bool]:
+def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tuple[int, bool]:
     """Choose how many clients train at a time, and set the shapes of the batches.
 
     Small models spend their time on overhead, which clients that train side by side share. Where
@@ -98,7 +96,8 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
         branches: Whether the model branches on values, so that clients cannot train side by side.
 
     Returns:
-        The number of clients in a chunk, and whether these train side by side.
+        The largest number of clients whose contributions are clipped at a time, and whether
+        clients train side by side.
 
     Raises:
         ValueError: If the optimizer's `microbatch_size` is `"auto"`.
@@ -113,28 +112,23 @@ def chunk_size_of(model: keras.Model, cohorts: CohortBatches, branches: bool) ->
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
     # Each device trains one client, all devices side by side.
     is_vectorized = not is_single or num_shards > 1
+    cohorts.most_lanes = 1
     if is_single and not backend.loops_in_python():
         chunk_size = 1
     elif is_single:
-        # A Python loop clips a chunk at once, since each operation is slow to call.
+        # A Python loop clips several at once, since each operation is slow to call.
         most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohorts.cohort_size)
         chunk_size = max(min(most, chunk_size or most), 1)
-    elif chunk_size is None:
-        size = math.ceil(cohorts.cohort_size / num_shards)
-        most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
-        # About four equal chunks a round.
-        num_chunks = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
-        chunk_size = math.ceil(size / num_chunks)
-    # So many clients on each device.
-    chunk_size *= num_shards
+    else:
+        if chunk_size is None:
+            size = math.ceil(cohorts.cohort_size / num_shards)
+            most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
+            # About four clients a lane.
+            num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
+            chunk_size = math.ceil(size / num_turns)
+        cohorts.most_lanes = chunk_size
     cohorts.num_shards = num_shards
     cohorts.num_seeds = len(keras_private.seed_generator_states(model))
-    if backend.needs_fixed_shapes(model):
-        largest = cohorts.cohort_size
-        if cohorts.sampling is Sampling.POISSON:
-            deviation = math.sqrt(largest * (1.0 - cohorts.sampling_probability))
-            largest = min(math.ceil(largest + _DEVIATIONS * deviation), len(cohorts.clients))
-        cohorts.num_padded_clients = math.ceil(largest / chunk_size) * chunk_size
     return int(chunk_size), is_vectorized
 
 

@@ -11,13 +11,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip import backend, gradients, training
+from keras_adaclip import gradients, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
 
 Tensor = Any
-# Returns the contributions of a chunk of clients.
-Contributions = Callable[[dict[str, Any]], list[Tensor]]
 
 
 def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor]:
@@ -27,62 +25,63 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
         model: A federated model that `fit` has prepared.
         data: A batch of `CohortBatches`.
     """
-    clients = {name: value for name, value in data.items() if name != "mask"}
-    units = Batch(clients, mask=ops.cast(data["mask"], "bool"))
-    observe = functools.partial(_observe, model)
-    contributions_of = functools.partial(model.local_training.contributions, observe=observe)
+    train = functools.partial(
+        model.local_training.train,
+        {**data, "ends": ops.cast(data["ends"], "bool")},
+        observe=functools.partial(_observe, model),
+        most_at_once=model._private_state.chunk_size,
+    )
     combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
-    model.optimizer.apply(combined(model, units, contributions_of), model.trainable_variables)
+    model.optimizer.apply(combined(model, train), model.trainable_variables)
     training.assign_state(model)
     return dict(model.get_metrics_result())
 
 
-def _clipped_sum(model: keras.Model, units: Batch, contributions_of: Contributions) -> ClippedSum:
+def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> ClippedSum:
     """Return the sum of the clients' clipped contributions."""
     weighting = model.federated_settings.client_weighting
     clipping = model.optimizer.current_clipping
 
-    def sum_of_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
-        """Return the sum over a chunk of clients."""
-        contributions = BatchGradients(
+    def merged(
+        totals: list[Tensor], contributions: list[Tensor], weights: Tensor, present: Tensor
+    ) -> list[Tensor]:
+        """Add clipped contributions and statistics; in place on PyTorch."""
+        of_clients = BatchGradients(
             model.trainable_variables,
-            [Materialized(each) for each in contributions_of(chunk.x)],
-            ops.shape(chunk.x["num_steps"])[0],
+            [Materialized(each) for each in contributions],
+            ops.shape(present)[0],
         )
         sums, norms, finite, _ = gradients.clipped_contributions(
-            contributions, chunk.present, clipping, weights=chunk.x["weight"]
+            of_clients, present, clipping, weights=weights
         )
-        training.observe_norms(model, chunk.present, norms, finite, clipping.state["clip_norm"])
-        return ClippedSum(sums, clipping.summed_statistics(norms, finite, chunk.present))
+        training.observe_norms(model, present, norms, finite, clipping.state["clip_norm"])
+        added = []
+        statistics = clipping.summed_statistics(norms, finite, present)
+        for total, part in zip(totals, [statistics, *sums], strict=True):
+            total += part
+            added.append(total)
+        return added
 
-    size, is_ragged = model._private_state.chunk_size, _is_ragged(model)
-    total = training.sum_over_chunks(model, units, size, is_ragged, sum_of_chunk)
+    shapes = [(clipping.num_statistics,), *(each.shape for each in model.trainable_variables)]
+    statistics, *sums = train([ops.zeros(shape, "float32") for shape in shapes], merged)
     scale = 1.0 if weighting is None else weighting.scale
-    return dataclasses.replace(training.sum_of_replicas(total), scale=scale)
+    total = training.sum_of_replicas(ClippedSum(sums, statistics))
+    return dataclasses.replace(total, scale=scale)
 
 
-def _aggregated(model: keras.Model, units: Batch, contributions_of: Contributions) -> Any:
+def _aggregated(model: keras.Model, train: Callable[..., list[Tensor]]) -> Any:
     """Return the clients' contributions as the optimizer's own aggregation takes them."""
     aggregation = model.optimizer.aggregation
 
-    def sample_of_chunk(index: Tensor, chunk: Batch) -> list[Tensor]:
-        """Return the aggregation's state for a chunk of clients."""
-        contributions = contributions_of(chunk.x)
-        sample, norms, finite = aggregation.accumulated(contributions, chunk.present)
-        training.observe_norms(model, chunk.present, norms, finite, None)
-        return list(sample)
+    def merged(
+        sample: list[Tensor], contributions: list[Tensor], weights: Tensor, present: Tensor
+    ) -> list[Tensor]:
+        """Return the aggregation's state with further clients."""
+        part, norms, finite = aggregation.accumulated(contributions, present)
+        training.observe_norms(model, present, norms, finite, None)
+        return list(aggregation.merged(sample, list(part)))
 
-    size, start = model._private_state.chunk_size, aggregation.start()
-    return aggregation.sample(
-        training.merge_over_chunks(
-            model, units, size, _is_ragged(model), sample_of_chunk, start, aggregation.merged
-        )
-    )
-
-
-def _is_ragged(model: keras.Model) -> bool:
-    """Return whether the last chunk of clients may be smaller: where they train one by one."""
-    return backend.loops_in_python() and not model.local_training.is_vectorized
+    return aggregation.sample(train(aggregation.start(), merged))
 
 
 def _observe(
@@ -97,10 +96,10 @@ def _observe(
 
     Args:
         model: A federated model.
-        batch: The batches, as `local_batch` returns them.
-        losses: The mean loss of each batch, float32 of shape `(num_clients,)`.
+        batch: The batches, as `local_batches` returns them.
+        losses: The mean loss of each batch, float32 of shape `(num_lanes,)`.
         increments: The increments of the trackers of single outputs' losses.
-        y_pred: Predictions of shape `(num_clients, batch_size, ...)`.
+        y_pred: Predictions of shape `(num_lanes, batch_size, ...)`.
         masks: Keras's masks of the predictions, false for padding.
     """
     present = batch["present"]

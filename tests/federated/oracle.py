@@ -28,23 +28,44 @@ def draw_nobody(monkeypatch):
     monkeypatch.setattr(CohortBatches, "__getitem__", empty)
 
 
+def trained_in(batch):
+    """Return `(x, y, order, weight)` of each client of a batch, in the order in which they end."""
+    found = []
+    for shard in range(len(batch["step"])):
+        num_events = batch["num_events"][shard]
+        first = np.zeros(batch["step"].shape[2], int)
+        for event in range(num_events):
+            until = batch["until"][shard, event]
+            for lane in np.flatnonzero(batch["ends"][shard, event]):
+                steps = batch["step"][shard, first[lane] : until, lane]
+                assert np.all(steps >= 0)
+                first[lane] = until
+                order = batch["order"][shard, steps]
+                weight = batch["weight"][shard, event, lane]
+                y = batch["y"][shard] if "y" in batch else None
+                found.append((batch["x"][shard], y, order, weight))
+        # No lane takes a step without a client that ends.
+        assert all(np.all(batch["step"][shard, at:, lane] < 0) for lane, at in enumerate(first))
+        assert not np.any(batch["ends"][shard, num_events:])
+    return found
+
+
 def arrays(values):
     return [ops.convert_to_numpy(value) for value in values]
 
 
 def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.0):
-    """Return the weights of one client, `(x, y, order, num_steps)`, after its local steps."""
-    x, y, order, num_steps = client
+    """Return the weights of one client of `trained_in` after its local steps."""
+    x, y, order, _ = client
     loss = model.loss
     model.compile(
         optimizer=type(client_optimizer).from_config(client_optimizer.get_config()), loss=loss
     )
     for variable, value in zip(model.trainable_variables, weights, strict=True):
         variable.assign(value)
-    if num_steps > 0:
-        model.optimizer.build(model.trainable_variables)
-    for step in range(num_steps):
-        rows = order[step][order[step] >= 0]
+    model.optimizer.build(model.trainable_variables)
+    for places in order:
+        rows = places[places >= 0]
         before = arrays(model.trainable_variables)
         model.train_on_batch(x[rows], y[rows])
         if proximal_strength > 0.0:
@@ -60,8 +81,7 @@ def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.
 def contributions(model, client_optimizer, weights, batch, **options):
     """Return what each client of a batch contributes: the server's weights less its own."""
     found = []
-    for number in np.flatnonzero(batch["mask"]):
-        client = tuple(batch[name][number] for name in ("x", "y", "order", "num_steps"))
+    for client in trained_in(batch):
         trained = trained_by(model, client_optimizer, weights, client, **options)
         found.append([before - after for before, after in zip(weights, trained, strict=True)])
     return found

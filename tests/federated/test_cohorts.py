@@ -10,6 +10,7 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
+from tests.federated.oracle import trained_in
 
 
 def cohorts_of(
@@ -24,33 +25,32 @@ def cohorts_of(
 
 
 def clients_in(batch):
-    return batch["x"][batch["mask"]][:, 0, 0].astype(int).tolist()
+    """The client of each that took part, in the order of their ids."""
+    return sorted(int(x[order[0, 0], 0]) for x, _, order, _ in trained_in(batch))
 
 
 def test_every_example_of_a_client_is_in_one_batch_of_a_pass():
     cohorts = cohorts_of((3, 0, 8, 25), local_epochs=2)
     batch = cohorts.take(np.arange(4), np.random.default_rng(0))
-    assert batch["num_steps"].tolist() == [2, 4, 14]
-    for client, (number, size) in enumerate(((0, 3), (2, 8), (3, 25))):
-        steps = -(-size // 4)
-        orders = []
-        for epoch in range(2):
-            rows = batch["order"][client, epoch * steps : (epoch + 1) * steps].ravel()
-            orders.append(rows[rows >= 0].tolist())
-            assert sorted(orders[-1]) == list(range(size))
+    found = {int(x[order[0, 0], 0]): (x, order) for x, _, order, _ in trained_in(batch)}
+    assert {client: len(order) for client, (_, order) in found.items()} == {0: 2, 2: 4, 3: 14}
+    for client, size in ((0, 3), (2, 8), (3, 25)):
+        x, order = found[client]
+        passes = [rows[rows >= 0].tolist() for rows in order.reshape(2, -1)]
+        for rows in passes:
+            assert len(rows) == len(set(rows)) == size
+            assert np.all(x[rows, 0] == client)
         # In another order each time (equal once in 40,000 for the eight).
-        assert size < 8 or orders[0] != orders[1]
-        assert np.all(batch["order"][client, 2 * steps :] == -1)
-        assert np.all(batch["x"][client, :size, 0] == number)
-        assert np.all(batch["x"][client, size:] == 0)
+        assert size < 8 or passes[0] != passes[1]
 
 
 def test_a_limit_takes_other_examples_each_round():
     cohorts = cohorts_of((30,), 1, batch_size=5, client_examples_limit=10)
-    seen = [set(cohorts[0]["x"][0, :10, 1].tolist()) for _ in range(3)]
+    batches = [cohorts[0] for _ in range(3)]
+    seen = [set(batch["x"][0, :10, 1].tolist()) for batch in batches]
     assert [len(each) for each in seen] == [10, 10, 10]
     assert seen[0] != seen[1]
-    assert cohorts[0]["num_steps"].tolist() == [2]
+    assert [len(trained_in(batch)[0][2]) for batch in batches] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.FIXED])
@@ -92,6 +92,7 @@ def test_seeds_repeat_draws_within_a_run_alone():
         cohorts.num_seeds = 2
     first, again, *others = [run[0] for run in runs]
     assert np.array_equal(first["order"], again["order"])
+    assert np.array_equal(first["step"], again["step"])
     assert np.array_equal(first["seeds"], again["seeds"])
     found = [clients_in(batch) for batch in (first, *others)]
     assert all(one != other for one, other in itertools.combinations(found, 2))
@@ -100,23 +101,76 @@ def test_seeds_repeat_draws_within_a_run_alone():
 def test_every_client_step_and_generator_has_random_numbers_of_its_own():
     cohorts = cohorts_of((5,) * 50, 50, seed=None, batch_size=1)
     cohorts.num_seeds = 3
-    seeds = np.concatenate([cohorts[0]["seeds"] for _ in range(2)])
-    assert (seeds.shape, seeds.dtype) == ((100, 8, 3, 2), np.int32)
-    # Equal pairs among 2,400 have probability 3e-12; PyTorch adds up the two: 1e-3.
-    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 2400
+    batches = [cohorts[0] for _ in range(2)]
+    seeds = np.concatenate([each["seeds"][0, each["step"][each["step"] >= 0]] for each in batches])
+    assert (seeds.shape, seeds.dtype) == ((500, 3, 2), np.int32)
+    # Equal pairs among 1,500 have probability 1e-12; PyTorch adds up the two: 5e-4.
+    assert len(np.unique(seeds.reshape(-1, 2), axis=0)) == 1500
     assert seeds.min() >= 0
 
 
-@pytest.mark.parametrize(("sampling", "padded"), [(Sampling.FIXED, None), (Sampling.SHUFFLE, 6)])
-def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, padded):
+@pytest.mark.parametrize(("sampling", "lanes"), [(Sampling.FIXED, 1), (Sampling.SHUFFLE, 6)])
+def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, lanes):
     local = {"local_epochs": 2, "batch_size": None, "client_examples_limit": 5}
     cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, sampling=sampling, **local)
-    cohorts.num_padded_clients = padded
+    cohorts.most_lanes = lanes
     batch = cohorts[0]
-    assert sorted(clients_in(batch)) == [1, 4]
-    size = padded or 2
-    assert batch["mask"].tolist() == [number < 2 for number in range(size)]
-    assert batch["num_steps"].tolist() == [2, 2] + [0] * (size - 2)
+    assert clients_in(batch) == [1, 4]
+    assert batch["ends"].sum() == 2
     only_empty = cohorts.take(np.array([0, 2, 5]), np.random.default_rng(0))
-    assert not np.any(only_empty["mask"])
-    assert not np.any(only_empty["num_steps"])
+    for nobody in (only_empty, cohorts.take(np.array([], int), np.random.default_rng(0))):
+        assert trained_in(nobody) == []
+        assert not np.any(nobody["ends"])
+        assert np.all(nobody["step"] == -1)
+
+
+def in_one_lane(batch):
+    """The rows and seeds that each client sees, by its number."""
+    found = {}
+    for shard, lane in np.ndindex(batch["step"].shape[0], batch["step"].shape[2]):
+        for step in batch["step"][shard, :, lane]:
+            if step >= 0:
+                rows = batch["order"][shard, step]
+                x = batch["x"][shard, rows[rows >= 0]]
+                found.setdefault(int(x[0, 0]), []).append((x, batch["seeds"][shard, step]))
+    return found
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("most_lanes", [1, 3, 8])
+def test_no_client_has_a_say_in_what_another_one_sees(most_lanes, num_shards):
+    """Nor have the lanes: rows and random numbers of a client are the same."""
+    found = []
+    for sizes, lanes in (((7, 5, 9, 3, 6), most_lanes), ((7, 1, 9, 40, 6), 1)):
+        cohorts = cohorts_of(sizes, 5, client_examples_limit=8, local_epochs=2)
+        # The second number of an example counts those of all clients before it.
+        cohorts.most_lanes, cohorts.num_seeds = lanes, 2
+        if len(found) == 0:
+            cohorts.num_shards = num_shards
+        batch = cohorts.take(np.arange(5), np.random.default_rng(1))
+        assert sorted(in_one_lane(batch)) == list(range(5))
+        found.append(in_one_lane(batch))
+    for client in (0, 2, 4):
+        assert len(found[0][client]) == len(found[1][client])
+        first, other = (min(x[:, 1].min() for x, _ in each[client]) for each in found)
+        for (x, seeds), (y, same) in zip(found[0][client], found[1][client], strict=True):
+            np.testing.assert_array_equal(x[:, 1] - first, y[:, 1] - other)
+            np.testing.assert_array_equal(seeds, same)
+
+
+def test_one_large_client_makes_the_others_no_larger():
+    """A hundred clients, one of 5,000 rows: rows and local steps once, not for each client."""
+    cohorts = cohorts_of((5000, *[50] * 99), 100, sampling=Sampling.FIXED, batch_size=20)
+    cohorts.most_lanes = 25
+    batch = cohorts[0]
+    assert batch["x"].shape[1] <= 1.5 * (5000 + 99 * 50)
+    assert batch["order"].shape[1] <= 2 * (250 + 99 * 3)
+    num_ticks, num_lanes = batch["step"].shape[1:]
+    assert (batch["until"].max(), num_lanes, num_ticks) == (250, 3, 256)
+
+
+def test_lanes_stay_as_they_are_where_sizes_differ_little():
+    generator = np.random.default_rng(0)
+    cohorts = cohorts_of(generator.integers(10, 60, 100), 40, batch_size=10)
+    cohorts.most_lanes = 10
+    assert {cohorts[0]["step"].shape[2] for _ in range(20)} == {10}
