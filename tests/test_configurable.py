@@ -35,6 +35,10 @@ LEDGER_ROW = ka.accounting.LedgerRow.open(ka.accounting.Sampling.POISSON, 10, 10
 ROWS = np.zeros((20, 2), "float32")
 CANARIES = ka.audit.Canaries.draw(ROWS, num_canaries=6)
 PRINTED = [
+    (
+        ka.federated.ClientScores(["a"], np.array([3]), {"loss": np.array([0.5])}),
+        "<ClientScores of 1 client: loss>",
+    ),
     (clipping.QuantileClipping(), "QuantileClipping(target_quantile=0.5)"),
     (
         clipping.QuantileClipping(0.7, update="linear", groups="per_layer"),

@@ -3,6 +3,8 @@
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
+per_client        scores, predictions and models of single clients
+client_scores     the table of the scores
 settings          the client arguments of `compile`
 clients           the examples by client
 client_sources    where they come from: arrays, HDF5 files, functions
@@ -16,6 +18,7 @@ local_training    the contribution of one client
 """
 
 from keras_adaclip.federated import partition
+from keras_adaclip.federated.client_scores import ClientScores
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.federated_model import FederatedModel, FederatedSequential, federate
 from keras_adaclip.federated.settings import ByExamples
@@ -23,6 +26,7 @@ from keras_adaclip.federated.settings import ByExamples
 __all__ = [
     "ByExamples",
     "ClientData",
+    "ClientScores",
     "FederatedModel",
     "FederatedSequential",
     "federate",

@@ -15,13 +15,14 @@ from keras_adaclip.federated import preparation
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
+from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
 
 
-class FederatedTraining(training.TrainingBase):
+class FederatedTraining(PerClient, training.TrainingBase):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
 
     Attributes:

@@ -62,7 +62,9 @@ class Schedule:
         return np.unique(self.ends)
 
 
-def best_num_lanes(num_steps: Sequence[int], most: int, present: int | None, num_shards: int = 1) -> int:
+def best_num_lanes(
+    num_steps: Sequence[int], most: int, present: int | None, num_shards: int = 1
+) -> int:
     """Return the number of lanes with which a round takes the least time.
 
     Args:

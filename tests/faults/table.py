@@ -362,9 +362,8 @@ federated/test_round.py::test_a_round_is_that_of_a_loop_over_the_clients
 # a client begins with the momentum of the one before it | federated/local_training.py
 federated/test_round.py::test_the_server_steps_by_the_mean_and_each_client_has_an_optimizer_of_its_own
 - own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
-+ own[: len(server)] = [
-+                     _where(ends, new, old) for new, old in zip(fresh, own[: len(server)], strict=False)
-+                 ]
++ for place in range(len(server)):
++                     own[place] = _where(ends, fresh[place], own[place])
 # clients that still train count as short ones | federated/local_training.py
 federated/test_round.py::test_quantile_clipping_counts_clients
 - return [*own, *merged(total, changes, weights, ends)]

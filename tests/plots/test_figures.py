@@ -77,6 +77,9 @@ AUDIT = ka.audit.OneRunAudit.from_scores(np.arange(64.0), np.arange(64) % 2 > 0,
 SCORES = np.linspace(0.0, 1.0, 9)[:, None]
 ATTACK = ka.audit.membership_inference(None, SCORES, SCORES, score=lambda model, x, y: x[:, 0])
 LOGS = {"clip_norm": [0.5, 0.6], "unclipped_fraction": [0.2, 0.6]}
+CLIENTS = ka.federated.ClientScores(
+    ["a", "b", "c"], np.array([3, 1, 2]), {"accuracy": np.array([0.9, 0.5, np.nan])}
+)
 # Each function, its arguments, its number of panels, and its title.
 FIGURES = {
     "history": ((HISTORY,), 3, "Training of 2 epochs: epsilon 1.5"),
@@ -87,6 +90,7 @@ FIGURES = {
         2,
         "Privacy spent",
     ),
+    "clients": ((CLIENTS, "accuracy"), 1, "accuracy of 2 clients"),
     "quantile_tracking": ((LOGS, 0.5), 2, "Clipping norm at the 0.5 quantile of the norms"),
     "search": ((None,), 2, "Greedy search of clipping norms"),
     "thresholds": (({"a": LOGS},), 1, "Clipping norms"),

@@ -1,0 +1,112 @@
+"""Scores, predictions and models of single clients."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData, per_client
+from tests.federated.support import clients_of, compiled, mlp, weights
+
+SIZES = (5, 0, 1, 12, 3)
+METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+
+
+@pytest.mark.parametrize("most_rows", [1, 8, 1 << 16])
+def test_scores_are_those_of_evaluating_each_client_alone(most_rows, monkeypatch):
+    monkeypatch.setattr(per_client, "_MOST_ROWS", most_rows)
+    model, clients = compiled(mlp(), **METRICS), clients_of(SIZES)
+    scores = model.evaluate_clients(clients)
+    assert scores.client_ids == [0, 2, 3, 4]
+    assert scores.num_examples.tolist() == [5, 1, 12, 3]
+    for client_id in scores.client_ids:
+        expected = model.evaluate(*clients[client_id], verbose=0, return_dict=True)
+        found = scores[client_id]
+        assert found.pop("num_examples") == len(clients[client_id][1])
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    # Weighted by examples, they are those of the pool.
+    pooled = model.evaluate(clients, verbose=0, return_dict=True)
+    for name, values in scores.values.items():
+        assert np.average(values, weights=scores.num_examples) == pytest.approx(pooled[name], 1e-5)
+
+
+def test_scores_of_sequences_with_masks_and_regularizers():
+    stack = [
+        keras.Input((6,), dtype="int32"),
+        layers.Embedding(5, 4, mask_zero=True, embeddings_regularizer=keras.regularizers.L2(0.1)),
+        layers.GRU(4, return_sequences=True),
+        layers.Dense(3),
+    ]
+    model = compiled(stack, client_batch_size=2)
+    generator = np.random.default_rng(0)
+    x = generator.integers(1, 5, (9, 6)) * (np.arange(6) < generator.integers(2, 7, (9, 1)))
+    clients = ClientData.from_arrays(x, generator.integers(0, 3, (9, 6)), [0] * 5 + [1] * 4)
+    scores = model.evaluate_clients(clients)
+    for client_id in clients:
+        # One batch: Keras's mean over batches counts those of different lengths alike.
+        expected = model.evaluate(*clients[client_id], batch_size=9, verbose=0)
+        assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_table_of_scores():
+    values = {"loss": np.array([0.5, 0.7, 0.1]), "accuracy": np.array([1.0, 0.25, 0.5])}
+    scores = ka.federated.ClientScores(["a", "b", "c"], np.array([3, 1, 2]), values)
+    assert len(scores) == 3
+    lines = str(scores).splitlines()
+    head = "3 clients mean min 5% 25% 50% 75% 95% max"
+    assert " ".join(lines[0].split()) == head
+    assert " ".join(lines[2].split()) == "accuracy 0.5833 0.25 0.275 0.375 0.5 0.75 0.95 1"
+    assert max(map(len, lines)) < 80
+    frame = scores.to_dataframe()
+    assert frame.loc["b"].to_dict() == {"num_examples": 1, "loss": 0.7, "accuracy": 0.25}
+    with pytest.raises(KeyError, match="no client 'z' with examples"):
+        scores["z"]
+
+
+def test_predictions_of_each_client():
+    model, clients = compiled(), clients_of(SIZES)
+    found = model.predict(clients)
+    assert list(found) == [0, 2, 3, 4]
+    for client_id, predictions in found.items():
+        expected = model.predict(clients[client_id][0], verbose=0)
+        np.testing.assert_allclose(predictions, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.predict(clients[0][0], verbose=0), found[0], rtol=1e-5)
+
+
+def test_a_model_for_one_client_leaves_the_servers_weights_alone():
+    model, clients = compiled(client=0.2, **METRICS), clients_of(SIZES)
+    model.fit(clients, cohort_size=2, epochs=1, verbose=0)
+    before, steps = weights(model), model.privacy_ledger.steps
+    own = model.personalize(clients[3], epochs=4)
+    assert type(own) is keras.Sequential
+    np.testing.assert_array_equal(weights(model), before)
+    assert model.privacy_ledger.steps == steps
+    assert np.max(np.abs(weights(own) - before)) > 1e-3
+    # As plain Keras trains a copy: the clients' optimizer, batches of four.
+    scores = [each.evaluate(*clients[3], verbose=0)[0] for each in (own, model)]
+    assert scores[0] < scores[1]
+    assert float(own.optimizer.learning_rate) == pytest.approx(0.2)
+    assert own.optimizer.iterations == 4 * 3
+    model.fit(clients, cohort_size=2, epochs=1, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda model: model.evaluate_clients([1]), TypeError, "must be `keras_adaclip.federated"),
+        (lambda model: model.personalize([1, 2]), TypeError, r"the `\(x, y\)` of one client"),
+    ],
+)
+def test_what_is_no_client_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(compiled())
+
+
+def test_a_model_that_is_not_compiled_is_refused():
+    model = ka.federated.FederatedSequential(mlp())
+    for call in (model.evaluate_clients, model.personalize):
+        with pytest.raises(ValueError, match="Call `compile`"):
+            call(clients_of(SIZES))
