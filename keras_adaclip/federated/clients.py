@@ -257,7 +257,10 @@ class ClientData(abc.ABC):
             )
         num_clients = len(self)
         if num_clients < 2:
-            raise ValueError("One client cannot be divided by clients. Pass `by='examples'`.")
+            raise ValueError(
+                "One client cannot be divided by clients, only by its examples: pass "
+                "`by='examples'` to `ClientData.split`."
+            )
         order = np.random.default_rng(seed).permutation(num_clients)
         num_tests = min(max(round(test_fraction * num_clients), 1), num_clients - 1)
         return (

@@ -25,7 +25,10 @@ from keras_adaclip.federated.lanes import Schedule, best_num_lanes
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_arrays, draw_generator, padding, poisson_draw, uniform_draw
-from keras_adaclip.training import TrainingData
+from keras_adaclip.training import TrainingData, training_data
+
+# The expected number of clients in a round, and of rounds that make up the population at least.
+_USUAL_COHORT, _LEAST_TURNS = 100, 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class CohortBatches(keras.utils.PyDataset):
     A batch is a dict of arrays whose first axis counts the devices that share the round. For each
     of them:
 
-        x, y        the examples of its clients, one client after the other, `(num_rows, ...)`
+        x, y        the examples of its clients, one client after the other, `(num_rows, ...)`; and
+                    `sample_weight`, if classes have weights
         order       the local batches: the rows of each, int32 of shape `(num_steps, batch_size)`,
                     with -1 for padding
         seeds       states of the model's seed generators in each local step, int32 of shape
@@ -83,6 +87,7 @@ class CohortBatches(keras.utils.PyDataset):
         settings: How each client goes through its examples, and the weights of clients.
         seed: None draws from the operating system. An integer makes the draws repeatable;
             anyone who knows it knows who took part.
+        class_weight: The weight of each class number in the clients' losses, or None.
 
     Attributes:
         most_lanes: The largest number of lanes on a device.
@@ -98,6 +103,7 @@ class CohortBatches(keras.utils.PyDataset):
         sampling: Sampling,
         settings: FederatedSettings,
         seed: int | None,
+        class_weight: dict[int, float] | None = None,
     ) -> None:
         super().__init__()
         self.clients = clients
@@ -112,7 +118,8 @@ class CohortBatches(keras.utils.PyDataset):
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
-        self._first = _as_parts(*clients.first_examples(1))
+        self._class_weight = class_weight
+        self._first = self._parts(*clients.first_examples(1))
         self.begin_run(0)
 
     def __len__(self) -> int:
@@ -127,8 +134,8 @@ class CohortBatches(keras.utils.PyDataset):
     def num_open_axes(self) -> dict[str, int]:
         """For each part of a batch, the number of leading axes whose lengths vary."""
         order_axes = 3 if self.settings.client_batch_size is None else 2
-        axes = {"x": 2, "y": 2, "order": order_axes, "seeds": 2, "num_events": 1}
-        return {**axes, "step": 3, "until": 2, "ends": 3, "weight": 3}
+        tables = {"x": 2, "y": 2, "sample_weight": 2, "order": order_axes, "seeds": 2}
+        return {**tables, "step": 3, "until": 2, "ends": 3, "weight": 3, "num_events": 1}
 
     @property
     def row_counts(self) -> list[int]:
@@ -295,13 +302,21 @@ class CohortBatches(keras.utils.PyDataset):
             places[epoch, :taking_part] = generator.permutation(taking_part)
         return rows, places.reshape(-1, size)
 
+    def _parts(self, x: Any, y: Any) -> dict[str, Any]:
+        """Return inputs, targets and weights by name, as NumPy arrays; targets absent if None."""
+        parts = as_arrays({"x": x} if y is None else {"x": x, "y": y})
+        if self._class_weight is not None:
+            weights = training_data.weights_of_classes(parts.get("y"), self._class_weight, None)
+            parts["sample_weight"] = weights
+        return parts
+
     def _examples_at(self, position: int) -> dict[str, Any]:
-        """Return a client's examples by name, `"x"` and `"y"`.
+        """Return a client's examples by name.
 
         Raises:
             ValueError: If they are unlike those of the first client.
         """
-        client = _as_parts(*self.clients.examples_at(position))
+        client = self._parts(*self.clients.examples_at(position))
         keras.tree.assert_same_structure(self._first, client)
         num_rows = _num_rows(client)
         found = [(array.shape, str(array.dtype)) for array in keras.tree.flatten(client)]
@@ -325,6 +340,7 @@ def rounds_over(
     steps_per_epoch: Any,
     sampling: str,
     seed: int | None,
+    class_weight: dict[int, float] | None = None,
 ) -> TrainingData:
     """Return the rounds over a population; the arguments are those of `FederatedModel.fit`.
 
@@ -347,6 +363,8 @@ def rounds_over(
         )
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
     kind = Sampling[sampling.upper()]
+    if cohort_size is None:
+        cohort_size = min(_USUAL_COHORT, max(num_clients // _LEAST_TURNS, 1))
     cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
     rounds = math.ceil(num_clients / cohort_size)
     if steps_per_epoch is not None:
@@ -362,7 +380,7 @@ def rounds_over(
         num_examples=num_clients,
         rows=Batch(*clients.first_examples()),
         steps_per_epoch=rounds,
-        poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed),
+        poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed, class_weight),
         unit=Unit.CLIENT,
         noise_scale=cohort_size / noise_size,
     )
@@ -385,11 +403,6 @@ def _roomy(number: int) -> int:
     """
     power = rounded_up(number)
     return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
-
-
-def _as_parts(x: Any, y: Any) -> dict[str, Any]:
-    """Return inputs and targets by name, as NumPy arrays; targets are absent if None."""
-    return as_arrays({"x": x} if y is None else {"x": x, "y": y})
 
 
 def _num_rows(parts: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, training
+from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
@@ -131,7 +132,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
     def fit(
         self,
         clients: ClientData,
-        cohort_size: int = 100,
+        cohort_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
         callbacks: Any = None,
@@ -143,6 +144,8 @@ class FederatedTraining(PerClient, training.TrainingBase):
         validation_freq: Any = 1,
         *,
         sampling: str = "poisson",
+        validation_split: float = 0.0,
+        class_weight: dict[int, float] | None = None,
     ) -> Any:
         """Train for some rounds, each of them a step, and return Keras's `History`.
 
@@ -152,6 +155,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         Args:
             clients: The population; its size counts as public.
             cohort_size: The expected number of clients in a round, which divides the noised sum.
+                None means 100, or a quarter of the clients if these are fewer than 400.
             epochs: The number of epochs.
             verbose: As for Keras.
             callbacks: As for Keras.
@@ -167,6 +171,9 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 of clients without replacement; the guarantee is for replacing one client by
                 another, which moves the sum twice as far. `"shuffle"`: an epoch goes through the
                 clients once at most, and is one full release without amplification.
+            validation_split: Share of the *clients* that is held out for validation, in [0, 1): the
+                same ones in every `fit` on these clients. The other clients are the population.
+            class_weight: As for Keras, in the loss of the clients' local steps.
 
         Raises:
             TypeError: If `clients` is no `ClientData`.
@@ -176,7 +183,12 @@ class FederatedTraining(PerClient, training.TrainingBase):
         self._require_compiled()
         settings = self.federated_settings
         seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
-        data = rounds_over(clients, settings, cohort_size, steps_per_epoch, sampling, seed)
+        validation_split = check_between_0_and_1("validation_split", validation_split, with_0=True)
+        if validation_split and validation_data is None and isinstance(clients, ClientData):
+            clients, validation_data = clients.split(validation_split, seed=0)
+        data = rounds_over(
+            clients, settings, cohort_size, steps_per_epoch, sampling, seed, class_weight
+        )
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)

@@ -22,6 +22,8 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import call_model, tracker_variables
 
 Tensor = Any
+# What a batch has for each example.
+_TABLES = ("x", "y", "sample_weight")
 
 
 @dataclass(frozen=True)
@@ -238,8 +240,16 @@ class LocalTraining:
                 lambda value: with_rows_masked(value, client["present"]),
                 call_model(model, client["x"], training=True),
             )
+            weights_of_rows = client.get("sample_weight")
+            if weights_of_rows is not None:
+                # Keras multiplies them by the mask, on PyTorch in place.
+                weights_of_rows = weights_of_rows * 1.0
             loss = model.compute_loss(
-                x=client["x"], y=client.get("y"), y_pred=y_pred, training=True
+                x=client["x"],
+                y=client.get("y"),
+                y_pred=y_pred,
+                sample_weight=weights_of_rows,
+                training=True,
             )
             increments = [inside.get_current_value(variable) for variable in trackers]
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
@@ -264,15 +274,15 @@ def local_batches(cohort: dict[str, Any], tick: Tensor) -> dict[str, Any]:
         tick: The number of the tick.
 
     Returns:
-        `x` and `y` of shape `(num_lanes, batch_size, ...)`, the mask `present` of shape
-        `(num_lanes, batch_size)`, and the `seeds` of the step.
+        `x`, `y` and `sample_weight` of shape `(num_lanes, batch_size, ...)`, the mask `present` of
+        shape `(num_lanes, batch_size)`, and the `seeds` of the step.
     """
     steps = ops.take(cohort["step"], tick, axis=1)
     is_active, steps = ops.expand_dims(steps >= 0, -1), ops.maximum(steps, 0)
     rows = _taken(cohort["order"], steps)
     present = _joined(ops.logical_and(rows >= 0, is_active))
     rows = ops.maximum(rows, 0)
-    parts = {name: cohort[name] for name in ("x", "y") if name in cohort}
+    parts = {name: cohort[name] for name in _TABLES if name in cohort}
     batch = keras.tree.map_structure(lambda table: _joined(_taken(table, rows)), parts)
     if "seeds" in cohort:
         batch["seeds"] = _joined(_taken(cohort["seeds"], steps))

@@ -127,8 +127,9 @@ def _observe(
 
     flat = map(prediction, keras.tree.flatten(y_pred), masks)
     y_pred = keras.tree.pack_sequence_as(y_pred, list(flat))
-    examples = {name: batch[name] for name in ("x", "y") if name in batch}
+    names = ("x", "y", "sample_weight")
+    examples = {name: batch[name] for name in names if name in batch}
     examples = keras.tree.map_structure(rows_of, examples)
     counted = rows_of(ops.logical_and(present, finite[:, None]))
-    rows = Batch(examples["x"], examples.get("y"), None, counted)
+    rows = Batch(examples["x"], examples.get("y"), examples.get("sample_weight"), counted)
     training.refuse_lost_metrics(model, training.update_metrics(model, rows, y_pred), "clients")

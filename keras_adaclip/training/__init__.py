@@ -1,6 +1,7 @@
 """Code shared by models of examples and models of clients: examination, runs, saved state.
 
-`models` also imports the modules `made_up`, `preflight`, `processes` and `training_data`.
+`models` also imports the modules `made_up`, `preflight`, `processes` and `training_data`,
+`federated` the last.
 """
 
 from keras_adaclip.training.base import TrainingBase, flattened

@@ -170,3 +170,46 @@ def test_loss_and_metrics_are_those_of_the_local_steps():
     expected = model.evaluate(clients, return_dict=True, verbose=0)
     for name, value in expected.items():
         assert history[name][0] == pytest.approx(value, rel=1e-5), name
+
+
+def test_weights_of_classes_are_those_of_keras(recorded):
+    """Each client's loss is weighted as by Keras's `fit` with `class_weight`."""
+    class_weight = {0: 0.2, 2: 3.0}
+    model = compiled(mlp(), clipping=1e3, seed=3, weighted_metrics=["accuracy"])
+    before = oracle.arrays(model.trainable_variables)
+    arguments = {"cohort_size": COHORT, "steps_per_epoch": 1, "class_weight": class_weight}
+    model.fit(clients_of(SIZES, (6,)), verbose=0, **arguments)
+    plain_model, total = plain(mlp), [np.zeros_like(value) for value in before]
+    for x, y, order, _ in oracle.trained_in(recorded[0]):
+        plain_model.compile(keras.optimizers.SGD(0.3), FROM_LOGITS)
+        for variable, value in zip(plain_model.trainable_variables, before, strict=True):
+            variable.assign(value)
+        for places in order:
+            rows = places[places >= 0]
+            plain_model.train_on_batch(x[rows], y[rows], class_weight=class_weight)
+        after = oracle.arrays(plain_model.trainable_variables)
+        total = [part + old - new for part, old, new in zip(total, before, after, strict=True)]
+    expected = [old - part / COHORT for old, part in zip(before, total, strict=True)]
+    assert_close(oracle.arrays(model.trainable_variables), expected)
+
+
+def test_clients_held_out_for_validation():
+    model, clients = compiled(mlp()), clients_of((3,) * 20, (6,))
+    found = []
+    for _ in range(2):
+        history = model.fit(clients, 4, epochs=1, validation_split=0.25, verbose=0).history
+        (row,) = [row for row in model.privacy_ledger if row.steps]
+        found.append(row.num_examples)
+    assert found == [15, 15]
+    held_out = clients.split(0.25, seed=0)[1]
+    assert model.evaluate(held_out, verbose=0) == pytest.approx(history["val_loss"][0], rel=1e-5)
+    with pytest.raises(ValueError, match="`validation_split` must"):
+        model.fit(clients, 4, validation_split=1.5, verbose=0)
+
+
+@pytest.mark.parametrize(("num_clients", "expected"), [(3, 1), (40, 10), (1000, 100)])
+def test_the_usual_cohort_is_a_quarter_of_few_clients(num_clients, expected):
+    model = compiled(mlp())
+    model.fit(clients_of((1,) * num_clients, (6,)), steps_per_epoch=1, verbose=0)
+    (row,) = [row for row in model.privacy_ledger if row.steps]
+    assert (row.expected_batch_size, row.num_examples) == (expected, num_clients)
