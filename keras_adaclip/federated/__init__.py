@@ -11,8 +11,9 @@ client_sources    where they come from: arrays, HDF5 files, functions
 client_frames     ... frames, and a file for each client
 client_views      ... other clients: some of them, or a part of their examples
 partition         the division of a data set among clients
-cohorts           the draw of clients in each round, as a batch for the compiled step
+cohorts           the draw of clients in each round
 lanes             where and when each of them trains
+round_batch       ... and their examples, as arrays
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
 """

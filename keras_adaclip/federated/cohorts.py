@@ -10,8 +10,6 @@ The accountant relies on how clients are drawn:
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -21,63 +19,21 @@ from numpy.random import Generator
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.lanes import Schedule, best_num_lanes
+from keras_adaclip.federated.lanes import best_num_lanes
+from keras_adaclip.federated.round_batch import RoundClient, round_batch, rounded_up
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import as_arrays, draw_generator, padding, poisson_draw, uniform_draw
+from keras_adaclip.sampling import as_arrays, draw_generator, poisson_draw, uniform_draw
 from keras_adaclip.training import TrainingData, training_data
 
 # The expected number of clients in a round, and of rounds that make up the population at least.
 _USUAL_COHORT, _LEAST_TURNS = 100, 4
 
 
-@dataclass(frozen=True)
-class _Client:
-    """What a client brings to a round.
-
-    Args:
-        examples: The examples that take part, by name.
-        order: The rows of each local batch, of shape `(num_steps, batch_size)`, -1 for padding.
-        seeds: States of the model's seed generators in each local step, or None.
-    """
-
-    examples: dict[str, Any]
-    order: np.ndarray
-    seeds: np.ndarray | None
-
-    @property
-    def num_steps(self) -> int:
-        """The number of local steps."""
-        return len(self.order)
-
-    @property
-    def num_rows(self) -> int:
-        """The number of examples."""
-        return _num_rows(self.examples)
-
-
 class CohortBatches(keras.utils.PyDataset):
     """Cohorts as batches for `federated_step`.
 
-    A batch is a dict of arrays whose first axis counts the devices that share the round. For each
-    of them:
-
-        x, y        the examples of its clients, one client after the other, `(num_rows, ...)`; and
-                    `sample_weight`, if classes have weights
-        order       the local batches: the rows of each, int32 of shape `(num_steps, batch_size)`,
-                    with -1 for padding
-        seeds       states of the model's seed generators in each local step, int32 of shape
-                    `(num_steps, num_seeds, 2)`; absent if it has none
-        step        the local step that a lane takes in a tick, int32 of shape
-                    `(num_ticks, num_lanes)`, with -1 for none
-        until       the number of ticks before each event, int32 of shape `(num_events,)`
-        ends        whether a lane's client has ended at an event, bool of shape
-                    `(num_events, num_lanes)`
-        weight      the weights of these clients, float32 between 0 and 1
-        num_events  the number of events without padding, int32
-
-    See `lanes` for ticks, lanes and events. Numbers of rows, steps, ticks and events are rounded
-    up, so that a compiler sees few shapes.
+    See `round_batch` for what a batch holds.
 
     Args:
         clients: The population.
@@ -195,76 +151,12 @@ class CohortBatches(keras.utils.PyDataset):
         num_steps = [client.num_steps for client in clients]
         num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, self.num_shards)
         self._num_lanes = num_lanes
-        schedule = Schedule.of(num_steps, num_lanes * self.num_shards)
-        batch = self._empty_batch(schedule, clients)
-        next_step, next_row = (np.zeros(self.num_shards, int) for _ in range(2))
-        event_of = {end: event for event, end in enumerate(schedule.events)}
-        weighting = self.settings.client_weighting
-        for lane, numbers in enumerate(schedule.lanes):
-            shard, lane = divmod(lane, num_lanes)
-            for number in numbers:
-                client = clients[number]
-                first_row, first_step = next_row[shard], next_step[shard]
-                next_row[shard] += client.num_rows
-                next_step[shard] += client.num_steps
-                steps = slice(first_step, next_step[shard])
-                for part, rows in zip(
-                    keras.tree.flatten({name: batch[name] for name in self._first}),
-                    keras.tree.flatten(client.examples),
-                    strict=True,
-                ):
-                    part[shard, first_row : next_row[shard]] = rows
-                order = client.order
-                batch["order"][shard, steps, : order.shape[1]] = np.where(
-                    order >= 0, order + first_row, -1
-                )
-                if self.num_seeds:
-                    batch["seeds"][shard, steps] = client.seeds
-                tick, end = schedule.first_ticks[number], schedule.ends[number]
-                batch["step"][shard, tick:end, lane] = np.arange(first_step, next_step[shard])
-                batch["ends"][shard, event_of[end], lane] = True
-                if weighting is not None:
-                    weight = weighting.weight(client.num_rows)
-                    batch["weight"][shard, event_of[end], lane] = weight
-        return batch
-
-    def _empty_batch(self, schedule: Schedule, clients: Sequence["_Client"]) -> dict[str, Any]:
-        """Return a batch with room for some clients, and the events of their schedule."""
-        num_shards = self.num_shards
-        num_lanes = len(schedule.lanes) // num_shards
-        # Of the device with the most.
-        of_shards = [
-            [clients[number] for lane in lanes for number in lane]
-            for lanes in (
-                schedule.lanes[shard * num_lanes : (shard + 1) * num_lanes]
-                for shard in range(num_shards)
-            )
-        ]
-        num_rows = max(sum(client.num_rows for client in each) for each in of_shards)
-        num_steps = rounded_up(max(sum(client.num_steps for client in each) for each in of_shards))
-        width = self.settings.client_batch_size or rounded_up(
-            max((client.num_rows for client in clients), default=0)
+        batch_size = self.settings.client_batch_size
+        return round_batch(
+            clients, self._first, batch_size, self.num_seeds, num_lanes, self.num_shards
         )
-        events = schedule.events.tolist()
-        num_ticks, num_events = rounded_up(max(events, default=0)), rounded_up(len(events))
 
-        def room(first: np.ndarray) -> np.ndarray:
-            """Return room for the rows of all clients."""
-            return padding((num_shards, _roomy(num_rows), *first.shape[1:]), first.dtype)
-
-        batch: dict[str, Any] = keras.tree.map_structure(room, self._first)
-        batch["order"] = np.full((num_shards, num_steps, width), -1, np.int32)
-        if self.num_seeds:
-            batch["seeds"] = np.zeros((num_shards, num_steps, self.num_seeds, 2), np.int32)
-        batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
-        batch["until"] = np.zeros((num_shards, num_events), np.int32)
-        batch["until"][:, : len(events)] = events
-        batch["ends"] = np.zeros((num_shards, num_events, num_lanes), bool)
-        batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
-        batch["num_events"] = np.full(num_shards, len(events), np.int32)
-        return batch
-
-    def _client(self, position: int, key: np.uint64) -> "_Client":
+    def _client(self, position: int, key: np.uint64) -> RoundClient:
         """Return what a client brings to a round.
 
         Args:
@@ -274,7 +166,7 @@ class CohortBatches(keras.utils.PyDataset):
         examples = self._examples_at(position)
         num_rows = _num_rows(examples)
         if num_rows == 0:
-            return _Client(examples, np.zeros((0, 1), np.int32), None)
+            return RoundClient(examples, np.zeros((0, 1), np.int32), None)
         generator = np.random.Generator(np.random.Philox(key=[key, np.uint64(position)]))
         rows, order = self._local_order(generator, num_rows)
         if len(rows) < num_rows:
@@ -282,7 +174,9 @@ class CohortBatches(keras.utils.PyDataset):
         seeds = None
         if self.num_seeds:
             seeds = generator.integers(0, 2**30, (len(order), self.num_seeds, 2), np.int32)
-        return _Client(examples, order, seeds)
+        weighting = self.settings.client_weighting
+        weight = 1.0 if weighting is None else weighting.weight(len(rows))
+        return RoundClient(examples, order, seeds, weight)
 
     def _local_order(
         self, generator: Generator, num_examples: int
@@ -384,25 +278,6 @@ def rounds_over(
         unit=Unit.CLIENT,
         noise_scale=cohort_size / noise_size,
     )
-
-
-def rounded_up(number: int) -> int:
-    """Return the next power of two.
-
-    >>> [rounded_up(number) for number in (0, 1, 2, 3, 4, 5, 9)]
-    [1, 1, 2, 4, 4, 8, 16]
-    """
-    return 1 << max(number - 1, 0).bit_length()
-
-
-def _roomy(number: int) -> int:
-    """Return the next power of two, or three quarters of it if these suffice.
-
-    >>> [_roomy(number) for number in (0, 1, 3, 4, 5, 7, 13)]
-    [1, 1, 3, 4, 6, 8, 16]
-    """
-    power = rounded_up(number)
-    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
 
 
 def _num_rows(parts: dict[str, Any]) -> int:

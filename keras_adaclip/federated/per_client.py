@@ -14,8 +14,8 @@ from keras_adaclip import training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.client_scores import ClientScores
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.cohorts import rounded_up
 from keras_adaclip.federated.local_training import with_rows_masked
+from keras_adaclip.federated.round_batch import rounded_up
 from keras_adaclip.gradients import Batch, call_model
 from keras_adaclip.sampling import as_arrays, from_frames, padding
 
