@@ -118,11 +118,12 @@ class ExpectedErrorClipping(AdaptiveClipping):
         variances = ops.square(ops.stack(list(release.mean_stddevs)) / ops.max(clip_norm))
         energies = ops.matmul(state["sizes"], variances[:, None])[:, 0]
         relative_noise = energies * ops.square(ops.max(clip_norm) / clip_norm)
+        relative_noise = ops.minimum(relative_noise, _MOST_NOISE)
         move = (mean_excess - relative_noise) / (relative_noise + of_mean)
         move = self.learning_rate * ops.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE)
         return {
             "clip_norm": ops.clip(clip_norm * ops.exp(move), *CLIP_NORM_RANGE),
-            "relative_noise": ops.minimum(relative_noise, _MOST_NOISE),
+            "relative_noise": relative_noise,
             "sizes": state["sizes"],
         }
 

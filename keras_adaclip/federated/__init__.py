@@ -7,6 +7,7 @@ per_client        scores, predictions and models of single clients
 client_scores     the table of the scores
 settings          the client arguments of `compile`
 clients           the examples by client
+client_ids        which examples belong to one client
 client_sources    where they come from: arrays, HDF5 files, functions
 client_frames     ... frames, and a file for each client
 client_views      ... other clients: some of them, or a part of their examples

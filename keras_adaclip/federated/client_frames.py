@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_adaclip.federated.client_sources import ArraySource, Examples, FunctionSource
 from keras_adaclip.sampling import as_arrays
@@ -29,33 +30,67 @@ def of_frame(frame: Any, client: str, label: Any, features: Any) -> ArraySource:
 
 def of_folder(folder: Any, label: Any, features: Any) -> FunctionSource:
     """Return clients of which each has a file; see `ClientData.from_folder`."""
-    files = {path.stem: path for path in sorted(Path(folder).iterdir()) if path.suffix in _READERS}
+    files: dict[str, Path] = {}
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix.lower() in _READERS:
+            if path.stem in files:
+                raise ValueError(f"Two files of one client: {files[path.stem]} and {path}")
+            files[path.stem] = path
     if not files:
         raise ValueError(f"There is no .csv or .parquet file in {folder}.")
     return FunctionSource(files, _FileReader(files, label, features))
 
 
 class _FileReader:
-    """Reads the file of a client."""
+    """Reads the file of a client: the same columns of every file, as numbers of the same types.
+
+    Args:
+        files: The file of each client.
+        label: As for `ClientData.from_folder`.
+        features: As for `ClientData.from_folder`; None takes the other columns of the first file.
+    """
 
     def __init__(self, files: dict[str, Path], label: Any, features: Any) -> None:
-        self._files, self._label, self._features = files, label, features
+        self._files, self._label = files, label
+        first = next((frame for frame in map(_frame_in, files.values()) if len(frame)), None)
+        if first is None:
+            raise ValueError("No file holds an example, so there is nothing to train on.")
+        if features is None:
+            labels = [] if label is None else keras.tree.flatten(label)
+            features = [name for name in _names(first) if name not in labels]
+        self._features = features
+        self._types = [array.dtype for array in keras.tree.flatten(self._arrays_in(first))]
 
     def __call__(self, client_id: str) -> Examples:
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                "`ClientData.from_folder` reads files with pandas: "
-                "pip install keras-adaclip[frames]"
-            ) from error
-        path = self._files[client_id]
-        frame = getattr(pandas, _READERS[path.suffix])(path)
-        features = self._features
-        if features is None:
-            labels = [] if self._label is None else keras.tree.flatten(self._label)
-            features = [name for name in _names(frame) if name not in labels]
-        return as_arrays((_matrices(frame, features), _columns(frame, self._label)))
+        found = self._arrays_in(_frame_in(self._files[client_id]))
+        # A column may hold whole numbers in one file and others in the next.
+        arrays = [
+            array.astype(kind) if kind.kind in "iuf" else array
+            for array, kind in zip(keras.tree.flatten(found), self._types, strict=True)
+        ]
+        for array, cast in zip(keras.tree.flatten(found), arrays, strict=True):
+            if cast.dtype.kind in "iu" and not np.array_equal(cast, array):
+                raise ValueError("a column has whole numbers in the first file, but not here")
+        return keras.tree.pack_sequence_as(found, arrays)
+
+    def _arrays_in(self, frame: Any) -> Examples:
+        """Return inputs and targets; those of several columns as Keras's type of floats."""
+        x = keras.tree.map_structure(
+            lambda part: part.astype(keras.config.floatx()) if part.ndim > 1 else part,
+            as_arrays(_matrices(frame, self._features)),
+        )
+        return x, as_arrays(_columns(frame, self._label))
+
+
+def _frame_in(path: Path) -> Any:
+    """Return the frame in a file."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(
+            "`ClientData.from_folder` reads files with pandas: pip install keras-adaclip[frames]"
+        ) from error
+    return getattr(pandas, _READERS[path.suffix.lower()])(path)
 
 
 def _names(frame: Any) -> list[str]:

@@ -4,7 +4,6 @@ A source has `client_ids`, `examples_at`, `num_examples_at` and `all_examples`, 
 does.
 """
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_integer
+from keras_adaclip.federated.client_ids import numbered
 from keras_adaclip.sampling import as_array, as_arrays, common_length
 
 _GROUP = "examples"
@@ -45,7 +45,7 @@ class ArraySource(Source):
     """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
 
     def __init__(self, x: Any, y: Any, client_ids: Any, population: Any = None) -> None:
-        found, numbers = _numbered(client_ids)
+        found, numbers = numbered(client_ids)
         self._examples = x, y = as_arrays((x, y))
         common_length({"x": x, "client_ids": numbers} | ({} if y is None else {"y": y}))
         self.client_ids = found if population is None else list(population)
@@ -167,50 +167,14 @@ class FunctionSource(Source):
                 f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
             ) from error
         if self._num_examples is not None:
-            count = common_length({"x": x} if y is None else {"x": x, "y": y})
+            # A client may have no examples.
+            count = num_rows((x, y)) and common_length({"x": x} if y is None else {"x": x, "y": y})
             if count != self._num_examples[position]:
                 raise ValueError(
                     f"Client {client_id!r} has another number of examples than `num_examples` "
                     f"says. Expected: {self._num_examples[position]:,}. Received: {count:,}"
                 )
         return x, y
-
-
-def _numbered(client_ids: Any) -> tuple[list[Any], np.ndarray]:
-    """Return the different ids, and for each example the number of its id.
-
-    Raises:
-        TypeError: If an id is missing, or is neither integer, string nor another hashable object.
-    """
-    ids = np.asarray(client_ids)
-    missing = 0
-    if ids.dtype == object and ids.ndim == 1:  # As a column of a frame holds them.
-        entries = ids.tolist()
-        missing = sum(map(_is_missing, entries))
-        # As one array, an integer and a string could become the same id.
-        kinds = (int, str) if not missing else ()
-        if any(all(isinstance(each, kind) for each in entries) for kind in kinds):
-            ids = np.asarray(entries)
-        if not missing and ids.dtype == object:
-            numbers: dict[Any, int] = {}
-            with contextlib.suppress(TypeError):  # Not hashable.
-                found = [numbers.setdefault(each, len(numbers)) for each in entries]
-                return list(numbers), np.array(found)
-    if ids.ndim != 1 or ids.dtype.kind in "Ofc" or len(ids) == 0:
-        raise TypeError(
-            "Argument `client_ids` must be one integer or string for each example. Give examples "
-            "without a client an id of their own, or leave them out. "
-            f"Received: an array of shape {ids.shape} and dtype {ids.dtype}"
-            + (f", {missing:,} of its ids missing" if missing else "")
-        )
-    distinct, places = np.unique(ids, return_inverse=True)
-    return distinct.tolist(), places
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether an entry of a column is none."""
-    # A missing value of pandas has no truth value.
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def num_rows(examples: Examples) -> int:

@@ -6,8 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.federated.client_ids import generator_of
 from keras_adaclip.federated.client_sources import Examples, Source, mapped, num_rows, rows_of
 from keras_adaclip.sampling import as_array
+
+# What the random numbers of a client are for.
+_OF_CLIENTS, _OF_EXAMPLES = 1, 2
 
 
 class Subset(Source):
@@ -50,6 +54,17 @@ class Mapped(Source):
         return mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
 
 
+def divided(clients: Any, test_fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Return the positions of clients to train on and to test on.
+
+    Each client is drawn by its id and the seed alone: with another client more or less, all others
+    stay where they are.
+    """
+    draws = [generator_of(each, seed, _OF_CLIENTS).random() for each in clients.client_ids]
+    is_test = np.array(draws) < test_fraction
+    return np.flatnonzero(~is_test).tolist(), np.flatnonzero(is_test).tolist()
+
+
 class Part(Source):
     """A part of the examples of each client; see `ClientData.split`.
 
@@ -65,7 +80,7 @@ class Part(Source):
     def examples_at(self, position: int) -> Examples:
         """Return the arrays `(x, y)` of one client."""
         examples = self._clients.examples_at(position)
-        generator = np.random.default_rng([self._seed, *repr(self.client_ids[position]).encode()])
+        generator = generator_of(self.client_ids[position], self._seed, _OF_EXAMPLES)
         order = generator.permutation(num_rows(examples))
         num_tests = self._num_tests(len(order))
         return rows_of(examples, np.sort(order[:num_tests] if self._is_test else order[num_tests:]))

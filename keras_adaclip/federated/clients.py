@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_adaclip._checks import check_between_0_and_1, check_choice, check_integer
 from keras_adaclip.federated import client_frames as frames
 from keras_adaclip.federated import client_sources as sources
@@ -133,17 +131,19 @@ class ClientData(abc.ABC):
     ) -> "ClientData":
         """Return clients of which each has a file, read with pandas when it is needed.
 
-        The name of a file, without its ending, is the id of the client.
+        The name of a file, without its ending, is the id of the client. Inputs of several columns
+        become Keras's type of floats.
 
         Args:
             folder: A folder of `.csv` and `.parquet` files with the same columns.
             label: As for `from_dataframe`.
-            features: As for `from_dataframe`.
+            features: As for `from_dataframe`; None takes the other columns of the first file.
             preprocess: As for `map`.
 
         Raises:
             OSError: If the folder does not exist.
-            ValueError: If it has no such file.
+            ImportError: If pandas is missing.
+            ValueError: If it has no such file, two of one client, or no example.
             RuntimeError: While training, if a file cannot be read, with the id of the client.
         """
         return _of(frames.of_folder(folder, label, features), preprocess)
@@ -228,22 +228,23 @@ class ClientData(abc.ABC):
         """Return clients to train on and clients to test on.
 
         Args:
-            test_fraction: Float in (0, 1), the share that is for testing.
-            by: `"client"` divides the clients at random. `"examples"` divides the examples of each
+            test_fraction: Float in (0, 1), the (expected) share that is for testing.
+            by: `"client"` divides the clients at random: each falls into the test part with that
+                probability, by its id and the seed alone, so that no client has a say in where
+                another one goes. `"examples"` divides the examples of each
                 client at random, at least one of which stays for training; all clients are in
                 both parts then, and the test tells nothing of new clients.
             seed: The seed of the division; None draws one.
 
         Raises:
             TypeError: If an argument is of the wrong type.
-            ValueError: If an argument is out of range, or there are fewer than two clients to
-                divide.
+            ValueError: If an argument is out of range, or all clients fall into one part.
 
         Example:
 
         >>> import numpy as np
         >>> clients = ClientData.from_arrays(np.ones((40, 1)), None, np.arange(40) % 10)
-        >>> train, test = clients.split(0.2, seed=0)
+        >>> train, test = clients.split(0.2, seed=1)
         >>> len(train), len(test), set(train.client_ids) & set(test.client_ids)
         (8, 2, set())
         """
@@ -255,18 +256,14 @@ class ClientData(abc.ABC):
                 _Clients(views.Part(self, test_fraction, seed, is_test=False)),
                 _Clients(views.Part(self, test_fraction, seed, is_test=True)),
             )
-        num_clients = len(self)
-        if num_clients < 2:
+        train, test = views.divided(self, test_fraction, seed)
+        if not train or not test:
             raise ValueError(
-                "One client cannot be divided by clients, only by its examples: pass "
-                "`by='examples'` to `ClientData.split`."
+                f"All {len(self):,} clients fell into one part. Choose another `seed` or "
+                "`test_fraction`, or divide the examples of each client with `by='examples'`. "
+                f"Received: test_fraction={test_fraction}, seed={seed}"
             )
-        order = np.random.default_rng(seed).permutation(num_clients)
-        num_tests = min(max(round(test_fraction * num_clients), 1), num_clients - 1)
-        return (
-            _Clients(views.Subset(self, sorted(order[num_tests:].tolist()))),
-            _Clients(views.Subset(self, sorted(order[:num_tests].tolist()))),
-        )
+        return _Clients(views.Subset(self, train)), _Clients(views.Subset(self, test))
 
     @property
     @abc.abstractmethod

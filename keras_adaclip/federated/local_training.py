@@ -281,7 +281,8 @@ def local_batches(cohort: dict[str, Any], tick: Tensor) -> dict[str, Any]:
     is_active, steps = ops.expand_dims(steps >= 0, -1), ops.maximum(steps, 0)
     rows = _taken(cohort["order"], steps)
     present = _joined(ops.logical_and(rows >= 0, is_active))
-    rows = ops.maximum(rows, 0)
+    # Padding repeats the first row of the batch: a row of another client could be NaN.
+    rows = ops.maximum(ops.where(rows >= 0, rows, rows[..., :1]), 0)
     parts = {name: cohort[name] for name in _TABLES if name in cohort}
     batch = keras.tree.map_structure(lambda table: _joined(_taken(table, rows)), parts)
     if "seeds" in cohort:

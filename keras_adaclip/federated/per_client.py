@@ -17,7 +17,7 @@ from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.round_batch import rounded_up
 from keras_adaclip.gradients import Batch, call_model
-from keras_adaclip.sampling import as_arrays, from_frames, padding
+from keras_adaclip.sampling import as_arrays, from_frames
 
 # Examples in memory at a time, unless one client has more.
 _MOST_ROWS = 1 << 16
@@ -91,7 +91,7 @@ class PerClient:
 
         Raises:
             TypeError: If `examples` is not `(x, y)`, or the model is of a class of your own.
-            ValueError: If the model is not compiled.
+            ValueError: If the model is not compiled, or there is no example.
         """
         settings = self.federated_settings  # type: ignore[attr-defined]
         if settings is None:
@@ -102,15 +102,16 @@ class PerClient:
                 f"Received: examples of type {type(examples).__name__}"
             )
         x, y = as_arrays(from_frames(examples))
+        num_rows = len(keras.tree.flatten(x)[0])
+        if num_rows == 0:
+            raise ValueError("The client has no example to train on.")
         plain = self.to_keras()  # type: ignore[attr-defined]
-        config = keras.saving.deserialize_keras_object(self.get_compile_config())  # type: ignore[attr-defined]
-        names = ("loss", "metrics", "loss_weights", "weighted_metrics")
         optimizer = keras.saving.serialize_keras_object(settings.client_optimizer)
         plain.compile(
             optimizer=keras.saving.deserialize_keras_object(optimizer),
-            **{name: config.get(name) for name in names},
+            **keras_private.loss_and_metrics(self),
         )
-        size = settings.client_batch_size or len(keras.tree.flatten(x)[0])
+        size = settings.client_batch_size or num_rows
         plain.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
         return plain
 
@@ -150,10 +151,9 @@ class PerClient:
         size = rounded_up(num_rows)
 
         def padded(value: Any) -> Any:
-            """Return rows with padding, as a tensor."""
-            array = padding((size, *value.shape[1:]), value.dtype)
-            array[:num_rows] = value
-            return ops.convert_to_tensor(array)
+            """Return rows with copies of the first one behind them, as a tensor."""
+            copies = np.repeat(value[:1], size - num_rows, axis=0)
+            return ops.convert_to_tensor(np.concatenate([value, copies]))
 
         present = ops.arange(size) < num_rows
         x, y, predictions = (

@@ -15,6 +15,8 @@ NUM_STATES, NUM_FAR_STATES = 5, 2
 SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 # More than the number of steps of any run.
 _FAR = 1e9
+# Of a made-up input, whose square float32 can hold.
+_LARGEST = 1e15
 # Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
 _NUM_WORDS = 100
@@ -95,15 +97,16 @@ def plausible_rows(
         generator: Draws the rows.
         words: Strings to draw from in addition to those of the data.
     """
-    shape = (size, *value.shape[1:])
+    shape, kind = (size, *value.shape[1:]), value.dtype
     if value.dtype == object:
         texts = [each if isinstance(each, str) else each.decode() for each in value.flat]
         return generator.choice(np.array([*texts, *words], object), shape)
     if value.dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(bool)
     if value.dtype.kind == "f":
+        value = np.clip(value.astype(np.float64), -_LARGEST, _LARGEST)
         spread = spread * (value.std() or 1.0)
-        return (value.mean() + spread * generator.normal(size=shape)).astype(value.dtype)
+        return (value.mean() + spread * generator.normal(size=shape)).astype(kind)
     known = np.unique([*np.unique(value).tolist(), 0, 1])
     return generator.choice(known, shape).astype(value.dtype)
 

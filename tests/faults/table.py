@@ -364,6 +364,18 @@ federated/test_round.py::test_the_server_steps_by_the_mean_and_each_client_has_a
 - own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
 + for place in range(len(server)):
 +                     own[place] = _where(ends, fresh[place], own[place])
+# the padding of a client's batch holds another client's row | federated/local_training.py
+federated/test_privacy.py::test_a_broken_client_takes_nobody_with_it
+- rows = ops.maximum(ops.where(rows >= 0, rows, rows[..., :1]), 0)
++ rows = ops.maximum(rows, 0)
+# one more client moves others between training and testing | federated/client_views.py
+federated/test_client_sources.py::test_clients_divided_by_clients
+- is_test = np.array(draws) < test_fraction
++ is_test = np.random.default_rng(seed).permutation(len(draws)) < test_fraction * len(draws)
+# two ids of one person | federated/client_ids.py
+federated/test_client_sources.py::test_frames_that_hold_no_clients_are_refused
+- if text in texts:
++ if False:
 # clients that still train count as short ones | federated/local_training.py
 federated/test_round.py::test_quantile_clipping_counts_clients
 - return [*own, *merged(total, changes, weights, ends)]

@@ -41,8 +41,11 @@ def test_a_frame_with_a_column_of_clients(kind):
         ([3, 1, 3, 2, 1, 3], [1, 2, 3]),
         (np.array([3, 1, 3, 2, 1, 3], object), [1, 2, 3]),
         (pandas.array([3, 1, 3, 2, 1, 3], "Int64"), [1, 2, 3]),
-        # One array would make one string of both.
-        (np.array([1, "1", 1, "2", "1", 1], object), [1, "1", "2"]),
+        # One array would make strings of the integers.
+        (np.array([1, "x", 1, "2", "x", 1], object), [1, "x", "2"]),
+        ([1, "x", 1, "2", "x", 1], [1, "x", "2"]),
+        (["a\0", "a", "b", "a", "b", "a"], ["a", "a\0", "b"]),
+        ([np.int64(3), 1, np.int32(3), 2, 1, 3], [1, 2, 3]),
         (
             [("x", 1), ("y", 1), ("x", 1), ("x", 2), ("y", 1), ("x", 1)],
             [("x", 1), ("y", 1), ("x", 2)],
@@ -66,6 +69,16 @@ def test_kinds_of_ids(ids, expected):
         ({}, {"features": ["age", "z"]}, ValueError, "no column 'z'"),
         ({"user": [*IDS[:-1], None]}, {}, TypeError, "1 of its ids missing"),
         ({"user": [1, 2, None, 1, None, 1]}, {}, TypeError, "leave them out"),
+        ({"user": ["nan", *IDS[:-2], np.nan]}, {}, TypeError, "1 of its ids missing"),
+        (
+            {"user": pandas.to_datetime(["2026-01-02"] * 5 + [None])},
+            {},
+            TypeError,
+            "1 of its ids missing",
+        ),
+        ({"user": np.array([1, "1", 2, 3, 4, 5], object)}, {}, ValueError, "1 and '1' look alike"),
+        ({"user": np.array([b"a", "a", "b", "c", "d", "e"], object)}, {}, ValueError, "look alike"),
+        ({"user": np.array([True, "True", "b", "c", "d", "e"], object)}, {}, ValueError, "alike"),
         ({"age": list("abcdef")}, {}, TypeError, "must hold numbers"),
     ],
 )
@@ -101,6 +114,29 @@ def test_a_file_for_each_client(ending, tmp_path):
     (tmp_path / f"b.{ending}").write_bytes(b"")
     with pytest.raises(RuntimeError, match="Client 'b' could not be read"):
         clients["b"]
+
+
+def test_files_whose_columns_differ(tmp_path):
+    """In order and in type; the first file decides, and an empty one takes no part."""
+    (tmp_path / "a.csv").write_text("u,v,y\n")
+    (tmp_path / "b.csv").write_text("u,v,y\n1,2.5,0\n")
+    (tmp_path / "c.CSV").write_text("y,v,u\n1,3,0.5\n0,4,7\n")
+    clients = ClientData.from_folder(tmp_path, label="y")
+    assert clients.client_ids == ["a", "b", "c"]
+    assert [clients.num_examples_at(n) for n in range(3)] == [0, 1, 2]
+    assert clients["c"][0].tolist() == [[0.5, 3.0], [7.0, 4.0]]
+    kinds = {tuple(str(part.dtype) for part in clients[each]) for each in clients}
+    assert kinds == {("float32", "int64")}
+    (tmp_path / "d.csv").write_text("u,w,y\n1,2,0\n")
+    (tmp_path / "e.csv").write_text("u,v,y\n1,2,0.5\n")
+    clients = ClientData.from_folder(tmp_path, label="y")
+    with pytest.raises(RuntimeError, match=r"Client 'd' could not be read: .*no column 'v'"):
+        clients["d"]
+    with pytest.raises(RuntimeError, match=r"Client 'e' could not be read: .*whole numbers"):
+        clients["e"]
+    (tmp_path / "b.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match="Two files of one client"):
+        ClientData.from_folder(tmp_path, label="y")
 
 
 def test_a_folder_without_files(tmp_path):
@@ -149,16 +185,31 @@ def test_a_subset():
 
 
 def test_clients_divided_by_clients():
-    ids = np.arange(100) % 20
-    clients = ClientData.from_arrays(np.arange(100.0)[:, None], ids, ids)
+    ids = np.arange(2000) % 400
+    clients = ClientData.from_arrays(np.arange(2000.0)[:, None], ids, ids)
     train, test = clients.split(0.25, seed=3)
-    assert (len(train), len(test)) == (15, 5)
-    assert sorted([*train, *test]) == list(range(20))
+    # Binomial, two-sided at 1e-6.
+    assert 100 - 43 <= len(test) <= 100 + 43
+    assert sorted([*train, *test]) == list(range(400))
     assert list(clients.split(0.25, seed=3)[1]) == list(test)
     assert list(clients.split(0.25, seed=4)[1]) != list(test)
     assert len({tuple(clients.split(0.25)[1]) for _ in range(5)}) > 1
+    # With a client less, every other one stays where it is.
+    fewer = clients.subset([each for each in clients if each != 7]).split(0.25, seed=3)
+    assert [set(part) for part in fewer] == [set(part) - {7} for part in (train, test)]
     with pytest.raises(ValueError, match="`by='examples'`"):
         clients.subset([1]).split(0.5)
+
+
+class Nameless:
+    """An id that prints as its address."""
+
+
+def test_ids_that_do_not_stay_are_not_divided():
+    clients = ClientData.from_dict({Nameless(): (X, Y), Nameless(): (X, Y)})
+    for by in ("client", "examples"):
+        with pytest.raises(TypeError, match="without a `__repr__`"):
+            clients.split(0.5, by=by)[0].examples_at(0)
 
 
 def test_the_examples_of_each_client_divided():

@@ -221,3 +221,10 @@ def test_by_key():
 def test_wrong_divisions(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_function_may_have_a_client_without_examples():
+    clients = ClientData.from_function(
+        ["a", "b"], lambda name: (X[: 2 * (name == "a")], Y[: 2 * (name == "a")]), [2, 0]
+    )
+    assert len(clients["b"][0]) == 0

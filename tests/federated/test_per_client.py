@@ -51,6 +51,32 @@ def test_scores_of_sequences_with_masks_and_regularizers():
         assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_scores_of_probabilities():
+    """Whose loss divides by their sum, which padding must not make zero."""
+    stack = [*mlp(), layers.Softmax()]
+    options = {"loss": "sparse_categorical_crossentropy"}
+    model, clients = compiled(stack, **options), clients_of(SIZES)
+    scores = model.evaluate_clients(clients)
+    for client_id in scores.client_ids:
+        expected = model.evaluate(*clients[client_id], verbose=0)
+        assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def plain_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+def test_a_loss_and_a_metric_of_the_users_own():
+    metric = keras.metrics.SparseCategoricalAccuracy(name="own")
+    model = compiled(mlp(), loss=plain_loss, metrics=[metric])
+    clients = clients_of(SIZES)
+    own = model.personalize(clients[3], epochs=1)
+    assert "own" in own.evaluate(*clients[3], verbose=0, return_dict=True)
+    assert all(metric is not each for each in own.metrics)
+    with pytest.raises(ValueError, match="no example to train on"):
+        model.personalize(clients[1])
+
+
 def test_a_table_of_scores():
     values = {"loss": np.array([0.5, 0.7, 0.1]), "accuracy": np.array([1.0, 0.25, 0.5])}
     scores = ka.federated.ClientScores(["a", "b", "c"], np.array([3, 1, 2]), values)

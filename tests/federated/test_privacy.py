@@ -174,3 +174,28 @@ def test_batches_of_examples_and_wrong_cohorts_are_refused():
         with pytest.raises(ValueError, match=message):
             model.fit(CLIENTS, **{"cohort_size": 4, **fit}, verbose=0)
     assert model.privacy_ledger.steps == 0
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_a_broken_client_takes_nobody_with_it(value, chunk):
+    """Its rows stand beside those of others in memory, first of all, and their batches have room.
+
+    The sum of clipped contributions moves by one client, and the count of the quantile by one.
+    """
+    x, y = CLIENTS.all_examples()
+    x, y, ids = x[:15], y[:15], np.repeat([0, 1, 2, 3, 4], [7, 1, 3, 1, 3])
+    found = []
+    for is_present in (True, False):
+        kept = ids > 0 if not is_present else ids >= 0
+        rows = np.where((ids == 0)[:, None], np.float32(value), x)
+        clients = ClientData.from_arrays(rows[kept], y[kept], ids[kept], population=range(5))
+        clipping = ka.clipping.QuantileClipping(initial_clip_norm=0.01, count_noise_stddev=4.0)
+        model = private(clipping=clipping, microbatch_size=chunk)
+        before = weights(model)
+        model.fit(clients, 5, epochs=1, sampling="fixed", verbose=0)
+        found.append((weights(model) - before, float(model.optimizer.clip_norm)))
+    (moved, norm), (alone, other) = found
+    assert np.linalg.norm(alone) > 0.01 / 5
+    assert np.linalg.norm(moved - alone) <= 0.01 / 5 * (1 + 1e-4)
+    assert abs(np.log(norm / other)) <= 0.2 * 0.5 / 5 * (1 + 1e-4)
