@@ -92,26 +92,31 @@ class LocalTraining:
                 first = ops.where(event > 0, until[ops.maximum(event - 1, 0)], 0)
                 num_ticks = until[event] - first
             own = self._after(own, server, cohort, first, num_ticks, observe)
+            changes = []
+            for before, after in zip(server, own, strict=False):
+                after = after if self.is_vectorized else ops.expand_dims(after, 0)
+                changes.append(ops.cast(before, "float32") - ops.cast(after, "float32"))
+            if is_in_python and not self.is_vectorized:
+                # Each event ends one client. Several are merged at once, since operations are slow
+                # to call.
+                waiting.append(changes)
+                if len(waiting) == most_at_once or event == num_events - 1:
+                    places = slice(event + 1 - len(waiting), event + 1)
+                    weights, ends = (cohort[name][0, places, 0] for name in ("weight", "ends"))
+                    changes = [*map(ops.concatenate, zip(*waiting, strict=True))]
+                    waiting.clear()
+                    total = merged(total, changes, weights, ends)
+                return [*fresh, *total]
             ends, weights = (
                 ops.reshape(ops.take(cohort[name], event, axis=1), (-1,))
                 for name in ("ends", "weight")
             )
-            changes = []
-            for before, after in zip(server, own, strict=False):
-                after = after if self.is_vectorized else ops.expand_dims(after, 0)
-                change = ops.cast(before, "float32") - ops.cast(after, "float32")
-                changes.append(_where(ends, change, ops.zeros_like(change)))
+            changes = [_where(ends, change, ops.zeros_like(change)) for change in changes]
+            total = merged(total, changes, weights, ends)
             if self.is_vectorized:
                 # The next client of a lane begins anew.
                 own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
-                return [*own, *merged(total, changes, weights, ends)]
-            if not is_in_python:
-                return [*fresh, *merged(total, changes, weights, ends)]
-            waiting.append([*changes, weights, ends])
-            if len(waiting) == most_at_once or event == num_events - 1:
-                *changes, weights, ends = map(ops.concatenate, zip(*waiting, strict=True))
-                waiting.clear()
-                total = merged(total, changes, weights, ends)
+                return [*own, *total]
             return [*fresh, *total]
 
         changing = [*model.non_trainable_variables, *model.metrics_variables]
