@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.federated.client_sources import ArraySource, Examples, FunctionSource
+from keras_adaclip.federated.client_sources import ArraySource, Examples, FunctionSource, mapped
 from keras_adaclip.sampling import as_arrays
 
 _READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
@@ -34,7 +34,10 @@ def of_folder(folder: Any, label: Any, features: Any) -> FunctionSource:
     for path in sorted(Path(folder).iterdir()):
         if path.suffix.lower() in _READERS:
             if path.stem in files:
-                raise ValueError(f"Two files of one client: {files[path.stem]} and {path}")
+                raise ValueError(
+                    "Each client must have one file, and the folder has two of client "
+                    f"{path.stem!r}. Remove one: {files[path.stem]} or {path}"
+                )
             files[path.stem] = path
     if not files:
         raise ValueError(f"There is no .csv or .parquet file in {folder}.")
@@ -59,19 +62,10 @@ class _FileReader:
             labels = [] if label is None else keras.tree.flatten(label)
             features = [name for name in _names(first) if name not in labels]
         self._features = features
-        self._types = [array.dtype for array in keras.tree.flatten(self._arrays_in(first))]
+        self._types = mapped(lambda array: array.dtype, self._arrays_in(first))
 
     def __call__(self, client_id: str) -> Examples:
-        found = self._arrays_in(_frame_in(self._files[client_id]))
-        # A column may hold whole numbers in one file and others in the next.
-        arrays = [
-            array.astype(kind) if kind.kind in "iuf" else array
-            for array, kind in zip(keras.tree.flatten(found), self._types, strict=True)
-        ]
-        for array, cast in zip(keras.tree.flatten(found), arrays, strict=True):
-            if cast.dtype.kind in "iu" and not np.array_equal(cast, array):
-                raise ValueError("a column has whole numbers in the first file, but not here")
-        return keras.tree.pack_sequence_as(found, arrays)
+        return mapped(_cast, self._arrays_in(_frame_in(self._files[client_id])), self._types)
 
     def _arrays_in(self, frame: Any) -> Examples:
         """Return inputs and targets; those of several columns as Keras's type of floats."""
@@ -80,6 +74,19 @@ class _FileReader:
             as_arrays(_matrices(frame, self._features)),
         )
         return x, as_arrays(_columns(frame, self._label))
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return a column as the first file has it, where it may hold whole numbers or others."""
+    if dtype.kind not in "iuf":
+        return array
+    cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise ValueError(
+            "a column has whole numbers in the first file, and others here. Write all files with "
+            "one type of numbers"
+        )
+    return cast
 
 
 def _frame_in(path: Path) -> Any:

@@ -127,6 +127,8 @@ def test_files_whose_columns_differ(tmp_path):
     assert clients["c"][0].tolist() == [[0.5, 3.0], [7.0, 4.0]]
     kinds = {tuple(str(part.dtype) for part in clients[each]) for each in clients}
     assert kinds == {("float32", "int64")}
+    x, y = ClientData.from_folder(tmp_path, features=["v", "u"])["c"]
+    assert (x.tolist(), y) == ([[3.0, 0.5], [4.0, 7.0]], None)
     (tmp_path / "d.csv").write_text("u,w,y\n1,2,0\n")
     (tmp_path / "e.csv").write_text("u,v,y\n1,2,0.5\n")
     clients = ClientData.from_folder(tmp_path, label="y")
@@ -135,7 +137,7 @@ def test_files_whose_columns_differ(tmp_path):
     with pytest.raises(RuntimeError, match=r"Client 'e' could not be read: .*whole numbers"):
         clients["e"]
     (tmp_path / "b.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match="Two files of one client"):
+    with pytest.raises(ValueError, match="has two of client 'b'"):
         ClientData.from_folder(tmp_path, label="y")
 
 
