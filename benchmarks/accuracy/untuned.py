@@ -55,6 +55,8 @@ _AUTO: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
 WAYS = (*_AUTO, "habit", "oracle")
 _FEWER_EPOCHS = {"fashion-tanh": 10, "fashion-relu": 10, "shuttle": 10, "austen": 10}
 
+_LETTERS = "\n !\"'(),-.0123456789:;?_abcdefghijklmnopqrstuvwxyz"
+
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
@@ -105,10 +107,9 @@ def _cancer(folder: Path) -> Arrays:
 
 def _novels(folder: Path) -> Arrays:
     """Pieces of 65 characters: 64 of them and the next ones."""
-    letters = "\n !\"'(),-.0123456789:;?_abcdefghijklmnopqrstuvwxyz"
     codes = np.zeros(256, "int32")
     for code in range(256):
-        codes[code] = max(letters.find(chr(code).lower()), 0)
+        codes[code] = max(_LETTERS.find(chr(code).lower()), 0)
     with np.load(folder / "austen.npz") as found:
         text = np.concatenate([codes[found[name]] for name in sorted(found.files)])
     pieces = text[: len(text) // 65 * 65].reshape(-1, 65)
@@ -140,8 +141,8 @@ def _gru() -> Any:
     import keras
 
     layers = keras.layers
-    recurrent = [layers.Embedding(49, 16), layers.GRU(64, return_sequences=True)]
-    return [keras.Input((64,), dtype="int32"), *recurrent, layers.Dense(49)]
+    recurrent = [layers.Embedding(len(_LETTERS), 16), layers.GRU(64, return_sequences=True)]
+    return [keras.Input((64,), dtype="int32"), *recurrent, layers.Dense(len(_LETTERS))]
 
 
 TASKS: dict[str, tuple[Callable[[Path], Arrays], Callable[[], Any]]] = {
