@@ -10,6 +10,7 @@ The accountant relies on how clients are drawn:
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -145,8 +146,15 @@ class CohortBatches(keras.utils.PyDataset):
             generator: The source of the order of each client's examples, and of `seeds`. What it
                 gives to a client does not depend on the others.
         """
-        key = generator.integers(0, 2**63, dtype=np.uint64)
-        clients = [self._client(position, key) for position in positions]
+        key = round_key(generator)
+        return self.batch_of([self.client(position, position, key) for position in positions])
+
+    def batch_of(self, clients: Sequence[RoundClient]) -> dict[str, Any]:
+        """Return the batch of some clients; those without examples are left out.
+
+        Args:
+            clients: What each brings to the round.
+        """
         clients = [client for client in clients if client.num_steps]
         num_steps = [client.num_steps for client in clients]
         num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, self.num_shards)
@@ -156,18 +164,22 @@ class CohortBatches(keras.utils.PyDataset):
             clients, self._first, batch_size, self.num_seeds, num_lanes, self.num_shards
         )
 
-    def _client(self, position: int, key: np.uint64) -> RoundClient:
+    def client(self, position: int, number: int, key: int) -> RoundClient:
         """Return what a client brings to a round.
 
         Args:
-            position: The position of the client.
-            key: The key of the round; with the position it gives the client's random numbers.
+            position: The position of the client in `clients`.
+            number: Its number in the whole population.
+            key: The `round_key`; with the number it gives the client's random numbers.
+
+        Raises:
+            ValueError: If its examples are unlike those of the first client.
         """
         examples = self._examples_at(position)
         num_rows = _num_rows(examples)
         if num_rows == 0:
             return RoundClient(examples, np.zeros((0, 1), np.int32), None)
-        generator = np.random.Generator(np.random.Philox(key=[key, np.uint64(position)]))
+        generator = np.random.Generator(np.random.Philox(key=[np.uint64(key), np.uint64(number)]))
         rows, order = self._local_order(generator, num_rows)
         if len(rows) < num_rows:
             examples = keras.tree.map_structure(lambda array: array[rows], examples)
@@ -227,6 +239,29 @@ class CohortBatches(keras.utils.PyDataset):
         return client
 
 
+def usual_cohort_size(num_clients: int) -> int:
+    """Return the cohort size that is used if none is given.
+
+    Args:
+        num_clients: The number of clients.
+
+    Example:
+
+    >>> usual_cohort_size(40), usual_cohort_size(1_000)
+    (10, 100)
+    """
+    return min(_USUAL_COHORT, max(num_clients // _LEAST_TURNS, 1))
+
+
+def round_key(generator: Generator) -> int:
+    """Return the number that gives each client of a round its random numbers.
+
+    Args:
+        generator: The generator of the round, after it has drawn the clients.
+    """
+    return int(generator.integers(0, 2**63, dtype=np.uint64))
+
+
 def rounds_over(
     clients: Any,
     settings: FederatedSettings,
@@ -258,7 +293,7 @@ def rounds_over(
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
     kind = Sampling[sampling.upper()]
     if cohort_size is None:
-        cohort_size = min(_USUAL_COHORT, max(num_clients // _LEAST_TURNS, 1))
+        cohort_size = usual_cohort_size(num_clients)
     cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
     rounds = math.ceil(num_clients / cohort_size)
     if steps_per_epoch is not None:

@@ -7,6 +7,7 @@ the sequential model.
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_adaclip import backend, training
 from keras_adaclip._checks import check_between_0_and_1
@@ -14,10 +15,10 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.cohorts import rounds_over
+from keras_adaclip.federated.cohorts import CohortBatches, rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.per_client import PerClient
-from keras_adaclip.federated.round import federated_step
+from keras_adaclip.federated.round import contribution_step, federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
@@ -241,7 +242,54 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 "`train_step` was called on a model that `fit` did not prepare, so neither "
                 "sampling nor ledger is set up. Call `fit`."
             )
-        return backend.train_step(self, federated_step, *args)
+        step = contribution_step if self._private_state.contributes else federated_step
+        return backend.train_step(self, step, *args)
+
+    def prepare_node(self, clients: ClientData) -> CohortBatches:
+        """Prepare the model to train the clients of a node, for `contribute`.
+
+        Args:
+            clients: The clients.
+
+        Returns:
+            What makes batches of them.
+
+        Raises:
+            ValueError: As for `fit`; or if the optimizer has an aggregation of its own.
+        """
+        self._require_compiled()
+        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        if optimizer.aggregation is not None:
+            raise ValueError(
+                f"A `{type(optimizer).__name__}` aggregates in one process. Compile a model that "
+                "trains on other nodes with `DPOptimizer`."
+            )
+        data = rounds_over(clients, self.federated_settings, None, 1, "poisson", None)
+        self._prepare_rounds(data)
+        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        self._set_in_steps("contributes", True)
+        return data.poisson  # type: ignore[no-any-return]
+
+    def contribute(self, batch: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the clipped sum of the clients of a batch, and the sum of their statistics.
+
+        Nothing is noised, counted or applied.
+
+        Args:
+            batch: A batch of what `prepare_node` has returned.
+        """
+        batch = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+        variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+        with backend.keep_variables(variables), keras_private.built_already(self):
+            logs = super().train_on_batch(batch, return_dict=True)  # type: ignore[misc]
+        shapes = [*(tuple(each.shape) for each in self.trainable_variables), (-1,)]  # type: ignore[attr-defined]
+        names = [*(f"sum_{number}" for number in range(len(shapes) - 1)), "statistics"]
+        # Keras makes floats of arrays with one number.
+        *sums, statistics = (
+            np.reshape(keras.ops.convert_to_numpy(logs[name]), shape).astype(np.float32)
+            for name, shape in zip(names, shapes, strict=True)
+        )
+        return sums, statistics
 
     def _remark_on_noise(self) -> str:
         """Return a remark on simulated cohorts for the report."""
@@ -256,6 +304,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
     def _prepare_rounds(self, data: training.TrainingData) -> None:
         """Build and examine the model, and set up local training."""
         training.refuse(self, training.metric_issues(self))
+        self._set_in_steps("contributes", False)
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         row_counts = cohorts.row_counts

@@ -37,6 +37,25 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
     return dict(model.get_metrics_result())
 
 
+def contribution_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
+    """Return the clipped sum of some clients as logs; nothing is noised or applied.
+
+    Args:
+        model: A federated model that `prepare_node` has prepared.
+        data: A batch of `CohortBatches`, as Keras hands on what `train_on_batch` was given.
+    """
+    batch = data[0] if isinstance(data, (list, tuple)) else data
+    train = functools.partial(
+        model.local_training.train,
+        {**batch, "ends": ops.cast(batch["ends"], "bool")},
+        observe=lambda *_: None,
+        most_at_once=model._private_state.chunk_size,
+    )
+    total = _clipped_sum(model, train)
+    sums = {f"sum_{number}": each for number, each in enumerate(total.gradients)}
+    return {**sums, "statistics": total.statistics}
+
+
 def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> ClippedSum:
     """Return the sum of the clients' clipped contributions."""
     weighting = model.federated_settings.client_weighting

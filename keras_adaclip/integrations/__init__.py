@@ -1,8 +1,9 @@
-"""Integrations of other libraries for differential privacy.
+"""Integrations of other libraries.
 
+flower                  federated training over its nodes
 tensorflow_privacy      its queries aggregate the rounds of a `FederatedModel`
 """
 
-from keras_adaclip.integrations import tensorflow_privacy
+from keras_adaclip.integrations import flower, tensorflow_privacy
 
-__all__ = ["tensorflow_privacy"]
+__all__ = ["flower", "tensorflow_privacy"]

@@ -71,11 +71,11 @@ class ClipState:
             step: number of steps taken so far.
             steps_per_epoch: number of steps in an epoch, None if unknown.
         """
-        self._assign(self._strategy.begin_run(self._arrays(), step, steps_per_epoch))
+        self.assign(self._strategy.begin_run(self.arrays(), step, steps_per_epoch))
 
     def update(self, release: Release) -> None:
         """Replace the state by that of the next step."""
-        self._assign(self._strategy.update(self.current.state, release))
+        self.assign(self._strategy.update(self.current.state, release))
 
     def read(self, name: str) -> np.ndarray | None:
         """Return one entry of the state, None if there is none of that name.
@@ -91,24 +91,24 @@ class ClipState:
                 "state of training apart from the variables. Read it when the epoch ends, or call "
                 "`model.jax_state_sync()` first."
             )
-        return self._arrays()[name]
+        return self.arrays()[name]
 
     def read_of_step(self, step: int) -> np.ndarray:
         """Return the clipping norms to log for the latest step, counted from 0."""
-        return np.asarray(self._strategy.clip_norm_of_step(self._arrays(), step))
+        return np.asarray(self._strategy.clip_norm_of_step(self.arrays(), step))
 
     def _is_single(self, name: str) -> bool:
         """Return whether the variable is a scalar instead of an array with one entry."""
         return self._groups.is_flat and self._shapes[name] == (1,)
 
-    def _arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """Return the state as arrays."""
         return {
             name: np.reshape(backend.array_of(variable), self._shapes[name])
             for name, variable in self._variables.items()
         }
 
-    def _assign(self, values: Mapping[str, Any]) -> None:
+    def assign(self, values: Mapping[str, Any]) -> None:
         """Assign new values to some variables of the state."""
         for name, value in values.items():
             self._variables[name].assign(value[0] if self._is_single(name) else value)

@@ -9,7 +9,7 @@ of variables, the noise of each group is that of `noise.group_stddevs`.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -200,6 +200,22 @@ class DPOptimizer(AccountedOptimizer):
     def current_clipping(self) -> Clipper:
         """The clipping strategy with its state at this step, for the gradient code."""
         return self._clip.current
+
+    @property
+    def clipping_state(self) -> dict[str, np.ndarray]:
+        """The state of the clipping strategy at this step, by name. Private outputs."""
+        return self._clip.arrays()
+
+    @clipping_state.setter
+    def clipping_state(self, state: Mapping[str, np.ndarray]) -> None:
+        own = {name: value.shape for name, value in self._clip.arrays().items()}
+        given = {name: np.shape(value) for name, value in state.items()}
+        if own != given:
+            raise ValueError(
+                "The state is that of another clipping strategy. Compile both models with the same "
+                f"`DPOptimizer`. Expected {own}. Received: {given}"
+            )
+        self._clip.assign(state)
 
     @property
     def augmentation_seed(self) -> Tensor:

@@ -123,6 +123,7 @@ class PrivateState:
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         loaded_account: The ledger of a model without an optimizer.
         loading: Whether the ledger of loaded weights is known.
+        contributes: Whether steps return the clipped sum of clients instead of applying it.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
 
@@ -141,6 +142,7 @@ class PrivateState:
     row_of_zeros: Any = None
     loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
     loading: Loading = dataclasses.field(default_factory=Loading)
+    contributes: bool = False
     saved_ledger: Any = None
 
 

@@ -1,0 +1,278 @@
+"""The part of a round that runs where the clients are not: sample, add up, noise, apply, account.
+
+The clients train on nodes, by `NodeTraining`. See `integrations.flower`.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adaclip import training
+from keras_adaclip._checks import check_batch_size, check_integer
+from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.callbacks import PrivacyCallback
+from keras_adaclip.federated.cohorts import round_key, usual_cohort_size
+from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
+from keras_adaclip.sampling import draw_generator, poisson_draw
+
+_log = logging.getLogger("keras_adaclip")
+# Rounding of a sum of float32 numbers.
+_TOLERANCE = 1.001
+_ENDING = ".weights.h5"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The clients that a round has drawn.
+
+    Args:
+        numbers: Their numbers in the population.
+        key: The `round_key`.
+    """
+
+    numbers: np.ndarray
+    key: int
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """What a node has returned.
+
+    Args:
+        sums: The clipped sums, for each trainable weight.
+        statistics: The sums of the strategy's statistics.
+        num_clients: The number of clients that this node was asked to train.
+        node: The name of the node, for the log.
+    """
+
+    sums: Sequence[np.ndarray]
+    statistics: np.ndarray
+    num_clients: int
+    node: Any = None
+
+
+class ServerRounds:
+    """Draws the clients of each round, and makes a private step of what their nodes return.
+
+    Args:
+        model: A compiled and built `FederatedModel`.
+        num_clients: The number of clients on all nodes; it counts as public.
+        cohort_size: The expected number of clients in a round, None for that of `fit`.
+        callbacks: As for Keras; an epoch is one round.
+        checkpoint: Path of a file, ending in `.weights.h5`, to which weights, optimizer and ledger
+            are written after each round, before anyone sees the new weights. If it is there, the
+            run goes on from it. None writes none.
+
+    Guarantees:
+        Those of `FederatedModel.fit` with Poisson sampling. Clients that drop out contribute
+        nothing. Each round is on the ledger, and in the checkpoint, before its weights leave the
+        server.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If the model is not built or not compiled, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        num_clients: int,
+        cohort_size: int | None = None,
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        num_clients = check_integer("num_clients", num_clients, minimum=1)
+        if cohort_size is None:
+            cohort_size = usual_cohort_size(num_clients)
+        self.model = model
+        self.num_clients = num_clients
+        self.cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
+        self._callbacks = training.flattened(callbacks)
+        if not any(isinstance(each, PrivacyCallback) for each in self._callbacks):
+            self._callbacks.append(PrivacyCallback())
+        self._checkpoint = checked_checkpoint(checkpoint)
+        self._running: keras.callbacks.CallbackList | None = None
+        self._epoch = self._num_draws = self._steps_before = 0
+
+    @contextlib.contextmanager
+    def run(self, num_rounds: int) -> Iterator[int]:
+        """Open the ledger for a run, and close it.
+
+        Args:
+            num_rounds: The number of rounds, with those that the checkpoint has already.
+
+        Yields:
+            The number of rounds that are left.
+        """
+        model = self.model
+        num_rounds = check_integer("num_rounds", num_rounds, minimum=0)
+        self._epoch = self._restored()
+        left = max(num_rounds - self._epoch, 0)
+        data = self._data()
+        # The server runs no layer: the nodes examine the model.
+        model._private_state.isolation = training.StepIsolation(model)
+        with model._run_of_fit(self._callbacks, data, False, left, 0) as ordered:
+            model.stop_training = False
+            self._steps_before = model.privacy_ledger.steps
+            self._num_draws = 0
+            self._running = keras.callbacks.CallbackList(
+                ordered,
+                add_history=True,
+                model=model,
+                epochs=self._epoch + left,
+                steps=1,
+                verbose=1,
+            )
+            try:
+                self._running.on_train_begin()
+                yield left
+                self._running.on_train_end()
+            finally:
+                self._running = None
+
+    def begin_round(self) -> Drawn | None:
+        """Draw the clients of a round; None if training has ended, as at a target epsilon."""
+        callbacks, model = self._callbacks_of_run(), self.model
+        if model.stop_training:
+            return None
+        callbacks.on_epoch_begin(self._epoch)
+        callbacks.on_train_batch_begin(0)
+        seed = model.optimizer.sampling_seed
+        generator = draw_generator(seed, self._steps_before, self._num_draws)
+        self._num_draws += 1
+        probability = self.cohort_size / self.num_clients
+        numbers = poisson_draw(generator, self.num_clients, probability)
+        return Drawn(numbers, round_key(generator))
+
+    def end_round(self, returned: Sequence[NodeSum]) -> dict[str, float]:
+        """Add up what the nodes have returned, make a private step of it, and return its logs.
+
+        Args:
+            returned: What each node has returned, once for each node. Sums that are not finite, of
+                other shapes or longer than the clipping norm allows are left out.
+
+        Returns:
+            `epsilon`, `clip_norm` (if there is one), and what other callbacks add.
+        """
+        callbacks, model = self._callbacks_of_run(), self.model
+        optimizer, variables = model.optimizer, model.trainable_variables
+        clipping = optimizer.current_clipping
+        totals = [np.zeros(tuple(variable.shape), np.float32) for variable in variables]
+        statistics = np.zeros(clipping.num_statistics, np.float32)
+        for each in returned:
+            if (reason := self._why_unsound(each)) is not None:
+                _log.warning("Node %s is left out of this round: %s", each.node, reason)
+                continue
+            totals = [total + part for total, part in zip(totals, each.sums, strict=True)]
+            statistics = statistics + each.statistics
+        weighting = model.federated_settings.client_weighting
+        total = ClippedSum(
+            [ops.convert_to_tensor(each) for each in totals],
+            ops.convert_to_tensor(statistics),
+            scale=1.0 if weighting is None else weighting.scale,
+        )
+        optimizer.apply(total, variables)
+        logs: dict[str, Any] = {}
+        clip_norm = optimizer.logged_clip_norm
+        if np.size(clip_norm) == 1:
+            logs["clip_norm"] = float(np.reshape(clip_norm, ()))
+        # First: a callback may show the weights to others.
+        self._save()
+        callbacks.on_train_batch_end(0, logs)
+        callbacks.on_epoch_end(self._epoch, logs)
+        self._epoch += 1
+        return {name: values[-1] for name, values in model.history.history.items()}
+
+    def _why_unsound(self, returned: NodeSum) -> str | None:
+        """Return why the sum of a node cannot be one of clipped contributions; None if it can."""
+        model = self.model
+        clipping, variables = model.optimizer.current_clipping, model.trainable_variables
+        shapes = [tuple(variable.shape) for variable in variables]
+        if [np.shape(each) for each in returned.sums] != shapes:
+            return "its arrays do not have the shapes of the weights"
+        if np.shape(returned.statistics) != (clipping.num_statistics,):
+            return "its statistics are those of another clipping strategy"
+        if not all(np.isfinite(each).all() for each in (*returned.sums, returned.statistics)):
+            return "its sum is not finite"
+        parts = [Materialized(ops.convert_to_tensor(each[None])) for each in returned.sums]
+        squares = BatchGradients(variables, parts, 1).squared_norms(clipping.groups)
+        norms = np.sqrt(ops.convert_to_numpy(squares))[0]
+        bounds = returned.num_clients * ops.convert_to_numpy(clipping.state["clip_norm"])
+        if np.any(norms > _TOLERANCE * bounds):
+            return f"its sum of norm {norms.max():.4g} is longer than clipping allows"
+        return None
+
+    def _data(self) -> training.TrainingData:
+        """Return the facts of the run."""
+        noise_size = self.model.federated_settings.cohort_noise_size or self.cohort_size
+        noise_size = check_integer("cohort_noise_size", noise_size, minimum=self.cohort_size)
+        return training.TrainingData(
+            sampling=Sampling.POISSON,
+            expected_batch_size=self.cohort_size,
+            num_examples=self.num_clients,
+            rows=Batch(None),
+            steps_per_epoch=1,
+            unit=Unit.CLIENT,
+            noise_scale=self.cohort_size / noise_size,
+        )
+
+    def _callbacks_of_run(self) -> keras.callbacks.CallbackList:
+        """Return the callbacks.
+
+        Raises:
+            RuntimeError: Outside of `run`.
+        """
+        if self._running is None:
+            raise RuntimeError("Rounds run inside of `ServerRounds.run`, which opens the ledger.")
+        return self._running
+
+    def _restored(self) -> int:
+        """Load the checkpoint, if there is one, and return the number of rounds that it has."""
+        model = self.model
+        model._require_compiled()
+        if not model.built:
+            raise ValueError(
+                "The server has no examples that would tell the shapes of the model. Begin it with "
+                "a `keras.Input`, or call `build`."
+            )
+        model.optimizer.build(model.trainable_variables)
+        before = int(ops.convert_to_numpy(model.optimizer.iterations.value))
+        if self._checkpoint is None or not self._checkpoint.exists():
+            return 0
+        model.load_weights(self._checkpoint)
+        return int(ops.convert_to_numpy(model.optimizer.iterations.value)) - before
+
+    def _save(self) -> None:
+        """Write the checkpoint, in the place of the one before at once."""
+        if self._checkpoint is None:
+            return
+        name = self._checkpoint.name.removesuffix(_ENDING)
+        written = self._checkpoint.with_name(f"{name}.{os.getpid()}{_ENDING}")
+        self.model.save_weights(written)
+        os.replace(written, self._checkpoint)
+
+
+def checked_checkpoint(path: Any) -> Path | None:
+    """Return the path of a checkpoint.
+
+    Args:
+        path: A path, or None.
+
+    Raises:
+        ValueError: If the path has another ending than Keras's for weights.
+    """
+    if path is None:
+        return None
+    if not str(path).endswith(_ENDING):
+        raise ValueError(
+            f"Argument `checkpoint` must end in {_ENDING!r}. Received: checkpoint={str(path)!r}"
+        )
+    return Path(path).absolute()

@@ -1,0 +1,236 @@
+"""The server: a Flower strategy whose rounds are those of `FederatedModel.fit`."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from keras import ops
+
+from keras_adaclip._checks import check_integer, check_positive
+from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds, checked_checkpoint
+from keras_adaclip.integrations.flower import messages
+from keras_adaclip.integrations.flower.node_directory import NodeDirectory
+
+_log = logging.getLogger("keras_adaclip")
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class PrivateStrategy(Strategy):
+    """A Flower strategy that trains a `FederatedModel` privately on the clients of nodes.
+
+    Every round draws clients at random, independently; asks their nodes, which run `client_app`, to
+    train them; adds up the clipped contributions; and makes a private step of the sum with the
+    model's `DPOptimizer`, which adds the noise once, moves the clipping norm and counts the round.
+    With the same seeds, the weights are those of `fit` on the same clients in one process.
+
+    Args:
+        model: A compiled and built `FederatedModel`. It ends with the trained weights, and with the
+            ledger: `model.privacy_spent(delta)`.
+        cohort_size: The expected number of clients in a round; None as in `FederatedModel.fit`.
+        min_nodes: The number of nodes to wait for before the run begins.
+        callbacks: As for Keras; an epoch is one round. `PrivacyCallback(target_epsilon=...)` ends
+            the run at its budget.
+        checkpoint: Path of a file, ending in `.weights.h5`, to which weights, optimizer and ledger
+            are written after each round, before the new weights leave the server. If it is there
+            when a run begins, the run goes on from it. None writes none.
+
+    Guarantees:
+        The weights that leave the server are (epsilon, delta)-differentially private for adding or
+        removing one client with all of its examples, against everybody but the server and the
+        client's own node. The server sees each node's sum without noise. It refuses sums that are
+        longer than clipping allows, but relies on a node with several clients to clip each. Nodes
+        that drop out, are late, or return NaN contribute nothing. `evaluate_fn` and the times at
+        which nodes answer are not covered.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid, context):
+            model = build_model()
+            strategy = ka.integrations.flower.PrivateStrategy(
+                model, cohort_size=50, min_nodes=3, checkpoint="/var/run.weights.h5"
+            )
+            strategy.start(grid, num_rounds=100)
+            model.save("trained.keras")
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cohort_size: int | None = None,
+        *,
+        min_nodes: int = 1,
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.model = model
+        self.cohort_size = cohort_size
+        self.min_nodes = check_integer("min_nodes", min_nodes, minimum=1)
+        self.checkpoint = checked_checkpoint(checkpoint)
+        self._callbacks = callbacks
+        self._rounds: ServerRounds | None = None
+        self._directory: NodeDirectory | None = None
+        self._timeout = 0.0
+        self._drawn: Drawn | None = None
+        self._waiting: dict[int, int] = {}
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        num_rounds: int = 3,
+        timeout: float = 3600.0,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train for some rounds.
+
+        Args:
+            grid: Flower's grid.
+            num_rounds: The number of rounds, with those that the checkpoint has already.
+            timeout: Seconds to wait for the nodes in each round. Who answers later has dropped out.
+            evaluate_fn: As for Flower: takes the round and the weights, and returns metrics. It may
+                use `model`, which has these weights.
+
+        Returns:
+            Flower's result: the trained weights, and `epsilon` and `clip_norm` of each round.
+
+        Raises:
+            ValueError: If no node can take part, two hold the same client, or an argument is out of
+                range. Nothing was trained then.
+        """
+        self._timeout = check_positive("timeout", timeout)
+        self._directory = NodeDirectory(grid, self._nodes(grid), self._timeout)
+        self._rounds = ServerRounds(
+            self.model, len(self._directory), self.cohort_size, self._callbacks, self.checkpoint
+        )
+        with self._rounds.run(num_rounds) as left:
+            return super().start(
+                grid, self._arrays(), left, timeout=self._timeout, evaluate_fn=evaluate_fn
+            )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients of a round, and return the messages to their nodes.
+
+        Args:
+            server_round: The number of the round in this run.
+            arrays: The weights.
+            config: Not used.
+            grid: Flower's grid.
+        """
+        rounds, directory = self._rounds, self._directory
+        if rounds is None or directory is None:
+            raise RuntimeError("A `PrivateStrategy` trains by `start`, which opens the ledger.")
+        self._waiting = {}
+        self._drawn = rounds.begin_round()
+        if self._drawn is None:
+            return []
+        connected = list(grid.get_node_ids())
+        directory.take_back(grid, connected, self._timeout)
+        state = self.model.optimizer.clipping_state
+        requests = []
+        for node_id, (positions, numbers) in directory.by_node(
+            self._drawn.numbers, connected
+        ).items():
+            self._waiting[node_id] = len(numbers)
+            content = messages.train_request(arrays, state, positions, numbers, self._drawn.key)
+            requests.append(
+                Message(
+                    content,
+                    dst_node_id=node_id,
+                    message_type=MessageType.TRAIN,
+                    group_id=str(server_round),
+                )
+            )
+        return requests
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make a private step of the nodes' sums; return the weights, and epsilon.
+
+        Args:
+            server_round: The number of the round in this run.
+            replies: The nodes' replies.
+        """
+        if self._rounds is None or self._drawn is None:
+            return None, None
+        returned = []
+        for reply in replies:
+            node_id = reply.metadata.src_node_id
+            # Each node counts once.
+            num_clients = self._waiting.pop(node_id, None)
+            if num_clients is None:
+                continue
+            try:
+                if reply.has_error():
+                    raise ValueError(reply.error.reason)
+                sums, statistics = messages.sums_of(reply.content)
+            # Whatever a node sends, the others go on.
+            except Exception as error:
+                _log.warning("Node %s is left out of this round: %s", node_id, error)
+            else:
+                returned.append(NodeSum(sums, statistics, num_clients, node_id))
+        logs = self._rounds.end_round(returned)
+        return self._arrays(), MetricRecord({name: float(value) for name, value in logs.items()})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no message: what clients measure would leave them without noise.
+
+        Args:
+            server_round: Not used.
+            arrays: Not used.
+            config: Not used.
+            grid: Not used.
+        """
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return None.
+
+        Args:
+            server_round: Not used.
+            replies: Not used.
+        """
+        return None
+
+    def summary(self) -> None:
+        """Log what the run does."""
+        rounds = self._rounds
+        if rounds is not None:
+            _log.info("Cohorts of %s of %s clients", rounds.cohort_size, rounds.num_clients)
+
+    def _arrays(self) -> ArrayRecord:
+        """Return the weights of the model."""
+        values = [ops.convert_to_numpy(variable.value) for variable in self.model.weights]
+        return ArrayRecord(numpy_ndarrays=values)
+
+    def _nodes(self, grid: Grid) -> list[int]:
+        """Return the connected nodes, once there are enough.
+
+        Raises:
+            ValueError: If there are too few after the timeout.
+        """
+        end = time.monotonic() + self._timeout
+        while len(nodes := list(grid.get_node_ids())) < self.min_nodes:
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"{len(nodes)} nodes are connected after {self._timeout:g} seconds, and "
+                    f"min_nodes={self.min_nodes}. Start more nodes, or lower `min_nodes`."
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return nodes

@@ -1,0 +1,290 @@
+"""Rounds whose clients train on nodes, against `fit` on the same clients in one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData
+from keras_adaclip.federated.node_training import NodeTraining
+from keras_adaclip.federated.server_rounds import NodeSum, ServerRounds
+from tests.federated.support import assert_close, clients_of, compiled, weights
+
+SIZES = (7, 0, 5, 12, 1, 6, 3, 9, 4, 8)
+NODES = (range(4), range(4, 5), range(5, 10))
+COHORT, ROUNDS = 4, 3
+
+
+class Nodes:
+    """Nodes in this process, each with its own model.
+
+    Args:
+        build: Takes nothing and returns a compiled model.
+        clients: The clients of all nodes.
+    """
+
+    def __init__(self, build, clients):
+        ids = list(clients.client_ids)
+        self.trainings = [
+            NodeTraining(build(), clients.subset([ids[number] for number in numbers]))
+            for numbers in NODES
+        ]
+
+    def sums(self, server, drawn):
+        """Return what every node with a drawn client returns."""
+        sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+        state = server.optimizer.clipping_state
+        found = []
+        for node, (numbers, training) in enumerate(zip(NODES, self.trainings, strict=True)):
+            here = [number for number in drawn.numbers if number in numbers]
+            if here:
+                places = [number - numbers.start for number in here]
+                returned = training.clipped_sum(sent, state, places, here, drawn.key)
+                found.append(NodeSum(*returned, len(here), node))
+        return found
+
+
+def trained(server, nodes, num_rounds=ROUNDS, changed=lambda sums: sums, **options):
+    """Run rounds, and return the logs of each."""
+    rounds = ServerRounds(server, len(SIZES), COHORT, **options)
+    logs = []
+    with rounds.run(num_rounds) as left:
+        for _ in range(left):
+            drawn = rounds.begin_round()
+            if drawn is None:
+                break
+            logs.append(rounds.end_round(changed(nodes.sums(server, drawn))))
+    return logs
+
+
+def quantile(groups="flat"):
+    return ka.clipping.QuantileClipping(0.5, 0.3, count_noise_stddev=2.0, groups=groups)
+
+
+OPTIONS = {
+    "fixed": {"clipping": 0.2},
+    "quantile": {"clipping": quantile, "local_epochs": 2},
+    "groups": {"clipping": lambda: quantile("per_layer")},
+    "coordinates": {"clipping": lambda: ka.clipping.AdaClip(0.5)},
+    "momentum": {"client": keras.optimizers.Adam(0.01), "server": keras.optimizers.Adam(0.1)},
+    "weighted": {"client_weighting": ka.federated.ByExamples(5, 4.0), "client_examples_limit": 6},
+    "whole": {"client_batch_size": None},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_weights_are_those_of_fit(name):
+    options = {"noise_multiplier": 0.5, "clipping": 0.2, **OPTIONS[name]}
+
+    def build():
+        made = dict(options)
+        if callable(made["clipping"]):
+            made["clipping"] = made["clipping"]()
+        for role in ("client", "server"):
+            if role in made:
+                made[role] = keras.optimizers.get(keras.optimizers.serialize(made[role]))
+        return compiled(**made)
+
+    clients = clients_of(SIZES)
+    alone = build()
+    alone.fit(clients, cohort_size=COHORT, epochs=ROUNDS, steps_per_epoch=1, verbose=0)
+    server = build()
+    trained(server, Nodes(build, clients))
+    assert_close([weights(server)], [weights(alone)])
+    assert server.privacy_ledger == alone.privacy_ledger
+    for key, value in alone.optimizer.clipping_state.items():
+        assert_close([server.optimizer.clipping_state[key]], [value])
+
+
+def test_logs_tell_epsilon_and_norm():
+    server = compiled(clipping=quantile(), noise_multiplier=1.0)
+    nodes = Nodes(lambda: compiled(clipping=quantile(), noise_multiplier=1.0), clients_of(SIZES))
+    logs = trained(server, nodes)
+    epsilons = [each["epsilon"] for each in logs]
+    assert epsilons == sorted(epsilons)
+    delta = len(SIZES) ** -1.1
+    assert epsilons[-1] == pytest.approx(server.privacy_spent(delta).epsilon)
+    assert logs[-1]["clip_norm"] == pytest.approx(server.optimizer.clip_norm)
+
+
+def test_a_run_ends_at_its_target():
+    server = compiled(clipping=0.2, noise_multiplier=1.0)
+    nodes = Nodes(lambda: compiled(clipping=0.2), clients_of(SIZES))
+    target = ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=4.0)
+    logs = trained(server, nodes, num_rounds=100, callbacks=[target])
+    assert 1 < len(logs) < 100
+    assert server.privacy_spent(1e-3).epsilon <= 4.0
+
+
+def test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody():
+    everyone = clients_of(SIZES)
+
+    def read(client_id):
+        if client_id == 3:
+            raise OSError("no such file")
+        return everyone.examples_at(client_id)
+
+    broken = ClientData.from_function(list(everyone.client_ids), read)
+    left = [number for number in range(4) if number != 3]
+    build = compiled
+    server = build(clipping=0.2)
+    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+    server.optimizer.build(server.trainable_variables)
+    state = server.optimizer.clipping_state
+    found = NodeTraining(build(clipping=0.2), broken).clipped_sum(
+        sent, state, range(4), range(4), key=5
+    )
+    expected = NodeTraining(build(clipping=0.2), everyone).clipped_sum(
+        sent, state, left, left, key=5
+    )
+    assert any(np.any(each) for each in expected[0])
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other)
+
+
+def test_a_client_with_nan_adds_nothing():
+    x = np.ones((8, 4), "float32")
+    x[5] = np.nan
+    clients = ClientData.from_arrays(x, np.zeros(8, "int32"), np.repeat([0, 1], 4))
+    server = compiled(clipping=0.2)
+    server.optimizer.build(server.trainable_variables)
+    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+    state = server.optimizer.clipping_state
+    node = NodeTraining(compiled(clipping=0.2), clients)
+    both, one = (node.clipped_sum(sent, state, each, each, 5)[0] for each in ([0, 1], [0]))
+    assert any(np.any(each) for each in one)
+    assert_close(both, one)
+
+
+def too_long(each):
+    return NodeSum([1e3 * part for part in each.sums], each.statistics, each.num_clients)
+
+
+def with_nan(each):
+    return NodeSum([part * np.nan for part in each.sums], each.statistics, each.num_clients)
+
+
+def of_another_shape(each):
+    return NodeSum([part[:1] for part in each.sums], each.statistics, each.num_clients)
+
+
+def of_another_strategy(each):
+    return NodeSum(each.sums, np.zeros(3, np.float32), each.num_clients)
+
+
+@pytest.mark.parametrize("harm", [too_long, with_nan, of_another_shape, of_another_strategy])
+def test_sums_that_cannot_be_are_left_out(harm, caplog):
+    # The norm is so small that every contribution is as long as it.
+    build = lambda: compiled(clipping=1e-3)  # noqa: E731
+    clients = clients_of(SIZES)
+    harmed, without = build(), build()
+    trained(harmed, Nodes(build, clients), changed=lambda sums: [harm(sums[0]), *sums[1:]])
+    assert "left out of this round" in caplog.text
+    trained(without, Nodes(build, clients), changed=lambda sums: sums[1:])
+    assert_close([weights(harmed)], [weights(without)], 1e-7)
+
+
+def test_nodes_that_drop_out_are_counted_all_the_same():
+    server = compiled(clipping=0.2, noise_multiplier=1.0)
+    before = weights(server)
+    trained(
+        server, Nodes(lambda: compiled(clipping=0.2), clients_of(SIZES)), changed=lambda sums: []
+    )
+    assert server.privacy_ledger.steps == ROUNDS
+    # Noise alone moves them.
+    assert not np.allclose(before, weights(server))
+
+
+def test_nodes_of_another_model_or_strategy_are_refused():
+    node = NodeTraining(compiled(clipping=0.2), clients_of(SIZES))
+    server = compiled([keras.Input((4,)), layers.Dense(3)], clipping=0.2)
+    server.optimizer.build(server.trainable_variables)
+    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+    with pytest.raises(ValueError, match="is not the model of this node"):
+        node.clipped_sum(sent, server.optimizer.clipping_state, [0], [0], 1)
+    sent = [ops.convert_to_numpy(each.value) for each in node.model.weights]
+    other = compiled(clipping=quantile())
+    other.optimizer.build(other.trainable_variables)
+    with pytest.raises(ValueError, match="another clipping strategy"):
+        node.clipped_sum(sent, other.optimizer.clipping_state, [0], [0], 1)
+
+
+def test_fit_on_a_model_that_was_a_node_trains_it():
+    clients = clients_of(SIZES)
+    model = compiled(clipping=0.2)
+    NodeTraining(model, clients)
+    before = weights(model)
+    model.fit(clients, cohort_size=COHORT, steps_per_epoch=2, verbose=0)
+    assert not np.allclose(before, weights(model))
+    assert model.privacy_ledger.steps == 2
+
+
+def test_a_checkpoint_continues_the_run(tmp_path):
+    clients, path = clients_of(SIZES), tmp_path / "run.weights.h5"
+    build = lambda: compiled(clipping=quantile(), noise_multiplier=1.0)  # noqa: E731
+    nodes = Nodes(build, clients)
+    trained(build(), nodes, num_rounds=2, checkpoint=path)
+    server = build()
+    logs = trained(server, nodes, num_rounds=5, checkpoint=path)
+    assert len(logs) == 3
+    assert server.privacy_ledger.steps == 5
+    again = build()
+    assert trained(again, nodes, num_rounds=5, checkpoint=path) == []
+    assert_close([weights(again)], [weights(server)], 1e-7)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.weights.h5"]
+
+
+def test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights(tmp_path):
+    path, seen = tmp_path / "run.weights.h5", []
+
+    class Looks(keras.callbacks.Callback):
+        def look(self):
+            saved = compiled(clipping=0.2, noise_multiplier=1.0)
+            saved.load_weights(path)
+            assert_close([weights(saved)], [weights(self.model)], 1e-7)
+            seen.append(saved.privacy_ledger.steps)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.look()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.look()
+
+    server = compiled(clipping=0.2, noise_multiplier=1.0)
+    nodes = Nodes(lambda: compiled(clipping=0.2), clients_of(SIZES))
+    trained(server, nodes, num_rounds=2, callbacks=[Looks()], checkpoint=path)
+    assert seen == [1, 1, 2, 2]
+
+
+def test_servers_that_are_killed_lose_no_round(tmp_path):
+    """Every weights that were sent to a node are on the ledger that is left."""
+    path, sent = tmp_path / "run.weights.h5", tmp_path / "sent"
+    for moment in ("3 begun", "2 added", "4 begun"):
+        done = subprocess.run(
+            [sys.executable, Path(__file__).with_name("killed_server.py"), path, sent, moment],
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 9
+        released = set(sent.read_text().split())
+        left = compiled(clipping=0.2, noise_multiplier=1.0)
+        left.load_weights(path)
+        # The first weights are public.
+        assert left.privacy_ledger.steps >= len(released) - 1 > 0
+
+
+def test_errors_tell_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in '.weights.h5'"):
+        ServerRounds(compiled(), 10, 4, checkpoint=tmp_path / "run.keras")
+    rounds = ServerRounds(compiled([layers.Dense(3)]), 10, 4)
+    with pytest.raises(ValueError, match="no examples that would tell the shapes"):
+        rounds.run(2).__enter__()
+    with pytest.raises(RuntimeError, match=r"inside of `ServerRounds.run`"):
+        rounds.begin_round()
+    with pytest.raises(ValueError, match="cohort_size"):
+        ServerRounds(compiled(), 10, 11)
