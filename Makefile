@@ -36,6 +36,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 test-all-tensorflow: export TF_ENABLE_ONEDNN_OPTS ?= 1
 
 TFP_VENV := .venv-tensorflow-privacy
+FLOWER_VENV := .venv-flower
 OLDEST_VENV := .venv-oldest
 PEERS_VENV := .venv-peers
 PACKAGE := build/package
@@ -47,7 +48,7 @@ PARALLEL := -n $(WORKERS) --dist=worksteal
 
 .PHONY: help demo demo-smoke test test-all checks checks-all venv lint types test-once \
         test-contract-tensorflow test-contract-jax test-contract-torch test-rest test-golden \
-        test-all-tensorflow test-all-jax test-all-torch test-all-golden test-tensorflow-privacy \
+        test-all-tensorflow test-all-jax test-all-torch test-all-golden test-tensorflow-privacy test-flower \
         test-oldest test-notebooks test-faults package bench bench-federated docs clean
 .NOTPARALLEL:
 
@@ -58,7 +59,8 @@ help:
 	@echo "Parts of the gate: make lint | types | docs | test-once | test-rest | test-golden |"
 	@echo "                   test-contract-tensorflow | test-contract-jax | test-contract-torch"
 	@echo "Parts of the rest: make test-all-tensorflow | test-all-jax | test-all-torch | test-notebooks |"
-	@echo "                   test-tensorflow-privacy | test-oldest | test-faults | package"
+	@echo "                   test-tensorflow-privacy | test-flower | test-oldest |"
+	@echo "                   test-faults | package"
 	@echo "Others:            make demo-smoke | bench | bench-federated | venv | clean"
 
 # ---- the commands -----------------------------------------------------------------------------------
@@ -82,7 +84,8 @@ checks: lint types docs test-once test-contract-tensorflow test-contract-jax tes
         test-rest test-golden
 
 checks-all: lint types docs test-once test-all-tensorflow test-all-jax test-all-torch \
-            test-all-golden test-notebooks test-tensorflow-privacy test-oldest package test-faults
+            test-all-golden test-notebooks test-tensorflow-privacy test-flower test-oldest package \
+            test-faults
 
 # ---- the environment --------------------------------------------------------------------------------
 
@@ -211,6 +214,18 @@ test-tensorflow-privacy: | $(VENV)/.created
 	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations; \
 	fi
 
+# Flower pins many packages: an environment of its own.
+$(FLOWER_VENV)/.installed: pyproject.toml | $(VENV)/.created
+	@echo "==> Making $(FLOWER_VENV) with Flower (about 2 minutes)"
+	@$(BIN)/python -m venv $(FLOWER_VENV)
+	@$(call PIP_OF,$(FLOWER_VENV)) --editable ".[jax,flower]" "flwr[simulation]" "pytest>=8.3" "hypothesis>=6.100"
+	@touch $@
+
+test-flower: $(FLOWER_VENV)/.installed
+	@echo "==> Tests over Flower's nodes"
+	@$(FLOWER_VENV)/bin/python tests/packaging/releases.py installed flower
+	@KERAS_BACKEND=jax $(FLOWER_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations/flower
+
 # The oldest releases that pyproject.toml allows, with TensorFlow and JAX.
 $(OLDEST_VENV)/.installed: pyproject.toml tests/packaging/releases.py | $(VENV)/.created
 	@echo "==> Making $(OLDEST_VENV) with the oldest releases that are supported (about 2 minutes)"
@@ -271,5 +286,5 @@ docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(TFP_VENV) $(OLDEST_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(FLOWER_VENV) $(OLDEST_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

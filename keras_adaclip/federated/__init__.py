@@ -17,12 +17,16 @@ lanes             where and when each of them trains
 round_batch       ... and their examples, as arrays
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
+node_training     ... clipped and added up where the clients are, on nodes
+server_rounds     the rest of such a round: sample, add up, noise, apply, account
 """
 
 from keras_adaclip.federated import partition
 from keras_adaclip.federated.client_scores import ClientScores
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.federated_model import FederatedModel, FederatedSequential, federate
+from keras_adaclip.federated.node_training import NodeTraining
+from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds, checked_checkpoint
 from keras_adaclip.federated.settings import ByExamples
 
 __all__ = [

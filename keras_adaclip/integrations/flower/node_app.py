@@ -7,8 +7,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from keras_adaclip.federated import ClientData
-from keras_adaclip.federated.node_training import NodeTraining
+from keras_adaclip.federated import ClientData, NodeTraining
 from keras_adaclip.integrations.flower import messages
 
 # In a simulation, one process plays many nodes. The oldest ones are prepared again.

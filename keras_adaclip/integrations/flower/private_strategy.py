@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from keras import ops
 
 from keras_adaclip._checks import check_integer, check_positive
-from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds, checked_checkpoint
+from keras_adaclip.federated import Drawn, NodeSum, ServerRounds, checked_checkpoint
 from keras_adaclip.integrations.flower import messages
 from keras_adaclip.integrations.flower.node_directory import NodeDirectory
 

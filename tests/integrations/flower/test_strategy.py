@@ -1,0 +1,187 @@
+"""`PrivateStrategy` and `client_app` over a grid in this process, against `fit`."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.integrations.flower import PrivateStrategy, client_app, messages
+from tests.integrations.flower.support import LocalGrid, tiny_app
+
+app = tiny_app()
+NODES = {11: 0, 12: 1, 13: 2}
+_run_ids = itertools.count(1)
+
+
+def weights(model):
+    return [ops.convert_to_numpy(each) for each in model.weights]
+
+
+def grid_of(numbers=None, client=app.client):
+    return LocalGrid(client, NODES if numbers is None else numbers, next(_run_ids))
+
+
+def trained(grid, num_rounds=4, model=None, **options):
+    model = model or app.build_model()
+    strategy = PrivateStrategy(model, app.COHORT, **options)
+    result = strategy.start(grid, num_rounds=num_rounds, timeout=1.0)
+    return model, result
+
+
+def in_one_process(num_rounds=4, users=range(app.NUM_USERS)):
+    """Return a model that `fit` has trained, on users in the order of their digests."""
+    x, y, ids = app.examples()
+    digest = lambda user: messages.digests_of(messages.query_reply([user]))  # noqa: E731
+    clients = ka.federated.ClientData.from_arrays(x, y, ids).subset(sorted(users, key=digest))
+    model = app.build_model()
+    model.fit(clients, cohort_size=app.COHORT, epochs=num_rounds, steps_per_epoch=1, verbose=0)
+    return model
+
+
+def test_the_weights_are_those_of_fit():
+    model, result = trained(grid_of())
+    alone = in_one_process()
+    for found, expected in zip(weights(model), weights(alone), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert model.privacy_ledger == alone.privacy_ledger
+    for found, expected in zip(result.arrays.to_numpy_ndarrays(), weights(model), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    last = result.train_metrics_clientapp[4]
+    delta = app.NUM_USERS**-1.1
+    assert last["epsilon"] == pytest.approx(alone.privacy_spent(delta).epsilon)
+    assert last["clip_norm"] == pytest.approx(alone.optimizer.clip_norm)
+
+
+def silent(grid):
+    grid.silent.add(12)
+
+
+def failing(grid):
+    grid.failing.add(12)
+
+
+def with_nan(grid):
+    def change(content):
+        statistics, *sums = content["sum"].to_numpy_ndarrays()
+        sums[0][0] = np.nan
+        content["sum"] = ArrayRecord(numpy_ndarrays=[statistics, *sums])
+
+    grid.changed[12] = change
+
+
+def with_another_record(grid):
+    grid.changed[12] = lambda content: content.clear()
+
+
+@pytest.mark.parametrize("harm", [silent, failing, with_nan, with_another_record])
+def test_a_node_that_fails_later_adds_nothing(harm):
+    """Compared with a node that fails in another way."""
+    models = []
+    for each in (harm, silent):
+        grid = grid_of()
+        model = app.build_model()
+        strategy = PrivateStrategy(model, app.COHORT)
+        ask = strategy._nodes
+        answer = grid.send_and_receive
+
+        def after_the_first_question(messages, timeout=None, each=each, grid=grid, answer=answer):
+            found = answer(messages, timeout=timeout)
+            each(grid)
+            return found
+
+        grid.send_and_receive = after_the_first_question
+        assert ask(grid) == list(NODES)
+        strategy.start(grid, num_rounds=3, timeout=1.0)
+        assert model.privacy_ledger.steps == 3
+        assert (12, "train") in grid.asked
+        models.append(model)
+    for found, expected in zip(*map(weights, models), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_node_that_is_restarted_takes_its_clients_back():
+    grid = grid_of()
+    model = app.build_model()
+    strategy = PrivateStrategy(model, app.COHORT)
+    begin = strategy.configure_train
+
+    def restarted(server_round, *arguments):
+        if server_round == 2:
+            del grid.numbers[12]
+        if server_round == 3:
+            grid.numbers[99] = 1
+        return begin(server_round, *arguments)
+
+    strategy.configure_train = restarted
+    strategy.start(grid, num_rounds=6, timeout=1.0)
+    by_round = [node for node, kind in grid.asked if kind == "train"]
+    assert 12 in by_round
+    assert 99 in by_round
+    assert model.privacy_ledger.steps == 6
+
+
+def test_clients_that_come_later_wait_for_the_next_run():
+    grid = grid_of({11: 0, 12: 1})
+    strategy = PrivateStrategy(app.build_model(), app.COHORT)
+    begin = strategy.configure_train
+
+    def joined(server_round, *arguments):
+        grid.numbers[13] = 2
+        return begin(server_round, *arguments)
+
+    strategy.configure_train = joined
+    strategy.start(grid, num_rounds=3, timeout=1.0)
+    assert (13, "query") in grid.asked
+    assert (13, "train") not in grid.asked
+    assert strategy.model.privacy_ledger.rows[0].num_examples == 20
+
+
+def test_one_id_on_two_nodes_is_refused():
+    with pytest.raises(ValueError, match="hold a client of the same id"):
+        trained(grid_of({11: 0, 12: 0}))
+
+
+def test_no_node_is_an_error_with_its_reason():
+    grid = grid_of()
+    grid.failing |= set(NODES)
+    with pytest.raises(ValueError, match=r"No node can take part.*broken"):
+        trained(grid)
+    with pytest.raises(ValueError, match=r"2 nodes are connected .* min_nodes=3"):
+        trained(grid_of({11: 0, 12: 1}), min_nodes=3)
+
+
+def test_a_target_ends_the_run():
+    target = ka.callbacks.PrivacyCallback(delta=1e-2, target_epsilon=6.0)
+    model, result = trained(grid_of(), num_rounds=50, callbacks=[target])
+    assert 1 < len(result.train_metrics_clientapp) < 50
+    assert model.privacy_spent(1e-2).epsilon <= 6.0
+
+
+def test_a_checkpoint_continues_the_run(tmp_path):
+    path = tmp_path / "run.weights.h5"
+    trained(grid_of(), num_rounds=2, checkpoint=path)
+    model, result = trained(grid_of(), num_rounds=5, checkpoint=path)
+    assert len(result.train_metrics_clientapp) == 3
+    assert model.privacy_ledger.steps == 5
+
+
+def test_rounds_outside_of_start_are_refused():
+    strategy = PrivateStrategy(app.build_model(), app.COHORT)
+    with pytest.raises(RuntimeError, match="trains by `start`"):
+        strategy.configure_train(1, ArrayRecord(), None, grid_of())
+    assert strategy.aggregate_train(1, []) == (None, None)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(TypeError, match="`clients` must be a function"):
+        client_app(app.build_model, clients=app.examples())
+    with pytest.raises(ValueError, match="min_nodes"):
+        PrivateStrategy(app.build_model(), min_nodes=0)
+    unbuilt = ka.federated.FederatedSequential([keras.layers.Dense(3)])
+    unbuilt.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss="mse")
+    with pytest.raises(ValueError, match="no examples that would tell the shapes"):
+        PrivateStrategy(unbuilt, 10).start(grid_of(), timeout=1.0)
