@@ -1,5 +1,6 @@
 """The tiny app in Flower's simulation, and on a server and three nodes that are processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,11 +88,12 @@ class Deployment:
             self.start_node(number)
 
     def start(self, name, command, *arguments):
-        log = (self.folder / f"{name}.log").open("w")
-        process = subprocess.Popen(
-            [BIN / command, *map(str, arguments)],
-            stdout=log, stderr=log, env=self.environment, cwd=self.folder, start_new_session=True,
-        )  # fmt: skip
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(
+                [BIN / command, *map(str, arguments)],
+                stdout=log, stderr=log, env=self.environment, cwd=self.folder,
+                start_new_session=True,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -112,7 +114,9 @@ class Deployment:
 
     def kill_server(self):
         """Kill the process of the app's server, not Flower's."""
-        found = subprocess.run(["pgrep", "-f", "flwr-serverapp"], capture_output=True, text=True)
+        found = subprocess.run(
+            ["pgrep", "-f", "flwr-serverapp"], capture_output=True, text=True, check=False
+        )
         own = [int(each) for each in found.stdout.split()]
         assert own
         for each in own:
@@ -128,10 +132,9 @@ class Deployment:
 
     def close(self):
         for process in self.processes:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            process.wait()
 
     def _answers(self):
         with socket.socket() as asked:
