@@ -10,7 +10,7 @@ The accountant relies on how clients are drawn:
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,11 +19,16 @@ from numpy.random import Generator
 
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.federated.client_share import ClientShare, first_rows, share_of_this_process
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.lanes import best_num_lanes
-from keras_adaclip.federated.round_batch import RoundClient, round_batch, rounded_up
+from keras_adaclip.federated.round_batch import (
+    ClientElsewhere,
+    RoundClient,
+    round_batch,
+    rounded_up,
+)
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_arrays, draw_generator, poisson_draw, uniform_draw
 from keras_adaclip.training import TrainingData, training_data
 
@@ -45,10 +50,11 @@ class CohortBatches(keras.utils.PyDataset):
         seed: None draws from the operating system. An integer makes the draws repeatable;
             anyone who knows it knows who took part.
         class_weight: The weight of each class number in the clients' losses, or None.
+        share: The place of these clients among those of several processes; None with one process.
 
     Attributes:
         most_lanes: The largest number of lanes on a device.
-        num_shards: The number of devices that share a round.
+        num_shards: The number of devices of this process that share a round.
         num_seeds: The number of seed generators in the model.
     """
 
@@ -61,9 +67,11 @@ class CohortBatches(keras.utils.PyDataset):
         settings: FederatedSettings,
         seed: int | None,
         class_weight: dict[int, float] | None = None,
+        share: ClientShare | None = None,
     ) -> None:
         super().__init__()
         self.clients = clients
+        self.share = share or ClientShare.alone(clients)
         self.cohort_size = cohort_size
         self.sampling = sampling
         self.settings = settings
@@ -85,7 +93,7 @@ class CohortBatches(keras.utils.PyDataset):
     @property
     def sampling_probability(self) -> float:
         """The probability with which a round draws each client."""
-        return self.cohort_size / len(self.clients)
+        return self.cohort_size / self.share.num_clients
 
     @property
     def num_open_axes(self) -> dict[str, int]:
@@ -99,7 +107,9 @@ class CohortBatches(keras.utils.PyDataset):
         """The possible numbers of rows of a client's local batch, padding included."""
         if self.settings.client_batch_size is not None:
             return [self.settings.client_batch_size]
-        sizes = map(self.clients.num_examples_at, range(len(self.clients)))
+        sizes: Iterable[int] = self.share.sizes.tolist()
+        if self.share.num_processes == 1:
+            sizes = map(self.clients.num_examples_at, range(len(self.clients)))
         limit = self.settings.client_examples_limit or math.inf
         return sorted({rounded_up(int(min(size, limit))) for size in sizes})
 
@@ -107,7 +117,8 @@ class CohortBatches(keras.utils.PyDataset):
     def example(self) -> dict[str, Any]:
         """A batch of one client that has examples, for types and shapes."""
         position = next(n for n in itertools.count() if self.clients.num_examples_at(n) > 0)
-        return self.take(np.array([position]), np.random.default_rng(0))
+        number = self.share.first_numbers[self.share.process] + position
+        return self.take(np.array([number]), np.random.default_rng(0))
 
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
@@ -120,13 +131,15 @@ class CohortBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # A forked process would repeat the draws of its parent.
-        seed = self.seed if self._process == os.getpid() else None
+        seed: int | tuple[int, ...] | None = self.seed if self._process == os.getpid() else None
+        if seed is None and self.share.num_processes > 1:
+            seed = self.share.shared_bits  # The same draw in all processes.
         generator = draw_generator(seed, self._steps_before, next(self._draw_numbers))
         return self.take(self._draw(generator, index), generator)
 
     def _draw(self, generator: Generator, index: int) -> np.ndarray:
-        """Return the positions of the clients that take part in round `index` of an epoch."""
-        num_clients = len(self.clients)
+        """Return the numbers of the clients that take part in round `index` of an epoch."""
+        num_clients = self.share.num_clients
         if self.sampling is Sampling.POISSON:
             return poisson_draw(generator, num_clients, self.sampling_probability)
         if self.sampling is Sampling.FIXED:
@@ -135,21 +148,28 @@ class CohortBatches(keras.utils.PyDataset):
             self._epoch_order = generator.permutation(num_clients)
         return self._epoch_order[index * self.cohort_size : (index + 1) * self.cohort_size]
 
-    def take(self, positions: np.ndarray, generator: Generator) -> dict[str, Any]:
-        """Return the batch of the clients at some positions.
+    def take(self, numbers: np.ndarray, generator: Generator) -> dict[str, Any]:
+        """Return the batch of some clients; over several processes, this one's part of it.
 
         Clients without examples are left out, as if they had not been drawn. An absent client must
         not enter the statistics of a clipping strategy, nor the coordinates of `AdaClip`.
 
         Args:
-            positions: Positions of clients.
+            numbers: The numbers of the clients, over all processes.
             generator: The source of the order of each client's examples, and of `seeds`. What it
                 gives to a client does not depend on the others.
         """
-        key = round_key(generator)
-        return self.batch_of([self.client(position, position, key) for position in positions])
+        key, share = round_key(generator), self.share
+        first, end = share.first_numbers[share.process : share.process + 2]
+        clients: list[RoundClient | ClientElsewhere] = []
+        for number in map(int, numbers):
+            if first <= number < end:
+                clients.append(self.client(number - first, number, key))
+            else:
+                clients.append(self._elsewhere(number))
+        return self.batch_of(clients)
 
-    def batch_of(self, clients: Sequence[RoundClient]) -> dict[str, Any]:
+    def batch_of(self, clients: Sequence[RoundClient | ClientElsewhere]) -> dict[str, Any]:
         """Return the batch of some clients; those without examples are left out.
 
         Args:
@@ -157,12 +177,33 @@ class CohortBatches(keras.utils.PyDataset):
         """
         clients = [client for client in clients if client.num_steps]
         num_steps = [client.num_steps for client in clients]
-        num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, self.num_shards)
+        num_shards = self.num_shards * self.share.num_processes
+        num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, num_shards)
         self._num_lanes = num_lanes
-        batch_size = self.settings.client_batch_size
         return round_batch(
-            clients, self._first, batch_size, self.num_seeds, num_lanes, self.num_shards
+            clients,
+            self._first,
+            self.settings.client_batch_size,
+            self.num_seeds,
+            num_lanes,
+            self.num_shards,
+            self.share.process,
+            self.share.num_processes,
         )
+
+    def _elsewhere(self, number: int) -> ClientElsewhere:
+        """Return what is known of a client of another process."""
+        num_rows = self._taking_part(int(self.share.sizes[number]))
+        steps = self._num_batches_of(num_rows) * self.settings.local_epochs
+        return ClientElsewhere(steps, num_rows, self.share.process_of(number))
+
+    def _taking_part(self, num_examples: int) -> int:
+        """Return the number of examples of a client that take part in a round."""
+        return min(num_examples, self.settings.client_examples_limit or num_examples)
+
+    def _num_batches_of(self, num_rows: int) -> int:
+        """Return the number of batches in a pass over the examples of a client."""
+        return math.ceil(num_rows / (self.settings.client_batch_size or max(num_rows, 1)))
 
     def client(self, position: int, number: int, key: int) -> RoundClient:
         """Return what a client brings to a round.
@@ -177,6 +218,12 @@ class CohortBatches(keras.utils.PyDataset):
         """
         examples = self._examples_at(position)
         num_rows = _num_rows(examples)
+        if self.share.num_processes > 1 and num_rows != self.share.sizes[number]:
+            raise ValueError(
+                "Over several processes the number of examples of a client must not change. "
+                f"Client {self.clients.client_ids[position]!r} had {self.share.sizes[number]:,} "
+                f"when `fit` began. Received: {num_rows:,}"
+            )
         if num_rows == 0:
             return RoundClient(examples, np.zeros((0, 1), np.int32), None)
         generator = np.random.Generator(np.random.Philox(key=[np.uint64(key), np.uint64(number)]))
@@ -197,13 +244,13 @@ class CohortBatches(keras.utils.PyDataset):
 
         The places are of shape `(num_steps, batch_size)`, with -1 for padding.
         """
-        taking_part = min(num_examples, self.settings.client_examples_limit or num_examples)
+        taking_part = self._taking_part(num_examples)
         rows = np.arange(num_examples)
         if taking_part < num_examples:
             rows = generator.choice(num_examples, taking_part, replace=False)
         size = self.settings.client_batch_size or taking_part
         epochs = self.settings.local_epochs
-        places = np.full((epochs, math.ceil(taking_part / size) * size), -1)
+        places = np.full((epochs, self._num_batches_of(taking_part) * size), -1)
         for epoch in range(epochs):
             places[epoch, :taking_part] = generator.permutation(taking_part)
         return rows, places.reshape(-1, size)
@@ -284,12 +331,16 @@ def rounds_over(
             "single examples, train a `keras_adaclip.PrivateModel`. "
             f"Received: clients of type {type(clients).__name__}"
         )
-    num_clients, num_ids = len(clients), len(set(clients.client_ids))
-    if num_ids < num_clients:
+    num_ids = len(set(clients.client_ids))
+    if num_ids < len(clients):
         raise ValueError(
             "Every client must have one entry in `client_ids`: with two it would contribute twice "
-            f"to a round. Received: {num_clients:,} entries of {num_ids:,} clients"
+            f"to a round. Received: {len(clients):,} entries of {num_ids:,} clients"
         )
+    alike = {**settings.as_compared, "sampling": sampling, "cohort_size": cohort_size}
+    alike |= {"steps_per_epoch": steps_per_epoch, "seed": seed, "class_weight": class_weight}
+    share = share_of_this_process(clients, alike)
+    num_clients = share.num_clients
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
     kind = Sampling[sampling.upper()]
     if cohort_size is None:
@@ -307,9 +358,11 @@ def rounds_over(
         sampling=kind,
         expected_batch_size=cohort_size,
         num_examples=num_clients,
-        rows=Batch(*clients.first_examples()),
+        rows=first_rows(clients, share),
         steps_per_epoch=rounds,
-        poisson=CohortBatches(clients, cohort_size, rounds, kind, settings, seed, class_weight),
+        poisson=CohortBatches(
+            clients, cohort_size, rounds, kind, settings, seed, class_weight, share
+        ),
         unit=Unit.CLIENT,
         noise_scale=cohort_size / noise_size,
     )

@@ -268,7 +268,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         self._prepare_rounds(data)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         self._set_in_steps("contributes", True)
-        return data.poisson  # type: ignore[no-any-return]
+        return data.poisson
 
     def contribute(self, batch: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the clipped sum of the clients of a batch, and the sum of their statistics.
@@ -311,7 +311,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         finding = preparation.refuse_unsound_rounds(self, rows, row_counts)
         self._assign_in_steps(finding.assigned, rows)
         self._prove_isolation(rows, row_counts)
-        training.refuse_clients_of_one_process()
+        training.refuse_other_settings(self)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)

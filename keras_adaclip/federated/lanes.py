@@ -34,26 +34,32 @@ class Schedule:
     ends: np.ndarray
 
     @classmethod
-    def of(cls, num_steps: Sequence[int], num_lanes: int) -> "Schedule":
+    def of(
+        cls, num_steps: Sequence[int], num_lanes: int, groups: Sequence[Sequence[int]] | None = None
+    ) -> "Schedule":
         """Return lanes of about equal length.
 
         Args:
             num_steps: The number of local steps of each client, positive.
-            num_lanes: The number of lanes.
+            num_lanes: The number of lanes of each group.
+            groups: The numbers of the clients that train together, on lanes of their own, such as
+                those of a process. None is one group of all.
 
         Example:
 
         >>> Schedule.of([2, 5, 1, 2], num_lanes=2).lanes
         ((1,), (0, 3, 2))
         """
-        lanes: list[list[int]] = [[] for _ in range(num_lanes)]
+        groups = [range(len(num_steps))] if groups is None else groups
+        lanes: list[list[int]] = [[] for _ in range(num_lanes * len(groups))]
         first_ticks = np.zeros(len(num_steps), np.int64)
-        ends = [(0, lane) for lane in range(num_lanes)]
-        for client in sorted(range(len(num_steps)), key=lambda number: -num_steps[number]):
-            end, lane = heapq.heappop(ends)
-            first_ticks[client] = end
-            lanes[lane].append(client)
-            heapq.heappush(ends, (end + num_steps[client], lane))
+        for group, clients in enumerate(groups):
+            ends = [(0, lane) for lane in range(group * num_lanes, (group + 1) * num_lanes)]
+            for client in sorted(clients, key=lambda number: -num_steps[number]):
+                end, lane = heapq.heappop(ends)
+                first_ticks[client] = end
+                lanes[lane].append(client)
+                heapq.heappush(ends, (end + num_steps[client], lane))
         return cls(tuple(map(tuple, lanes)), first_ticks, first_ticks + np.asarray(num_steps, int))
 
     @property

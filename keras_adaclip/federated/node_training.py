@@ -70,7 +70,7 @@ class NodeTraining:
         self.model.optimizer.clipping_state = clipping_state
         clients = [self._client(*each, key) for each in zip(positions, numbers, strict=True)]
         present = [client for client in clients if client is not None]
-        return self.model.contribute(self._batches.batch_of(present))  # type: ignore[no-any-return]
+        return self.model.contribute(self._batches.batch_of(present))
 
     def _client(self, position: int, number: int, key: int) -> RoundClient | None:
         """Return what a client brings; None if that fails."""

@@ -108,10 +108,12 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             "Argument `microbatch_size` of a federated model must be a number of clients or None. "
             "Received: microbatch_size='auto'"
         )
-    num_shards = backend.num_batch_shards()
+    num_processes = cohorts.share.num_processes
+    # On TensorFlow each process is a device.
+    num_shards = max(backend.num_batch_shards(), num_processes)
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
     # Each device trains one client, all devices side by side.
-    is_vectorized = not is_single or num_shards > 1
+    is_vectorized = not is_single or backend.num_batch_shards() > 1
     cohorts.most_lanes = 1
     if is_single and not backend.loops_in_python():
         chunk_size = 1
@@ -127,7 +129,7 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
             chunk_size = math.ceil(size / num_turns)
         cohorts.most_lanes = chunk_size
-    cohorts.num_shards = num_shards
+    cohorts.num_shards = num_shards // num_processes
     cohorts.num_seeds = len(keras_private.seed_generator_states(model))
     return int(chunk_size), is_vectorized
 

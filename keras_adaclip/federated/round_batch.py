@@ -1,7 +1,7 @@
 """The clients of a round as a batch for the compiled step.
 
-A batch is a dict of arrays whose first axis counts the devices that share the round. For each of
-them:
+A batch is a dict of arrays whose first axis counts the devices of a process that share the round.
+For each of them:
 
     x, y        the examples of its clients, one client after the other, `(num_rows, ...)`; and
                 `sample_weight`, if classes have weights
@@ -59,35 +59,61 @@ class RoundClient:
         return len(keras.tree.flatten(self.examples)[0])
 
 
+@dataclass(frozen=True)
+class ClientElsewhere:
+    """A client that another process trains.
+
+    Args:
+        num_steps: The number of local steps.
+        num_rows: The number of examples that take part.
+        process: The number of the process.
+    """
+
+    num_steps: int
+    num_rows: int
+    process: int
+
+
 def round_batch(
-    clients: Sequence[RoundClient],
+    clients: Sequence[RoundClient | ClientElsewhere],
     first: dict[str, Any],
     batch_size: int | None,
     num_seeds: int,
     num_lanes: int,
     num_shards: int,
+    process: int = 0,
+    num_processes: int = 1,
 ) -> dict[str, Any]:
-    """Return the batch of some clients.
+    """Return the batch of some clients, or a process's part of it.
 
     Args:
-        clients: The clients, each with at least one example.
+        clients: The clients of all processes, each with at least one example.
         first: An example, for shapes and types.
         batch_size: The number of examples in a local batch; None takes all of a client.
         num_seeds: The number of seed generators in the model.
         num_lanes: The number of lanes on each device.
-        num_shards: The number of devices.
+        num_shards: The number of devices of each process.
+        process: The number of this process.
+        num_processes: The number of processes.
     """
-    schedule = Schedule.of([client.num_steps for client in clients], num_lanes * num_shards)
+    of_process: list[list[int]] = [[] for _ in range(num_processes)]
+    for number, client in enumerate(clients):
+        at = client.process if isinstance(client, ClientElsewhere) else process
+        of_process[at].append(number)
+    num_steps = [client.num_steps for client in clients]
+    schedule = Schedule.of(num_steps, num_lanes * num_shards, of_process)
     of_shards = [
         schedule.lanes[at : at + num_lanes] for at in range(0, len(schedule.lanes), num_lanes)
     ]
-    batch = _room_for(clients, schedule, of_shards, first, batch_size, num_seeds)
+    own = of_shards[process * num_shards : (process + 1) * num_shards]
+    batch = _room_for(clients, schedule, of_shards, len(own), first, batch_size, num_seeds)
     event_of = {end: event for event, end in enumerate(schedule.events)}
-    for shard, lanes in enumerate(of_shards):
+    for shard, lanes in enumerate(own):
         next_row = next_step = 0
         for lane, numbers in enumerate(lanes):
             for number in numbers:
                 client = clients[number]
+                assert isinstance(client, RoundClient)
                 rows = slice(next_row, next_row + client.num_rows)
                 steps = slice(next_step, next_step + client.num_steps)
                 tables = keras.tree.flatten({name: batch[name] for name in first})
@@ -117,9 +143,10 @@ def rounded_up(number: int) -> int:
 
 
 def _room_for(
-    clients: Sequence[RoundClient],
+    clients: Sequence[RoundClient | ClientElsewhere],
     schedule: Schedule,
     of_shards: Sequence[Sequence[Sequence[int]]],
+    num_shards: int,
     first: dict[str, Any],
     batch_size: int | None,
     num_seeds: int,
@@ -129,13 +156,14 @@ def _room_for(
     Args:
         clients: As for `round_batch`.
         schedule: The schedule of the clients.
-        of_shards: The lanes of each device.
+        of_shards: The lanes of each device of all processes.
+        num_shards: The number of devices of this process.
         first: As for `round_batch`.
         batch_size: As for `round_batch`.
         num_seeds: As for `round_batch`.
     """
     members = [[clients[number] for lane in lanes for number in lane] for lanes in of_shards]
-    num_shards, num_lanes = len(of_shards), len(of_shards[0])
+    num_lanes = len(of_shards[0])
     # Of the device with the most.
     num_rows = max(sum(client.num_rows for client in each) for each in members)
     num_steps = rounded_up(max(sum(client.num_steps for client in each) for each in members))

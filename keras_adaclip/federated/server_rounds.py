@@ -202,7 +202,9 @@ class ServerRounds:
             return "its statistics are those of another clipping strategy"
         if not all(np.isfinite(each).all() for each in (*returned.sums, returned.statistics)):
             return "its sum is not finite"
-        parts = [Materialized(ops.convert_to_tensor(each[None])) for each in returned.sums]
+        parts: list[Any] = [
+            Materialized(ops.convert_to_tensor(each[None])) for each in returned.sums
+        ]
         squares = BatchGradients(variables, parts, 1).squared_norms(clipping.groups)
         norms = np.sqrt(ops.convert_to_numpy(squares))[0]
         bounds = returned.num_clients * ops.convert_to_numpy(clipping.state["clip_norm"])

@@ -14,7 +14,7 @@ from keras_adaclip.training.preflight import (
     refuse_unsupported,
 )
 from keras_adaclip.training.probe import Probe
-from keras_adaclip.training.processes import on_all_devices, refuse_clients_of_one_process
+from keras_adaclip.training.processes import on_all_devices, refuse_other_settings
 from keras_adaclip.training.step_isolation import StepIsolation
 from keras_adaclip.training.step_parts import (
     CONVOLUTIONS,

@@ -76,16 +76,6 @@ def refuse_data_of_one_process(data: "TrainingData") -> None:
         )
 
 
-def refuse_clients_of_one_process() -> None:
-    """Raise a `ValueError` if several processes train on clients."""
-    if backend.num_processes() > 1:
-        raise ValueError(
-            "A federated model trains in one process, over its devices: clients that two processes "
-            "hold would take part twice in a round. Received: "
-            f"{backend.num_processes()} processes"
-        )
-
-
 def refuse_batch_of_every_replica(model: keras.Model) -> None:
     """Raise a `ValueError` if Keras would hand one batch, whole, to every replica."""
     num_replicas = backend.num_replicas(model)

@@ -146,18 +146,67 @@ def images(scope, options):
     return fitted(model, features((5, 5, 2)), labels(), **POISSON)
 
 
-def clients(scope, options):
+def federated(scope, **options):
+    """Return a federated model that was made and compiled in a scope."""
     clipping = ka.clipping.QuantileClipping(0.3, 0.5, count_noise_stddev=4.0)
-    options = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7}
+    private = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7}
+    private |= {name: options.pop(name) for name in list(options) if name in private}
     with scope():
         base = dense_model()
         model = ka.federate(keras.Model(base.inputs, base.outputs))
-        optimizer = ka.optimizers.DPOptimizer(plain_sgd(), **options)
+        optimizer = ka.optimizers.DPOptimizer(plain_sgd(), **private)
         local = {"client_optimizer": keras.optimizers.SGD(0.1), "client_batch_size": 4}
-        model.compile(optimizer, **local, **on_logits())
+        model.compile(optimizer, **{**local, **options}, **on_logits())
+    return model
+
+
+def population():
+    """Return 30 clients of different sizes."""
     ids = np.random.default_rng(2).integers(0, 30, NUM_EXAMPLES)
-    data = ka.federated.ClientData.from_arrays(features(), labels(), ids)
-    return fitted(model, data, cohort_size=6, epochs=4)
+    return ka.federated.ClientData.from_arrays(features(), labels(), ids)
+
+
+def clients(scope, options):
+    return fitted(federated(scope), population(), cohort_size=6, epochs=4)
+
+
+def shared_population(options, of_processes=4):
+    """Return this process's clients; of one process, all in the order of `of_processes`."""
+    data, processes = population(), options["processes"]
+    ids = list(data.client_ids)
+    parts = [ids[number::of_processes] for number in range(of_processes)]
+    size = of_processes // processes
+    here = parts[options["process"] * size : (options["process"] + 1) * size]
+    return data.subset([client for part in here for client in part])
+
+
+def shared_clients(scope, options):
+    """Ten rounds, the same on any number of processes."""
+    rounds = {"cohort_size": 10, "epochs": 5, "steps_per_epoch": 2}
+    return fitted(federated(scope, local_epochs=2), shared_population(options), **rounds)
+
+
+def clients_whole(scope, options):
+    """Batches of all examples of a client, so that one process decides the shape of all."""
+    model = federated(scope, client_batch_size=None, client_examples_limit=9, noise_multiplier=1.0)
+    rounds = {"cohort_size": 10, "epochs": 5, "sampling": "fixed"}
+    return fitted(model, shared_population(options), **rounds)
+
+
+def clients_without_seed(scope, options):
+    rounds = {"cohort_size": 10, "epochs": 3}
+    return fitted(federated(scope, seed=None), shared_population(options), **rounds)
+
+
+def same_clients(scope, options):
+    fitted(federated(scope), population(), cohort_size=6)
+    return {}
+
+
+def other_local_epochs(scope, options):
+    model = federated(scope, local_epochs=1 + options["process"])
+    fitted(model, shared_population(options), cohort_size=6)
+    return {}
 
 
 # Noise and contributions

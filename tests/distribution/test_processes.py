@@ -17,7 +17,10 @@ REFUSED = {
     "other_draws": "The processes have different `PoissonDataset`s",
     "other_thresholds": "have compiled the model with different optimizers",
     "other_state_later": "Received different values of: clip_norm",
+    "same_clients": "Two processes hold a client of the same id",
+    "other_local_epochs": "The processes train clients differently",
 }
+CLIENTS = ["shared_clients", "clients_whole"]
 if BACKEND == "tensorflow":
     REFUSED["other_weights"] = "Received different values of: weights"
 
@@ -26,10 +29,11 @@ if BACKEND == "tensorflow":
 def runs(tmp_path_factory):
     """Return the results of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("processes")
-    scenarios = ["everyone", "poisson", "own_source", "truncated", "noise_alone", *REFUSED]
+    scenarios = ["everyone", "poisson", "own_source", "truncated", "noise_alone", *CLIENTS]
+    scenarios += ["clients_without_seed", *REFUSED]
     two = start(folder, kind="data", processes=2, scenarios=scenarios)
     found = results_of(two())
-    (alone,) = results_of(start(folder, scenarios=["everyone"])())
+    (alone,) = results_of(start(folder, scenarios=["everyone", *CLIENTS])())
     return alone, found
 
 
@@ -49,7 +53,30 @@ def test_shares_that_are_read_by_number_train_as_arrays_do(runs):
         assert found["own_source"]["epsilon"] == found["poisson"]["epsilon"]
 
 
-@pytest.mark.parametrize("scenario", ["poisson", "truncated", "noise_alone"])
+def is_one_run(alone, found):
+    """Compare a process of several with one process."""
+    scale = np.abs(alone["weights"]).max()
+    np.testing.assert_allclose(found["weights"], alone["weights"], atol=1e-5 * scale)
+    np.testing.assert_allclose(found["clip_norm"], alone["clip_norm"], rtol=1e-5)
+    assert found["steps"] == alone["steps"]
+    assert found["epsilon"] == alone["epsilon"]
+
+
+@pytest.mark.parametrize("scenario", CLIENTS)
+def test_rounds_lead_to_the_weights_of_one_process(runs, scenario):
+    for each in runs[1]:
+        is_one_run(runs[0][scenario], each[scenario])
+
+
+def test_four_processes_train_clients_as_one_does(runs, tmp_path):
+    found = results_of(start(tmp_path, kind="data", processes=4, scenarios=["shared_clients"])())
+    for each in found:
+        is_one_run(runs[0]["shared_clients"], each["shared_clients"])
+
+
+@pytest.mark.parametrize(
+    "scenario", ["poisson", "truncated", "noise_alone", "clients_without_seed"]
+)
 def test_processes_have_one_model_one_noise_and_one_ledger(runs, scenario):
     first, second = (each[scenario] for each in runs[1])
     for name in ("weights", "identity", "steps", "clip_norm"):

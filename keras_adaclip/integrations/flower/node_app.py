@@ -66,12 +66,12 @@ def client_app(
 
     app = ClientApp()
 
-    @app.query()  # type: ignore[untyped-decorator]
+    @app.query()
     def query(message: Message, context: Context) -> Message:
         """Prepare the node, and tell the server of its clients."""
         return Message(messages.query_reply(node(context).client_ids), reply_to=message)
 
-    @app.train()  # type: ignore[untyped-decorator]
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         """Train the drawn clients of the node."""
         found = node(context).clipped_sum(**messages.train_arguments(message.content))

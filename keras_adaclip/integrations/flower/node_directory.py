@@ -1,6 +1,7 @@
 """Which node holds which client."""
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
@@ -9,6 +10,7 @@ from flwr.serverapp import Grid
 from keras_adaclip.integrations.flower import messages
 
 _log = logging.getLogger("keras_adaclip")
+_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class NodeDirectory:
@@ -16,19 +18,20 @@ class NodeDirectory:
 
     Args:
         grid: Flower's grid.
-        node_ids: The nodes.
-        timeout: Seconds to wait for their answers.
+        min_nodes: The number of nodes that must take part.
+        timeout: Seconds to wait for them, and for the answers of the others that are connected.
 
     Raises:
-        ValueError: If no node answers, or two nodes hold the same client.
+        ValueError: If too few nodes answer, or two nodes hold the same client.
     """
 
-    def __init__(self, grid: Grid, node_ids: Iterable[int], timeout: float) -> None:
+    def __init__(self, grid: Grid, min_nodes: int, timeout: float) -> None:
         self._asked: set[int] = set()
         self._reasons: dict[int, str] = {}
+        found = self._first_answers(grid, min_nodes, timeout)
         # The nodes of each client, with its position there.
         holders: dict[bytes, tuple[int, int]] = {}
-        for node_id, digests in self._ask(grid, node_ids, timeout).items():
+        for node_id, digests in found.items():
             for position, digest in enumerate(digests):
                 if digest in holders:
                     raise ValueError(
@@ -37,9 +40,6 @@ class NodeDirectory:
                         "unless it is the same person, who must then be on one node."
                     )
                 holders[digest] = node_id, position
-        if not holders:
-            reasons = "; ".join(dict.fromkeys(self._reasons.values())) or "no node answered"
-            raise ValueError(f"No node can take part, so nothing was trained: {reasons}")
         digests = sorted(holders)
         self._numbers = {digest: number for number, digest in enumerate(digests)}
         self._holders = [holders[digest] for digest in digests]
@@ -59,7 +59,8 @@ class NodeDirectory:
             timeout: Seconds to wait for answers.
         """
         new = [node_id for node_id in connected if node_id not in self._asked]
-        for node_id, digests in self._ask(grid, new, timeout).items():
+        replies = grid.send_and_receive(self._questions(new), timeout=timeout) if new else ()
+        for node_id, digests in self._answers(replies).items():
             for position, digest in enumerate(digests):
                 number = self._numbers.get(digest)
                 if number is not None and self._holders[number][0] not in connected:
@@ -83,16 +84,44 @@ class NodeDirectory:
                 of_node.append(int(number))
         return found
 
-    def _ask(self, grid: Grid, node_ids: Iterable[int], timeout: float) -> dict[int, list[bytes]]:
-        """Return the digests of the clients of each node that answers."""
-        asked = set(node_ids)
-        self._asked |= asked
-        questions = [
-            Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY)
-            for node_id in sorted(asked)
-        ]
+    def _first_answers(self, grid: Grid, min_nodes: int, timeout: float) -> dict[int, list[bytes]]:
+        """Return the digests of the clients of each node that answers in time."""
+        end = time.monotonic() + timeout
+        waiting: set[str] = set()
         answers: dict[int, list[bytes]] = {}
-        for reply in grid.send_and_receive(questions, timeout=timeout) if questions else ():
+        while True:
+            connected = set(grid.get_node_ids())
+            waiting |= set(grid.push_messages(self._questions(connected - self._asked)))
+            replies = list(grid.pull_messages(waiting)) if waiting else []
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            answers |= self._answers(replies)
+            is_late = time.monotonic() > end
+            if len(answers) >= min_nodes and (is_late or connected <= {*answers, *self._reasons}):
+                return answers
+            if is_late:
+                reasons = (
+                    "; ".join(dict.fromkeys(self._reasons.values())) or "others did not answer"
+                )
+                raise ValueError(
+                    f"{len(answers)} of {len(connected)} connected nodes can take part after "
+                    f"{timeout:g} seconds, and min_nodes={min_nodes}, so nothing was trained. "
+                    f"Reasons: {reasons}"
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _questions(self, node_ids: Iterable[int]) -> list[Message]:
+        """Return the messages that ask nodes for their clients."""
+        asked = sorted(set(node_ids))
+        self._asked |= set(asked)
+        return [
+            Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY)
+            for node_id in asked
+        ]
+
+    def _answers(self, replies: Iterable[Message]) -> dict[int, list[bytes]]:
+        """Return the digests of the clients of the nodes that have replied without an error."""
+        answers: dict[int, list[bytes]] = {}
+        for reply in replies:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
                 self._reasons[node_id] = reply.error.reason

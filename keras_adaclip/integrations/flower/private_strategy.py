@@ -1,7 +1,6 @@
 """The server: a Flower strategy whose rounds are those of `FederatedModel.fit`."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +15,6 @@ from keras_adaclip.integrations.flower import messages
 from keras_adaclip.integrations.flower.node_directory import NodeDirectory
 
 _log = logging.getLogger("keras_adaclip")
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class PrivateStrategy(Strategy):
@@ -31,7 +29,8 @@ class PrivateStrategy(Strategy):
         model: A compiled and built `FederatedModel`. It ends with the trained weights, and with the
             ledger: `model.privacy_spent(delta)`.
         cohort_size: The expected number of clients in a round; None as in `FederatedModel.fit`.
-        min_nodes: The number of nodes to wait for before the run begins.
+        min_nodes: The number of nodes that must answer before the run begins. Others that are
+            connected are waited for, up to the `timeout` of `start`.
         callbacks: As for Keras; an epoch is one round. `PrivacyCallback(target_epsilon=...)` ends
             the run at its budget.
         checkpoint: Path of a file, ending in `.weights.h5`, to which weights, optimizer and ledger
@@ -84,7 +83,7 @@ class PrivateStrategy(Strategy):
         self._drawn: Drawn | None = None
         self._waiting: dict[int, int] = {}
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         num_rounds: int = 3,
@@ -96,19 +95,19 @@ class PrivateStrategy(Strategy):
         Args:
             grid: Flower's grid.
             num_rounds: The number of rounds, with those that the checkpoint has already.
-            timeout: Seconds to wait for the nodes in each round. Who answers later has dropped out.
-            evaluate_fn: As for Flower: takes the round and the weights, and returns metrics. It may
+            timeout: Seconds to wait for the nodes in each round. A later answer is not counted.
+            evaluate_fn: As for Flower: takes the round and the weights, returns metrics. It may
                 use `model`, which has these weights.
 
         Returns:
             Flower's result: the trained weights, and `epsilon` and `clip_norm` of each round.
 
         Raises:
-            ValueError: If no node can take part, two hold the same client, or an argument is out of
+            ValueError: If too few nodes can take part, two hold the same client, or an argument is out of
                 range. Nothing was trained then.
         """
         self._timeout = check_positive("timeout", timeout)
-        self._directory = NodeDirectory(grid, self._nodes(grid), self._timeout)
+        self._directory = NodeDirectory(grid, self.min_nodes, self._timeout)
         self._rounds = ServerRounds(
             self.model, len(self._directory), self.cohort_size, self._callbacks, self.checkpoint
         )
@@ -218,19 +217,3 @@ class PrivateStrategy(Strategy):
         """Return the weights of the model."""
         values = [ops.convert_to_numpy(variable.value) for variable in self.model.weights]
         return ArrayRecord(numpy_ndarrays=values)
-
-    def _nodes(self, grid: Grid) -> list[int]:
-        """Return the connected nodes, once there are enough.
-
-        Raises:
-            ValueError: If there are too few after the timeout.
-        """
-        end = time.monotonic() + self._timeout
-        while len(nodes := list(grid.get_node_ids())) < self.min_nodes:
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"{len(nodes)} nodes are connected after {self._timeout:g} seconds, and "
-                    f"min_nodes={self.min_nodes}. Start more nodes, or lower `min_nodes`."
-                )
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return nodes
