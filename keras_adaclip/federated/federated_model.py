@@ -29,8 +29,8 @@ class FederatedModel(SubclassedForm, FederatedTraining, keras.Model):
     Guarantees:
         The weights after `fit` are (epsilon, delta)-differentially private for adding or removing
         one *client* with all of its examples, with the epsilon that `privacy_spent` returns. The
-        losses and metrics of the clients are not covered. This simulates federated learning in
-        one process: the server sees every client's data.
+        losses and metrics of the clients are not covered. `fit` sees every client's data; where
+        these are on other machines, `integrations.flower` trains the model.
 
     Example:
 

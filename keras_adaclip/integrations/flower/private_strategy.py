@@ -103,8 +103,8 @@ class PrivateStrategy(Strategy):
             Flower's result: the trained weights, and `epsilon` and `clip_norm` of each round.
 
         Raises:
-            ValueError: If too few nodes can take part, two hold the same client, or an argument is out of
-                range. Nothing was trained then.
+            ValueError: If too few nodes can take part, two hold the same client, or an argument is
+                out of range. Nothing was trained then.
         """
         self._timeout = check_positive("timeout", timeout)
         self._directory = NodeDirectory(grid, self.min_nodes, self._timeout)

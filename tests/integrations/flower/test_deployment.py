@@ -169,7 +169,7 @@ def test_nodes_and_servers_that_are_killed(deployment):
     report = deployment.folder / "report.json"
     config = {
         "rounds": 8, "checkpoint": str(checkpoint), "released": str(released),
-        "report": str(report), "timeout": 25.0,
+        "report": str(report), "timeout": 60.0,
     }  # fmt: skip
 
     def lines():
