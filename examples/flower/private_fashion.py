@@ -80,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     model = build_model(config["noise-multiplier"])
     _, test = read_images()
-    strategy = ka.integrations.flower.PrivateStrategy(
+    strategy = ka.integrations.flower.server_strategy(
         model,
         config["cohort-size"],
         min_nodes=config["nodes"],

@@ -1,27 +1,126 @@
 """Federated training over the nodes of Flower: real ones, or those of its simulation.
 
-private_strategy   `PrivateStrategy`, the server: draws clients, adds noise, keeps the ledger
-node_app           `client_app`, the nodes: train clients, clip and add up
+private_strategy   the server: draws clients, adds noise, keeps the ledger
+node_app           the nodes: train clients, clip and add up
 node_directory     which node holds which client
 messages           what travels between server and nodes
+
+Flower is imported when one of the two functions is called.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PrivateStrategy", "client_app"]
+from keras_adaclip.federated import ClientData
 
-_MODULES = {"PrivateStrategy": "private_strategy", "client_app": "node_app"}
+__all__ = ["client_app", "server_strategy"]
 
 
-def __getattr__(name: str) -> Any:
-    """Return a part of the integration; Flower is imported on demand.
+def server_strategy(
+    model: Any,
+    cohort_size: int | None = None,
+    *,
+    min_nodes: int = 1,
+    callbacks: Any = None,
+    checkpoint: Any = None,
+) -> Any:
+    """Return a Flower strategy that trains a `FederatedModel` privately on the clients of nodes.
+
+    Every round draws clients at random, independently; asks their nodes, which run `client_app`, to
+    train them; adds up the clipped contributions; and makes a private step of the sum with the
+    model's `DPOptimizer`, which adds the noise once, moves the clipping norm and counts the round.
+    With the same seeds, the weights are those of `fit` on the same clients in one process.
+
+    Args:
+        model: A compiled and built `FederatedModel`. It ends with the trained weights, and with the
+            ledger: `model.privacy_spent(delta)`.
+        cohort_size: The expected number of clients in a round; None as in `FederatedModel.fit`.
+        min_nodes: The number of nodes that must answer before the run begins. Others that are
+            connected are waited for, up to the `timeout` of `start`.
+        callbacks: As for Keras; an epoch is one round. `PrivacyCallback(target_epsilon=...)` ends
+            the run at its budget.
+        checkpoint: Path of a file, ending in `.weights.h5`, to which weights, optimizer and ledger
+            are written after each round, before the new weights leave the server. If it is there
+            when a run begins, the run goes on from it. None writes none.
+
+    Guarantees:
+        The weights that leave the server are (epsilon, delta)-differentially private for adding or
+        removing one client with all of its examples, against everybody but the server and the
+        client's own node. The server sees each node's sum without noise. It refuses sums that are
+        longer than clipping allows, but relies on a node with several clients to clip each. Nodes
+        that drop out, are late, or return NaN contribute nothing. `evaluate_fn` and the times at
+        which nodes answer are not covered.
+
+    Returns:
+        A Flower strategy. `strategy.start(grid, num_rounds, timeout)` trains, and returns Flower's
+        result with the trained weights, and `epsilon` and `clip_norm` of each round.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+        ImportError: If Flower is not installed.
+
+    Example:
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid, context):
+            model = build_model()
+            strategy = ka.integrations.flower.server_strategy(
+                model, cohort_size=50, min_nodes=3, checkpoint="/var/run.weights.h5"
+            )
+            strategy.start(grid, num_rounds=100)
+            model.save("trained.keras")
+    """
+    strategy = _part("private_strategy").PrivateStrategy
+    return strategy(
+        model, cohort_size, min_nodes=min_nodes, callbacks=callbacks, checkpoint=checkpoint
+    )
+
+
+def client_app(build_model: Callable[[], Any], clients: Callable[[Any], ClientData]) -> Any:
+    """Return a Flower `ClientApp` that trains clients for a `server_strategy`.
+
+    A node holds one client, such as a telephone, or many, such as a hospital with its patients.
+    Each client's contribution is clipped on its node, and nodes return sums.
+
+    Args:
+        build_model: Takes nothing and returns the compiled `FederatedModel`, the same one as on the
+            server.
+        clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
+            on two nodes.
+
+    Returns:
+        The app, for `[tool.flwr.app.components]` or for Flower's simulation.
+
+    Raises:
+        TypeError: If an argument cannot be called.
+        ImportError: If Flower is not installed.
+
+    Example:
+
+        def build_model():
+            model = ka.federated.FederatedSequential([keras.Input((28, 28)), ...])
+            model.compile(ka.optimizers.DPOptimizer(...), client_optimizer="sgd", loss=...)
+            return model
+
+        def clients(context):
+            number = context.node_config["partition-id"]
+            return ka.federated.ClientData.from_folder(f"data/node_{number}", label="label")
+
+        app = ka.integrations.flower.client_app(build_model, clients)
+    """
+    return _part("node_app").client_app(build_model, clients)
+
+
+def _part(name: str) -> Any:
+    """Return a module of this folder that imports Flower.
 
     Raises:
         ImportError: If Flower is not installed.
     """
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         importlib.import_module("flwr.serverapp")
     except ImportError as error:
@@ -30,8 +129,4 @@ def __getattr__(name: str) -> Any:
             "pip install keras-adaclip[flower], in an environment of its own if other packages "
             "pin what Flower pins."
         ) from error
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importlib.import_module(f"{__name__}.{name}")

@@ -18,35 +18,10 @@ _nodes: OrderedDict[tuple[int, int], NodeTraining] = OrderedDict()
 def client_app(
     build_model: Callable[[], Any], clients: Callable[[Context], ClientData]
 ) -> ClientApp:
-    """Return a Flower `ClientApp` that trains clients for a `PrivateStrategy`.
-
-    A node holds one client, such as a telephone, or many, such as a hospital with its patients.
-    Each client's contribution is clipped on its node, and nodes return sums.
-
-    Args:
-        build_model: Takes nothing and returns the compiled `FederatedModel`, the same one as on the
-            server.
-        clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
-            on two nodes.
-
-    Returns:
-        The app, for `[tool.flwr.app.components]` or for Flower's simulation.
+    """Return the app; the arguments are those of `flower.client_app`.
 
     Raises:
         TypeError: If an argument cannot be called.
-
-    Example:
-
-        def build_model():
-            model = ka.federated.FederatedSequential([keras.Input((28, 28)), ...])
-            model.compile(ka.optimizers.DPOptimizer(...), client_optimizer="sgd", loss=...)
-            return model
-
-        def clients(context):
-            number = context.node_config["partition-id"]
-            return ka.federated.ClientData.from_folder(f"data/node_{number}", label="label")
-
-        app = ka.integrations.flower.client_app(build_model, clients)
     """
     for name, value in (("build_model", build_model), ("clients", clients)):
         if not callable(value):

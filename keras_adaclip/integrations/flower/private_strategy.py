@@ -18,49 +18,11 @@ _log = logging.getLogger("keras_adaclip")
 
 
 class PrivateStrategy(Strategy):
-    """A Flower strategy that trains a `FederatedModel` privately on the clients of nodes.
-
-    Every round draws clients at random, independently; asks their nodes, which run `client_app`, to
-    train them; adds up the clipped contributions; and makes a private step of the sum with the
-    model's `DPOptimizer`, which adds the noise once, moves the clipping norm and counts the round.
-    With the same seeds, the weights are those of `fit` on the same clients in one process.
-
-    Args:
-        model: A compiled and built `FederatedModel`. It ends with the trained weights, and with the
-            ledger: `model.privacy_spent(delta)`.
-        cohort_size: The expected number of clients in a round; None as in `FederatedModel.fit`.
-        min_nodes: The number of nodes that must answer before the run begins. Others that are
-            connected are waited for, up to the `timeout` of `start`.
-        callbacks: As for Keras; an epoch is one round. `PrivacyCallback(target_epsilon=...)` ends
-            the run at its budget.
-        checkpoint: Path of a file, ending in `.weights.h5`, to which weights, optimizer and ledger
-            are written after each round, before the new weights leave the server. If it is there
-            when a run begins, the run goes on from it. None writes none.
-
-    Guarantees:
-        The weights that leave the server are (epsilon, delta)-differentially private for adding or
-        removing one client with all of its examples, against everybody but the server and the
-        client's own node. The server sees each node's sum without noise. It refuses sums that are
-        longer than clipping allows, but relies on a node with several clients to clip each. Nodes
-        that drop out, are late, or return NaN contribute nothing. `evaluate_fn` and the times at
-        which nodes answer are not covered.
+    """The strategy that `flower.server_strategy` returns; the arguments are those of that function.
 
     Raises:
         TypeError: If an argument is of the wrong type.
         ValueError: If an argument is out of range.
-
-    Example:
-
-        app = ServerApp()
-
-        @app.main()
-        def main(grid, context):
-            model = build_model()
-            strategy = ka.integrations.flower.PrivateStrategy(
-                model, cohort_size=50, min_nodes=3, checkpoint="/var/run.weights.h5"
-            )
-            strategy.start(grid, num_rounds=100)
-            model.save("trained.keras")
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`PrivateStrategy` and `client_app` over a grid in this process, against `fit`."""
+"""`server_strategy` and `client_app` over a grid in this process, against `fit`."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from keras import ops
 
 import keras_adaclip as ka
-from keras_adaclip.integrations.flower import PrivateStrategy, client_app, messages
+from keras_adaclip.integrations.flower import client_app, messages, server_strategy
 from tests.integrations.flower.support import LocalGrid, tiny_app
 
 app = tiny_app()
@@ -27,7 +27,7 @@ def grid_of(numbers=None, client=app.client):
 
 def trained(grid, num_rounds=4, model=None, **options):
     model = model or app.build_model()
-    strategy = PrivateStrategy(model, app.COHORT, **options)
+    strategy = server_strategy(model, app.COHORT, **options)
     result = strategy.start(grid, num_rounds=num_rounds, timeout=1.0)
     return model, result
 
@@ -84,7 +84,7 @@ def test_a_node_that_fails_later_adds_nothing(harm):
     for each in (harm, silent):
         grid = grid_of()
         model = app.build_model()
-        strategy = PrivateStrategy(model, app.COHORT)
+        strategy = server_strategy(model, app.COHORT)
         ask = grid.push_messages
 
         def after_the_questions(messages, each=each, grid=grid, ask=ask):
@@ -104,7 +104,7 @@ def test_a_node_that_fails_later_adds_nothing(harm):
 def test_a_node_that_is_restarted_takes_its_clients_back():
     grid = grid_of()
     model = app.build_model()
-    strategy = PrivateStrategy(model, app.COHORT)
+    strategy = server_strategy(model, app.COHORT)
     begin = strategy.configure_train
 
     def restarted(server_round, *arguments):
@@ -124,7 +124,7 @@ def test_a_node_that_is_restarted_takes_its_clients_back():
 
 def test_clients_that_come_later_wait_for_the_next_run():
     grid = grid_of({11: 0, 12: 1})
-    strategy = PrivateStrategy(app.build_model(), app.COHORT)
+    strategy = server_strategy(app.build_model(), app.COHORT)
     begin = strategy.configure_train
 
     def joined(server_round, *arguments):
@@ -168,7 +168,7 @@ def test_a_checkpoint_continues_the_run(tmp_path):
 
 
 def test_rounds_outside_of_start_are_refused():
-    strategy = PrivateStrategy(app.build_model(), app.COHORT)
+    strategy = server_strategy(app.build_model(), app.COHORT)
     with pytest.raises(RuntimeError, match="trains by `start`"):
         strategy.configure_train(1, ArrayRecord(), None, grid_of())
     assert strategy.aggregate_train(1, []) == (None, None)
@@ -178,8 +178,8 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match="`clients` must be a function"):
         client_app(app.build_model, clients=app.examples())
     with pytest.raises(ValueError, match="min_nodes"):
-        PrivateStrategy(app.build_model(), min_nodes=0)
+        server_strategy(app.build_model(), min_nodes=0)
     unbuilt = ka.federated.FederatedSequential([keras.layers.Dense(3)])
     unbuilt.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss="mse")
     with pytest.raises(ValueError, match="no examples that would tell the shapes"):
-        PrivateStrategy(unbuilt, 10).start(grid_of(), timeout=1.0)
+        server_strategy(unbuilt, 10).start(grid_of(), timeout=1.0)

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.serverapp import ServerApp
 
 import keras_adaclip as ka
+from keras_adaclip.integrations.flower.private_strategy import PrivateStrategy
 
 NUM_USERS, NUM_NODES, COHORT = 30, 3, 10
 
@@ -50,7 +51,7 @@ client = ka.integrations.flower.client_app(build_model, clients)
 server = ServerApp()
 
 
-class Recording(ka.integrations.flower.PrivateStrategy):
+class Recording(PrivateStrategy):
     """Adds a line to a file for each round: the digest of the weights that leave the server."""
 
     released = ""
