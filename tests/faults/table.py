@@ -384,8 +384,36 @@ federated/test_round.py::test_quantile_clipping_counts_clients
 +             if self.is_vectorized:
 # a client with two entries contributes twice | federated/cohorts.py
 federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
-- if num_ids < num_clients:
+- if num_ids < len(clients):
 + if False:
+# two processes hold the same client | federated/client_share.py
+federated/test_client_share.py::test_a_client_in_two_processes_is_refused
+- if len(np.unique(ids, axis=0)) < len(ids):
++ if False:
+# each process draws for itself | federated/cohorts.py
+federated/test_client_share.py::test_processes_draw_what_one_process_draws
+- if seed is None and self.share.num_processes > 1:
++ if False:
+# a node clips to a norm of its own | federated/node_training.py
+federated/test_nodes.py::test_the_weights_are_those_of_fit
+- self.model.optimizer.clipping_state = clipping_state
++ _ = clipping_state
+# the server takes sums that no clipping leaves | federated/server_rounds.py
+federated/test_nodes.py::test_sums_that_cannot_be_are_left_out
+- if np.any(norms > _TOLERANCE * bounds):
++ if False:
+# weights leave the server before their round is saved | federated/server_rounds.py
+federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights
+- self._save()
+-         callbacks.on_train_batch_end(0, logs)
+-         callbacks.on_epoch_end(self._epoch, logs)
++ callbacks.on_train_batch_end(0, logs)
++         callbacks.on_epoch_end(self._epoch, logs)
++         self._save()
+# a client that cannot be read takes the others of its node with it | federated/node_training.py
+federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
+- except Exception as error:
++ except ZeroDivisionError as error:
 # padding counts in a layer of clients that mixes rows | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)
