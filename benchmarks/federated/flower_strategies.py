@@ -5,8 +5,8 @@
     KERAS_BACKEND=torch python benchmarks/federated/flower_strategies.py flower-loop
 
 in an environment with `keras-adaclip[torch,flower]` and `flwr[simulation]`. Each way trains the
-same multilayer perceptron on 50 nodes of one client with 60 examples, all of which take part in
-each round, with fixed clipping and noise, on one process of Ray's:
+same multilayer perceptron on 60 nodes of one client with 60 examples, of which 50 take part in a
+round (on average, in the first way), with fixed clipping and noise, on one process of Ray's:
 
 - *ours*: `server_strategy` and `client_app`;
 - *flower*: `DifferentialPrivacyServerSideFixedClipping` around `FedAvg`; clients call Keras's
@@ -36,7 +36,7 @@ from flwr.simulation import run_simulation
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NUM_NODES, NUM_EXAMPLES, BATCH_SIZE = 50, 60, 20
+NUM_NODES, COHORT_SIZE, NUM_EXAMPLES, BATCH_SIZE = 60, 50, 60, 20
 CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
 WAYS = ("ours", "flower", "flower-loop")
 
@@ -149,7 +149,7 @@ def apps(way: str, num_rounds: int, times: list[float]) -> tuple[ServerApp, Clie
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             strategy = ka.integrations.flower.server_strategy(
-                private_model(), NUM_NODES, min_nodes=NUM_NODES
+                private_model(), COHORT_SIZE, min_nodes=NUM_NODES
             )
             strategy.start(grid, num_rounds=num_rounds, evaluate_fn=ended)
 
@@ -168,9 +168,13 @@ def apps(way: str, num_rounds: int, times: list[float]) -> tuple[ServerApp, Clie
 
     @server.main()
     def main_of_flower(grid: Grid, context: Context) -> None:
-        plain = FedAvg(fraction_evaluate=0.0, min_available_nodes=NUM_NODES)
+        plain = FedAvg(
+            fraction_train=COHORT_SIZE / NUM_NODES,
+            fraction_evaluate=0.0,
+            min_available_nodes=NUM_NODES,
+        )
         strategy = DifferentialPrivacyServerSideFixedClipping(
-            plain, NOISE_MULTIPLIER, CLIP_NORM, NUM_NODES
+            plain, NOISE_MULTIPLIER, CLIP_NORM, COHORT_SIZE
         )
         _, arrays = trainer(way)
         start = ArrayRecord(numpy_ndarrays=arrays)

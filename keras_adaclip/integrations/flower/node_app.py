@@ -27,29 +27,42 @@ def client_app(
         if not callable(value):
             raise TypeError(f"Argument `{name}` must be a function. Received: {name}={value!r}")
 
-    def node(context: Context) -> NodeTraining:
-        """Return the node, prepared once in a process."""
-        key = (context.run_id, context.node_id)
-        if key not in _nodes:
-            for old in [each for each in _nodes if each[0] != context.run_id]:
-                del _nodes[old]
-            model = next(iter(_nodes.values())).model if _nodes else build_model()
-            _nodes[key] = NodeTraining(model, clients(context))
-            if len(_nodes) > _MOST_NODES:
-                _nodes.popitem(last=False)
-        return _nodes[key]
-
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """Prepare the node, and tell the server of its clients."""
-        return Message(messages.query_reply(node(context).client_ids), reply_to=message)
+        return Message(
+            messages.query_reply(node(build_model, clients, context).client_ids), reply_to=message
+        )
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Train the drawn clients of the node."""
-        found = node(context).clipped_sum(**messages.train_arguments(message.content))
+        arguments = messages.train_arguments(message.content)
+        found = node(build_model, clients, context).clipped_sum(**arguments)
         return Message(messages.train_reply(*found), reply_to=message)
 
     return app
+
+
+# Not inside of `client_app`: processes of a simulation get copies of what is defined there.
+def node(
+    build_model: Callable[[], Any], clients: Callable[[Context], ClientData], context: Context
+) -> NodeTraining:
+    """Return the node, prepared once in a process.
+
+    Args:
+        build_model: As for `client_app`.
+        clients: As for `client_app`.
+        context: Flower's context of the node.
+    """
+    key = (context.run_id, context.node_id)
+    if key not in _nodes:
+        for old in [each for each in _nodes if each[0] != context.run_id]:
+            del _nodes[old]
+        model = next(iter(_nodes.values())).model if _nodes else build_model()
+        _nodes[key] = NodeTraining(model, clients(context))
+        if len(_nodes) > _MOST_NODES:
+            _nodes.popitem(last=False)
+    return _nodes[key]
