@@ -144,7 +144,7 @@ def apps(way: str, num_rounds: int, times: list[float]) -> tuple[ServerApp, Clie
     if way == "ours":
         import keras_adaclip as ka
 
-        client = ka.integrations.flower.client_app(private_model, clients)
+        client = ka.integrations.flower.client_app(private_model, clients, examples(0))
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:

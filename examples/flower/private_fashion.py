@@ -70,7 +70,10 @@ def clients(context: Context) -> ka.federated.ClientData:
     return users_of(int(number), context.run_config["nodes"], context.run_config["users"])
 
 
-client = ka.integrations.flower.client_app(build_model, clients)
+# A few images of noise: the nodes examine the model with them, and with no one's data.
+MADE_UP = (np.random.default_rng(0).random((8, 784), "float32"), np.arange(8, dtype="int32"))
+
+client = ka.integrations.flower.client_app(build_model, clients, MADE_UP)
 server = ServerApp()
 
 

@@ -27,6 +27,7 @@ class AdaptiveClipping(ClippingStrategy):
         total noise multiplier, under addition or removal of one unit.
     """
 
+    statistic_bound = 0.5
     _stddev_argument: ClassVar[str]
 
     def num_statistics(self, num_groups: int) -> int:

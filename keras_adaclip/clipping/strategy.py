@@ -65,6 +65,9 @@ class ClippingStrategy(Configurable, abc.ABC):
     groups: Groups = "flat"
     noise_allocation: str = "global"
 
+    # The largest absolute value of a statistic of one unit, None if it is not known.
+    statistic_bound: ClassVar[float | None] = None
+
     def __init__(self, groups: Groups = "flat", noise_allocation: str = "global") -> None:
         self.groups = check_groups(groups)
         self.noise_allocation = check_choice("noise_allocation", noise_allocation, ALLOCATIONS)

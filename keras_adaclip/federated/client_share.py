@@ -5,6 +5,7 @@ anything, and know how long each process trains.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def share_of_this_process(clients: ClientData, settings: dict[str, Any]) -> Clie
     """
     if backend.num_processes() == 1:
         return ClientShare.alone(clients)
-    digest = _digest(repr(settings).encode())
+    digest = _digest(json.dumps(settings, sort_keys=True, default=repr).encode())
     if len(np.unique(backend.gathered(digest), axis=0)) > 1:
         raise ValueError(
             "The processes train clients differently. Give all the same arguments to `compile` and "

@@ -51,6 +51,9 @@ class CohortBatches(keras.utils.PyDataset):
             anyone who knows it knows who took part.
         class_weight: The weight of each class number in the clients' losses, or None.
         share: The place of these clients among those of several processes; None with one process.
+        first: An example whose structure, shapes and dtypes those of all clients must have, so that
+            no client is read for them. Other dtypes of numbers are then cast. None takes those of
+            the first client.
 
     Attributes:
         most_lanes: The largest number of lanes on a device.
@@ -68,6 +71,7 @@ class CohortBatches(keras.utils.PyDataset):
         seed: int | None,
         class_weight: dict[int, float] | None = None,
         share: ClientShare | None = None,
+        first: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.clients = clients
@@ -84,7 +88,8 @@ class CohortBatches(keras.utils.PyDataset):
         self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
         self._class_weight = class_weight
-        self._first = self._parts(*clients.first_examples(1))
+        self._casts = first is not None
+        self._first = self._parts(*clients.first_examples(1)) if first is None else first
         self.begin_run(0)
 
     def __len__(self) -> int:
@@ -107,11 +112,19 @@ class CohortBatches(keras.utils.PyDataset):
         """The possible numbers of rows of a client's local batch, padding included."""
         if self.settings.client_batch_size is not None:
             return [self.settings.client_batch_size]
+        limit = self.settings.client_examples_limit
+        if self._casts:
+            if limit is None:
+                raise ValueError(
+                    "On a node, `client_batch_size=None` needs `client_examples_limit`: otherwise "
+                    "the largest client would decide the shape of the others' batches. Compile "
+                    "with a limit, or with a batch size."
+                )
+            return [1 << power for power in range(rounded_up(limit).bit_length())]
         sizes: Iterable[int] = self.share.sizes.tolist()
         if self.share.num_processes == 1:
             sizes = map(self.clients.num_examples_at, range(len(self.clients)))
-        limit = self.settings.client_examples_limit or math.inf
-        return sorted({rounded_up(int(min(size, limit))) for size in sizes})
+        return sorted({rounded_up(int(min(size, limit or math.inf))) for size in sizes})
 
     @property
     def example(self) -> dict[str, Any]:
@@ -271,6 +284,8 @@ class CohortBatches(keras.utils.PyDataset):
         """
         client = self._parts(*self.clients.examples_at(position))
         keras.tree.assert_same_structure(self._first, client)
+        if self._casts:
+            client = keras.tree.map_structure(_as_kind_of, client, self._first)
         num_rows = _num_rows(client)
         found = [(array.shape, str(array.dtype)) for array in keras.tree.flatten(client)]
         expected = [
@@ -337,7 +352,11 @@ def rounds_over(
             "Every client must have one entry in `client_ids`: with two it would contribute twice "
             f"to a round. Received: {len(clients):,} entries of {num_ids:,} clients"
         )
-    alike = {**settings.as_compared, "sampling": sampling, "cohort_size": cohort_size}
+    alike: dict[str, Any] = {
+        **settings.as_compared,
+        "sampling": sampling,
+        "cohort_size": cohort_size,
+    }
     alike |= {"steps_per_epoch": steps_per_epoch, "seed": seed, "class_weight": class_weight}
     share = share_of_this_process(clients, alike)
     num_clients = share.num_clients
@@ -371,3 +390,9 @@ def rounds_over(
 def _num_rows(parts: dict[str, Any]) -> int:
     """Return the number of examples of a client."""
     return len(keras.tree.flatten(parts)[0])
+
+
+def _as_kind_of(array: np.ndarray, example: np.ndarray) -> np.ndarray:
+    """Return an array with the dtype of an example, if both hold integers or both do not."""
+    kinds = {array.dtype.kind, example.dtype.kind}
+    return array.astype(example.dtype) if kinds <= set("biu") or kinds == {"f"} else array

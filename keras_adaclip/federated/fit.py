@@ -15,7 +15,7 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.cohorts import CohortBatches, rounds_over
+from keras_adaclip.federated.cohorts import rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import contribution_step, federated_step
@@ -245,17 +245,15 @@ class FederatedTraining(PerClient, training.TrainingBase):
         step = contribution_step if self._private_state.contributes else federated_step
         return backend.train_step(self, step, *args)
 
-    def prepare_node(self, clients: ClientData) -> CohortBatches:
+    def prepare_node(self, data: training.TrainingData) -> None:
         """Prepare the model to train the clients of a node, for `contribute`.
 
         Args:
-            clients: The clients.
-
-        Returns:
-            What makes batches of them.
+            data: Made-up rows to examine the model with, and the batches of the clients.
 
         Raises:
-            ValueError: As for `fit`; or if the optimizer has an aggregation of its own.
+            ValueError: As for `fit`; or if the optimizer has an aggregation of its own, or a layer
+                assigns its state.
         """
         self._require_compiled()
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
@@ -264,11 +262,15 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 f"A `{type(optimizer).__name__}` aggregates in one process. Compile a model that "
                 "trains on other nodes with `DPOptimizer`."
             )
-        data = rounds_over(clients, self.federated_settings, None, 1, "poisson", None)
         self._prepare_rounds(data)
+        if assigned := self._private_state.assigned_by_forward:
+            raise ValueError(
+                "Over nodes, the server runs no layer, and this model has a layer that assigns its "
+                "state in each step. Leave it out, or train in one process. "
+                f"Received: {', '.join(variable.path for variable in assigned)}"
+            )
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         self._set_in_steps("contributes", True)
-        return data.poisson
 
     def contribute(self, batch: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the clipped sum of the clients of a batch, and the sum of their statistics.
@@ -276,8 +278,16 @@ class FederatedTraining(PerClient, training.TrainingBase):
         Nothing is noised, counted or applied.
 
         Args:
-            batch: A batch of what `prepare_node` has returned.
+            batch: A batch of the clients of `prepare_node`.
+
+        Raises:
+            RuntimeError: If `fit` has prepared the model for something else since.
         """
+        if not self._private_state.contributes:
+            raise RuntimeError(
+                "The model was trained by `fit` since it was prepared for a node. Make the "
+                "`NodeTraining` again."
+            )
         batch = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
         variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
         with backend.keep_variables(variables), keras_private.built_already(self):

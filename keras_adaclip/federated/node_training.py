@@ -11,11 +11,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.round_batch import RoundClient
+from keras_adaclip.gradients import Batch
+from keras_adaclip.sampling import as_arrays
+from keras_adaclip.training import TrainingData
 
 _log = logging.getLogger("keras_adaclip")
+_Sum = tuple[list[np.ndarray], np.ndarray]
 
 
 class NodeTraining:
@@ -23,31 +28,61 @@ class NodeTraining:
 
     Args:
         model: A compiled `FederatedModel`, which this node may overwrite.
-        clients: The clients of this node.
+        clients: The clients of this node; they are read when they train.
+        made_up: The `(x, y)` of a made-up client: a few examples with the structure, shapes and
+            dtypes of all. The model is examined with them. So no client's data decide about
+            another client.
 
     Guarantees:
         A client's part of the sum is clipped to the norm of the given state, and depends on this
-        client alone. A client whose examples cannot be read, or whose contribution is not finite,
-        adds nothing, and does not stop the others.
+        client alone. A client whose examples cannot be read or trained on, or whose contribution is
+        not finite, adds nothing, and does not stop the others. The model's ledger covers the steps
+        of the server's.
 
     Raises:
         TypeError: If `clients` is no `ClientData`.
         ValueError: If the model is not compiled, or breaks the guarantee.
     """
 
-    def __init__(self, model: Any, clients: ClientData) -> None:
+    def __init__(self, model: Any, clients: ClientData, made_up: tuple[Any, Any]) -> None:
+        if not isinstance(clients, ClientData):
+            raise TypeError(
+                "Argument `clients` must be a `keras_adaclip.federated.ClientData`. "
+                f"Received: {type(clients).__name__}"
+            )
         self.model = model
         self.client_ids = list(clients.client_ids)
-        self._batches: CohortBatches = model.prepare_node(clients)
+        x, y = made_up
+        self._example = as_arrays({"x": x} if y is None else {"x": x, "y": y})
+        model._require_compiled()
+        self._batches = CohortBatches(
+            clients,
+            cohort_size=1,
+            num_batches=1,
+            sampling=Sampling.POISSON,
+            settings=model.federated_settings,
+            seed=None,
+            first=keras.tree.map_structure(lambda array: array[:1], self._example),
+        )
+        model.prepare_node(
+            TrainingData(
+                sampling=Sampling.POISSON,
+                expected_batch_size=len(self.client_ids),
+                num_examples=len(self.client_ids),
+                rows=Batch(self._example["x"], self._example.get("y")),
+                poisson=self._batches,
+            )
+        )
 
     def clipped_sum(
         self,
         weights: Sequence[np.ndarray],
         clipping_state: Mapping[str, np.ndarray],
+        ledger: Mapping[str, np.ndarray],
         positions: Sequence[int],
         numbers: Sequence[int],
         key: int,
-    ) -> tuple[list[np.ndarray], np.ndarray]:
+    ) -> _Sum:
         """Return the clipped sum of some clients, and the sum of their statistics.
 
         Neither is private: only a server that adds noise may see them.
@@ -55,6 +90,7 @@ class NodeTraining:
         Args:
             weights: The server's weights, for each of `model.weights`.
             clipping_state: The server's `DPOptimizer.clipping_state`.
+            ledger: The server's ledger, `ServerRounds.ledger`.
             positions: The positions of the clients on this node.
             numbers: Their numbers in the whole population.
             key: The `round_key`.
@@ -66,11 +102,28 @@ class NodeTraining:
         Raises:
             ValueError: If the server's arrays are not those of this model.
         """
+        # First, so that the weights never are here without what was spent on them.
+        self.model._load_privacy_state(ledger, has_weights=False)
         _assign(self.model.weights, weights)
         self.model.optimizer.clipping_state = clipping_state
         clients = [self._client(*each, key) for each in zip(positions, numbers, strict=True)]
-        present = [client for client in clients if client is not None]
-        return self.model.contribute(self._batches.batch_of(present))
+        return self._sum_of([client for client in clients if client is not None])
+
+    def _sum_of(self, clients: list[RoundClient]) -> _Sum:
+        """Return the sum of what some clients contribute, without those that cannot be trained."""
+        try:
+            return self.model.contribute(self._batches.batch_of(clients))
+        except Exception as error:
+            if len(clients) <= 1:
+                _log.warning("A client adds nothing to this round: %s", error)
+                return self.model.contribute(self._batches.batch_of([]))
+        # One of them cannot be trained, as on a label that the loss does not know.
+        total, statistics = self._sum_of([])
+        for client in clients:
+            sums, of_client = self._sum_of([client])
+            total = [one + other for one, other in zip(total, sums, strict=True)]
+            statistics = statistics + of_client
+        return total, statistics
 
     def _client(self, position: int, number: int, key: int) -> RoundClient | None:
         """Return what a client brings; None if that fails."""
@@ -78,8 +131,7 @@ class NodeTraining:
             return self._batches.client(position, number, key)
         # One client must not decide whether the others take part.
         except Exception as error:
-            client_id = self.client_ids[position]
-            _log.warning("Client %r adds nothing to this round: %s", client_id, error)
+            _log.warning("Client %s of this node adds nothing to this round: %s", position, error)
             return None
 
 

@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from keras import ops
 
 from keras_adaclip import training
 from keras_adaclip._checks import check_batch_size, check_integer
-from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.accounting import LEDGER_KEYS, Sampling, Unit
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.federated.cohorts import round_key, usual_cohort_size
+from keras_adaclip.federated.fit import FederatedTraining
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
 from keras_adaclip.sampling import draw_generator, poisson_draw
 
 _log = logging.getLogger("keras_adaclip")
 # Rounding of a sum of float32 numbers.
 _TOLERANCE = 1.001
-_ENDING = ".weights.h5"
+_ENDING, _ROUNDS = ".weights.h5", "keras_adaclip_rounds"
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,29 @@ class ServerRounds:
         callbacks: Any = None,
         checkpoint: Any = None,
     ) -> None:
+        if not isinstance(model, FederatedTraining):
+            raise TypeError(
+                "Argument `model` must be a `keras_adaclip.FederatedModel`. "
+                f"Received: {type(model).__name__}"
+            )
+        model._require_compiled()
         num_clients = check_integer("num_clients", num_clients, minimum=1)
         if cohort_size is None:
             cohort_size = usual_cohort_size(num_clients)
-        self.model = model
+        self.model: Any = model
         self.num_clients = num_clients
         self.cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
         self._callbacks = training.flattened(callbacks)
+        if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in self._callbacks):
+            raise ValueError(
+                "`BackupAndRestore` cannot restore rounds over nodes. Give `checkpoint` instead."
+            )
         if not any(isinstance(each, PrivacyCallback) for each in self._callbacks):
             self._callbacks.append(PrivacyCallback())
         self._checkpoint = checked_checkpoint(checkpoint)
         self._running: keras.callbacks.CallbackList | None = None
+        self._drawn: Drawn | None = None
+        self._written: tuple[int, ...] | None = None
         self._epoch = self._num_draws = self._steps_before = 0
 
     @contextlib.contextmanager
@@ -116,6 +130,9 @@ class ServerRounds:
         num_rounds = check_integer("num_rounds", num_rounds, minimum=0)
         self._epoch = self._restored()
         left = max(num_rounds - self._epoch, 0)
+        if not left:
+            yield 0
+            return
         data = self._data()
         # The server runs no layer: the nodes examine the model.
         model._private_state.isolation = training.StepIsolation(model)
@@ -138,9 +155,16 @@ class ServerRounds:
             finally:
                 self._running = None
 
+    @property
+    def ledger(self) -> dict[str, np.ndarray]:
+        """The ledger as arrays, for the nodes' models."""
+        state = self.model._privacy_state()
+        return {name: np.asarray(state[name]) for name in LEDGER_KEYS}
+
     def begin_round(self) -> Drawn | None:
         """Draw the clients of a round; None if training has ended, as at a target epsilon."""
         callbacks, model = self._callbacks_of_run(), self.model
+        self._drawn = None
         if model.stop_training:
             return None
         callbacks.on_epoch_begin(self._epoch)
@@ -150,7 +174,8 @@ class ServerRounds:
         self._num_draws += 1
         probability = self.cohort_size / self.num_clients
         numbers = poisson_draw(generator, self.num_clients, probability)
-        return Drawn(numbers, round_key(generator))
+        self._drawn = Drawn(numbers, round_key(generator))
+        return self._drawn
 
     def end_round(self, returned: Sequence[NodeSum]) -> dict[str, float]:
         """Add up what the nodes have returned, make a private step of it, and return its logs.
@@ -161,14 +186,20 @@ class ServerRounds:
 
         Returns:
             `epsilon`, `clip_norm` (if there is one), and what other callbacks add.
+
+        Raises:
+            RuntimeError: If no round was begun.
         """
         callbacks, model = self._callbacks_of_run(), self.model
+        if self._drawn is None:
+            raise RuntimeError("Each round is begun by `begin_round`, and ended once.")
+        self._drawn = None
         optimizer, variables = model.optimizer, model.trainable_variables
         clipping = optimizer.current_clipping
         totals = [np.zeros(tuple(variable.shape), np.float32) for variable in variables]
         statistics = np.zeros(clipping.num_statistics, np.float32)
         for each in returned:
-            if (reason := self._why_unsound(each)) is not None:
+            if (reason := self._why_left_out(each)) is not None:
                 _log.warning("Node %s is left out of this round: %s", each.node, reason)
                 continue
             totals = [total + part for total, part in zip(totals, each.sums, strict=True)]
@@ -191,6 +222,13 @@ class ServerRounds:
         self._epoch += 1
         return {name: values[-1] for name, values in model.history.history.items()}
 
+    def _why_left_out(self, returned: NodeSum) -> str | None:
+        """Return why the sum of a node is left out, whatever it holds; None if it counts."""
+        try:
+            return self._why_unsound(returned)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
     def _why_unsound(self, returned: NodeSum) -> str | None:
         """Return why the sum of a node cannot be one of clipped contributions; None if it can."""
         model = self.model
@@ -200,8 +238,15 @@ class ServerRounds:
             return "its arrays do not have the shapes of the weights"
         if np.shape(returned.statistics) != (clipping.num_statistics,):
             return "its statistics are those of another clipping strategy"
-        if not all(np.isfinite(each).all() for each in (*returned.sums, returned.statistics)):
+        arrays = [*returned.sums, returned.statistics]
+        if any(each.dtype != np.float32 for each in arrays):
+            return "its arrays are not float32"
+        if not all(np.isfinite(each).all() for each in arrays):
             return "its sum is not finite"
+        bound = clipping.strategy.statistic_bound
+        largest = float(np.max(np.abs(returned.statistics), initial=0.0))
+        if bound is not None and largest > _TOLERANCE * bound * returned.num_clients:
+            return f"a statistic of {largest:.4g} is more than its clients can add"
         parts: list[Any] = [
             Materialized(ops.convert_to_tensor(each[None])) for each in returned.sums
         ]
@@ -239,18 +284,24 @@ class ServerRounds:
     def _restored(self) -> int:
         """Load the checkpoint, if there is one, and return the number of rounds that it has."""
         model = self.model
-        model._require_compiled()
         if not model.built:
             raise ValueError(
                 "The server has no examples that would tell the shapes of the model. Begin it with "
                 "a `keras.Input`, or call `build`."
             )
         model.optimizer.build(model.trainable_variables)
-        before = int(ops.convert_to_numpy(model.optimizer.iterations.value))
-        if self._checkpoint is None or not self._checkpoint.exists():
+        self._written = _state_of(self._checkpoint)
+        if self._checkpoint is None or self._written is None:
             return 0
+        with h5py.File(self._checkpoint) as file:
+            if _ROUNDS not in file.attrs:
+                raise ValueError(
+                    "The checkpoint was not written by rounds over nodes. Give another path, and "
+                    f"load it by `load_weights`. Received: {self._checkpoint}"
+                )
+            num_rounds = int(file.attrs[_ROUNDS])
         model.load_weights(self._checkpoint)
-        return int(ops.convert_to_numpy(model.optimizer.iterations.value)) - before
+        return num_rounds
 
     def _save(self) -> None:
         """Write the checkpoint, in the place of the one before at once."""
@@ -259,7 +310,19 @@ class ServerRounds:
         name = self._checkpoint.name.removesuffix(_ENDING)
         written = self._checkpoint.with_name(f"{name}.{os.getpid()}{_ENDING}")
         self.model.save_weights(written)
+        with h5py.File(written, "r+") as file:
+            file.attrs[_ROUNDS] = self._epoch + 1
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+        if _state_of(self._checkpoint) != self._written:
+            written.unlink()
+            raise RuntimeError(
+                "Another run has written the checkpoint meanwhile, and its rounds would be lost "
+                "from the ledger. End one of the two, and give each run a checkpoint of its own. "
+                f"Received: {self._checkpoint}"
+            )
         os.replace(written, self._checkpoint)
+        self._written = _state_of(self._checkpoint)
 
 
 def checked_checkpoint(path: Any) -> Path | None:
@@ -277,4 +340,14 @@ def checked_checkpoint(path: Any) -> Path | None:
         raise ValueError(
             f"Argument `checkpoint` must end in {_ENDING!r}. Received: checkpoint={str(path)!r}"
         )
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"The folder of `checkpoint` does not exist. Received: {str(path)!r}")
     return Path(path).absolute()
+
+
+def _state_of(path: Path | None) -> tuple[int, ...] | None:
+    """Return what tells one state of a file from another; None if there is no file."""
+    if path is None or not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size

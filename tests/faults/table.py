@@ -402,6 +402,22 @@ federated/test_nodes.py::test_the_weights_are_those_of_fit
 federated/test_nodes.py::test_sums_that_cannot_be_are_left_out
 - if np.any(norms > _TOLERANCE * bounds):
 + if False:
+# the server takes statistics that no client can add | federated/server_rounds.py
+federated/test_nodes.py::test_sums_that_cannot_be_are_left_out
+- if bound is not None and largest > _TOLERANCE * bound * returned.num_clients:
++ if False:
+# a client that cannot be trained takes its node with it | federated/node_training.py
+federated/test_nodes.py::test_a_client_that_cannot_be_trained_on_adds_nothing_and_stops_nobody
+- if len(clients) <= 1:
++ if True:
+# a node's model is trained further as if nothing was spent on it | federated/node_training.py
+federated/test_nodes.py::test_fit_on_a_model_that_was_a_node_trains_it
+- self.model._load_privacy_state(ledger, has_weights=False)
++ pass
+# two servers write one checkpoint | federated/server_rounds.py
+federated/test_nodes.py::test_two_servers_on_one_checkpoint_lose_no_round
+- if _state_of(self._checkpoint) != self._written:
++ if False:
 # weights leave the server before their round is saved | federated/server_rounds.py
 federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights
 - self._save()
@@ -413,7 +429,9 @@ federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_see
 # a client that cannot be read takes the others of its node with it | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
 - except Exception as error:
+-             _log.warning("Client %s of
 + except ZeroDivisionError as error:
++             _log.warning("Client %s of
 # padding counts in a layer of clients that mixes rows | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)

@@ -20,6 +20,9 @@ NODES = (range(4), range(4, 5), range(5, 10))
 COHORT, ROUNDS = 4, 3
 
 
+MADE_UP = (np.ones((8, 4), "float32"), np.zeros(8, "int64"))
+
+
 class Nodes:
     """Nodes in this process, each with its own model.
 
@@ -31,11 +34,11 @@ class Nodes:
     def __init__(self, build, clients):
         ids = list(clients.client_ids)
         self.trainings = [
-            NodeTraining(build(), clients.subset([ids[number] for number in numbers]))
+            NodeTraining(build(), clients.subset([ids[number] for number in numbers]), MADE_UP)
             for numbers in NODES
         ]
 
-    def sums(self, server, drawn):
+    def sums(self, server, drawn, ledger):
         """Return what every node with a drawn client returns."""
         sent = [ops.convert_to_numpy(each.value) for each in server.weights]
         state = server.optimizer.clipping_state
@@ -44,7 +47,7 @@ class Nodes:
             here = [number for number in drawn.numbers if number in numbers]
             if here:
                 places = [number - numbers.start for number in here]
-                returned = training.clipped_sum(sent, state, places, here, drawn.key)
+                returned = training.clipped_sum(sent, state, ledger, places, here, drawn.key)
                 found.append(NodeSum(*returned, len(here), node))
         return found
 
@@ -58,7 +61,7 @@ def trained(server, nodes, num_rounds=ROUNDS, changed=lambda sums: sums, **optio
             drawn = rounds.begin_round()
             if drawn is None:
                 break
-            logs.append(rounds.end_round(changed(nodes.sums(server, drawn))))
+            logs.append(rounds.end_round(changed(nodes.sums(server, drawn, rounds.ledger))))
     return logs
 
 
@@ -73,7 +76,7 @@ OPTIONS = {
     "coordinates": {"clipping": lambda: ka.clipping.AdaClip(0.5)},
     "momentum": {"client": keras.optimizers.Adam(0.01), "server": keras.optimizers.Adam(0.1)},
     "weighted": {"client_weighting": ka.federated.ByExamples(5, 4.0), "client_examples_limit": 6},
-    "whole": {"client_batch_size": None},
+    "whole": {"client_batch_size": None, "client_examples_limit": 6},
 }
 
 
@@ -121,44 +124,82 @@ def test_a_run_ends_at_its_target():
     assert server.privacy_spent(1e-3).epsilon <= 4.0
 
 
-def test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody():
-    everyone = clients_of(SIZES)
-
-    def read(client_id):
-        if client_id == 3:
-            raise OSError("no such file")
-        return everyone.examples_at(client_id)
-
-    broken = ClientData.from_function(list(everyone.client_ids), read)
-    left = [number for number in range(4) if number != 3]
-    build = compiled
-    server = build(clipping=0.2)
-    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+def sums_of(clients, positions, **options):
+    """Return what a node with these clients returns for some of them."""
+    server = compiled(**{"clipping": 0.2, **options})
     server.optimizer.build(server.trainable_variables)
-    state = server.optimizer.clipping_state
-    found = NodeTraining(build(clipping=0.2), broken).clipped_sum(
-        sent, state, range(4), range(4), key=5
-    )
-    expected = NodeTraining(build(clipping=0.2), everyone).clipped_sum(
-        sent, state, left, left, key=5
-    )
+    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
+    node = NodeTraining(compiled(**{"clipping": 0.2, **options}), clients, MADE_UP)
+    state, ledger = server.optimizer.clipping_state, ServerRounds(server, 10, 4).ledger
+    return node.clipped_sum(sent, state, ledger, positions, positions, key=5)
+
+
+def unlike(change):
+    """Return clients of which one, told by its id, is changed.
+
+    Args:
+        change: Takes and returns the `(x, y)` of this client.
+    """
+
+    def changed(changed_id):
+        everyone = clients_of(SIZES)
+
+        def read(client_id):
+            examples = everyone.examples_at(client_id)
+            return change(*examples) if client_id == changed_id else examples
+
+        return ClientData.from_function(list(everyone.client_ids), read)
+
+    return changed
+
+
+def unreadable(x, y):
+    raise OSError("no such file")
+
+
+UNLIKE = {
+    "unreadable": unreadable,
+    "of another shape": lambda x, y: (x[:, :2], y),
+    "of text": lambda x, y: (x.astype(str), y),
+    "of fewer labels": lambda x, y: (x, y[:1]),
+    "with labels between classes": lambda x, y: (x, y + 0.5),
+}
+
+
+def is_sum_without(found, everyone, positions, changed):
+    left = [position for position in positions if position != changed]
+    expected = sums_of(everyone, left)
     assert any(np.any(each) for each in expected[0])
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(found[0], expected[0], strict=True):
         assert_close(one, other)
 
 
+@pytest.mark.parametrize("changed", [0, 3])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody(name, changed):
+    """Also if it is the first one of its node."""
+    found = sums_of(unlike(UNLIKE[name])(changed), range(4))
+    is_sum_without(found, clients_of(SIZES), range(4), changed)
+
+
+def test_a_client_of_another_dtype_takes_part_as_the_others_do():
+    as_int16 = unlike(lambda x, y: (x.astype("float64"), y.astype("int16")))
+    for changed in (0, 3):
+        found = sums_of(as_int16(changed), range(4))
+        for one, other in zip(found[0], sums_of(clients_of(SIZES), range(4))[0], strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("changed", [0, 3])
+def test_a_client_that_cannot_be_trained_on_adds_nothing_and_stops_nobody(changed):
+    """Labels out of range are an error on PyTorch and TensorFlow, and NaN on JAX."""
+    found = sums_of(unlike(lambda x, y: (x, y + 99))(changed), range(4))
+    is_sum_without(found, clients_of(SIZES), range(4), changed)
+
+
 def test_a_client_with_nan_adds_nothing():
-    x = np.ones((8, 4), "float32")
-    x[5] = np.nan
-    clients = ClientData.from_arrays(x, np.zeros(8, "int32"), np.repeat([0, 1], 4))
-    server = compiled(clipping=0.2)
-    server.optimizer.build(server.trainable_variables)
-    sent = [ops.convert_to_numpy(each.value) for each in server.weights]
-    state = server.optimizer.clipping_state
-    node = NodeTraining(compiled(clipping=0.2), clients)
-    both, one = (node.clipped_sum(sent, state, each, each, 5)[0] for each in ([0, 1], [0]))
-    assert any(np.any(each) for each in one)
-    assert_close(both, one)
+    with_nan = unlike(lambda x, y: (x * np.where(np.arange(len(x)) == 1, np.nan, 1)[:, None], y))
+    is_sum_without(sums_of(with_nan(3), range(4)), clients_of(SIZES), range(4), 3)
 
 
 def too_long(each):
@@ -177,10 +218,26 @@ def of_another_strategy(each):
     return NodeSum(each.sums, np.zeros(3, np.float32), each.num_clients)
 
 
-@pytest.mark.parametrize("harm", [too_long, with_nan, of_another_shape, of_another_strategy])
+def of_text(each):
+    return NodeSum([part.astype(str) for part in each.sums], each.statistics, each.num_clients)
+
+
+def of_dates(each):
+    sums = [part.astype("datetime64[s]") for part in each.sums]
+    return NodeSum(sums, each.statistics, each.num_clients)
+
+
+def with_more_votes(each):
+    return NodeSum(each.sums, each.statistics + 3 * each.num_clients, each.num_clients)
+
+
+HARMS = [too_long, with_nan, of_another_shape, of_another_strategy]
+HARMS += [of_text, of_dates, with_more_votes]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_sums_that_cannot_be_are_left_out(harm, caplog):
-    # The norm is so small that every contribution is as long as it.
-    build = lambda: compiled(clipping=1e-3)  # noqa: E731
+    build = lambda: compiled(clipping=quantile(), noise_multiplier=1.0)  # noqa: E731
     clients = clients_of(SIZES)
     harmed, without = build(), build()
     trained(harmed, Nodes(build, clients), changed=lambda sums: [harm(sums[0]), *sums[1:]])
@@ -201,27 +258,45 @@ def test_nodes_that_drop_out_are_counted_all_the_same():
 
 
 def test_nodes_of_another_model_or_strategy_are_refused():
-    node = NodeTraining(compiled(clipping=0.2), clients_of(SIZES))
+    node = NodeTraining(compiled(clipping=0.2), clients_of(SIZES), MADE_UP)
     server = compiled([keras.Input((4,)), layers.Dense(3)], clipping=0.2)
     server.optimizer.build(server.trainable_variables)
+    ledger = ServerRounds(server, 10, 4).ledger
     sent = [ops.convert_to_numpy(each.value) for each in server.weights]
     with pytest.raises(ValueError, match="is not the model of this node"):
-        node.clipped_sum(sent, server.optimizer.clipping_state, [0], [0], 1)
+        node.clipped_sum(sent, server.optimizer.clipping_state, ledger, [0], [0], 1)
     sent = [ops.convert_to_numpy(each.value) for each in node.model.weights]
     other = compiled(clipping=quantile())
     other.optimizer.build(other.trainable_variables)
     with pytest.raises(ValueError, match="another clipping strategy"):
-        node.clipped_sum(sent, other.optimizer.clipping_state, [0], [0], 1)
+        node.clipped_sum(sent, other.optimizer.clipping_state, ledger, [0], [0], 1)
 
 
 def test_fit_on_a_model_that_was_a_node_trains_it():
-    clients = clients_of(SIZES)
-    model = compiled(clipping=0.2)
-    NodeTraining(model, clients)
-    before = weights(model)
+    """Its ledger covers the steps of the server's."""
+    clients, build = clients_of(SIZES), lambda: compiled(clipping=0.2, noise_multiplier=1.0)
+    nodes = Nodes(build, clients)
+    server = build()
+    trained(server, nodes, num_rounds=6)
+    model = nodes.trainings[2].model
+    assert 1 <= model.privacy_ledger.steps < 6
+    before, steps = weights(model), model.privacy_ledger.steps
     model.fit(clients, cohort_size=COHORT, steps_per_epoch=2, verbose=0)
     assert not np.allclose(before, weights(model))
-    assert model.privacy_ledger.steps == 2
+    assert model.privacy_ledger.steps == steps + 2
+    with pytest.raises(RuntimeError, match="Make the `NodeTraining` again"):
+        model.contribute({})
+
+
+def test_layers_that_assign_their_state_are_refused():
+    stack = [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(3))]
+    with pytest.raises(ValueError, match="assigns its state in each step"):
+        NodeTraining(compiled(stack), clients_of(SIZES), MADE_UP)
+
+
+def test_whole_batches_need_a_limit_on_nodes():
+    with pytest.raises(ValueError, match="needs `client_examples_limit`"):
+        NodeTraining(compiled(client_batch_size=None), clients_of(SIZES), MADE_UP)
 
 
 def test_a_checkpoint_continues_the_run(tmp_path):
@@ -261,6 +336,36 @@ def test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights(tmp_pat
     assert seen == [1, 1, 2, 2]
 
 
+def test_two_servers_on_one_checkpoint_lose_no_round(tmp_path):
+    path = tmp_path / "run.weights.h5"
+    build = lambda: compiled(clipping=0.2, noise_multiplier=1.0)  # noqa: E731
+    nodes = Nodes(build, clients_of(SIZES))
+    servers = [build(), build()]
+    rounds = [ServerRounds(each, len(SIZES), COHORT, checkpoint=path) for each in servers]
+    with rounds[0].run(5), rounds[1].run(5):
+        for _ in range(2):
+            rounds[0].end_round(nodes.sums(servers[0], rounds[0].begin_round(), rounds[0].ledger))
+        rounds[1].begin_round()
+        with pytest.raises(RuntimeError, match="Another run has written the checkpoint"):
+            rounds[1].end_round([])
+        rounds[0].begin_round()
+        rounds[0].end_round([])
+    left = build()
+    left.load_weights(path)
+    assert left.privacy_ledger.steps == 3
+
+
+def test_a_round_is_ended_once():
+    server = compiled(clipping=0.2, noise_multiplier=1.0)
+    rounds = ServerRounds(server, len(SIZES), COHORT)
+    with rounds.run(3):
+        rounds.begin_round()
+        rounds.end_round([])
+        with pytest.raises(RuntimeError, match="ended once"):
+            rounds.end_round([])
+    assert server.privacy_ledger.steps == 1
+
+
 def test_servers_that_are_killed_lose_no_round(tmp_path):
     """Every weights that were sent to a node are on the ledger that is left."""
     path, sent = tmp_path / "run.weights.h5", tmp_path / "sent"
@@ -288,3 +393,14 @@ def test_errors_tell_what_is_missing(tmp_path):
         rounds.begin_round()
     with pytest.raises(ValueError, match="cohort_size"):
         ServerRounds(compiled(), 10, 11)
+    with pytest.raises(TypeError, match="FederatedModel"):
+        ServerRounds(keras.Sequential([layers.Dense(3)]), 10, 4)
+    with pytest.raises(ValueError, match="Give `checkpoint` instead"):
+        ServerRounds(compiled(), 10, 4, [keras.callbacks.BackupAndRestore(tmp_path)])
+    with pytest.raises(ValueError, match="folder of `checkpoint` does not exist"):
+        ServerRounds(compiled(), 10, 4, checkpoint=tmp_path / "no" / "run.weights.h5")
+    other = compiled()
+    other.save_weights(tmp_path / "other.weights.h5")
+    rounds = ServerRounds(other, 10, 4, checkpoint=tmp_path / "other.weights.h5")
+    with pytest.raises(ValueError, match="not written by rounds over nodes"):
+        rounds.run(2).__enter__()

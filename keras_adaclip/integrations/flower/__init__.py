@@ -49,8 +49,9 @@ def server_strategy(
         removing one client with all of its examples, against everybody but the server and the
         client's own node. The server sees each node's sum without noise. It refuses sums that are
         longer than clipping allows, but relies on a node with several clients to clip each. Nodes
-        that drop out, are late, or return NaN contribute nothing. `evaluate_fn` and the times at
-        which nodes answer are not covered.
+        that drop out, are late, or return NaN contribute nothing. `evaluate_fn`, and whether and
+        when nodes answer, are not covered. Nodes that build the model with a `seed` know the
+        noise.
 
     Returns:
         A Flower strategy. `strategy.start(grid, num_rounds, timeout)` trains, and returns Flower's
@@ -80,7 +81,9 @@ def server_strategy(
     )
 
 
-def client_app(build_model: Callable[[], Any], clients: Callable[[Any], ClientData]) -> Any:
+def client_app(
+    build_model: Callable[[], Any], clients: Callable[[Any], ClientData], made_up: tuple[Any, Any]
+) -> Any:
     """Return a Flower `ClientApp` that trains clients for a `server_strategy`.
 
     A node holds one client, such as a telephone, or many, such as a hospital with its patients.
@@ -90,7 +93,11 @@ def client_app(build_model: Callable[[], Any], clients: Callable[[Any], ClientDa
         build_model: Takes nothing and returns the compiled `FederatedModel`, the same one as on the
             server.
         clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
-            on two nodes.
+            on two nodes. Prefer clients that are read when they train (`from_folder`,
+            `from_function`): what fails here takes the whole node with it.
+        made_up: The `(x, y)` of a made-up client: a few examples, the same on all nodes, with the
+            structure, shapes and dtypes of all. Nodes examine the model with them, and leave out
+            clients of another kind. So no client's data decide about another client.
 
     Returns:
         The app, for `[tool.flwr.app.components]` or for Flower's simulation.
@@ -112,7 +119,7 @@ def client_app(build_model: Callable[[], Any], clients: Callable[[Any], ClientDa
 
         app = ka.integrations.flower.client_app(build_model, clients)
     """
-    return _part("node_app").client_app(build_model, clients)
+    return _part("node_app").client_app(build_model, clients, made_up)
 
 
 def _part(name: str) -> Any:

@@ -2,7 +2,8 @@
 
 query     server -> node   nothing
           node -> server   digests of the ids of its clients
-train     server -> node   weights, clipping state, which clients train, their random numbers
+train     server -> node   weights, clipping state, ledger; which clients train, their random
+                               numbers
           node -> server   the sum of their clipped contributions, and of their statistics
 """
 
@@ -16,16 +17,22 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 _DIGEST_SIZE = 16
 
 
+def digest_of(client_id: Any) -> bytes:
+    """Return the digest by which the server knows a client.
+
+    Args:
+        client_id: Its id.
+    """
+    return hashlib.blake2b(str(client_id).encode(), digest_size=_DIGEST_SIZE).digest()
+
+
 def query_reply(client_ids: Sequence[Any]) -> RecordDict:
     """Return what a node tells of its clients.
 
     Args:
         client_ids: Their ids.
     """
-    digests = [
-        hashlib.blake2b(str(client_id).encode(), digest_size=_DIGEST_SIZE).digest()
-        for client_id in client_ids
-    ]
+    digests = [digest_of(client_id) for client_id in client_ids]
     return RecordDict({"clients": ConfigRecord({"digests": digests})})
 
 
@@ -34,46 +41,66 @@ def digests_of(content: RecordDict) -> list[bytes]:
 
     Args:
         content: A `query_reply`.
+
+    Raises:
+        ValueError: If they are no digests, or one comes twice.
     """
-    return list(content["clients"]["digests"])
+    digests = list(content["clients"]["digests"])
+    if not all(isinstance(each, bytes) and len(each) == _DIGEST_SIZE for each in digests):
+        raise ValueError("It has sent something else than the ids of its clients.")
+    if len(set(digests)) < len(digests):
+        raise ValueError("Two of its clients have ids that print alike.")
+    return digests
 
 
 def train_request(
     weights: ArrayRecord,
     clipping_state: Mapping[str, np.ndarray],
-    positions: Sequence[int],
+    ledger: Mapping[str, np.ndarray],
+    digests: Sequence[bytes],
     numbers: Sequence[int],
     key: int,
 ) -> RecordDict:
-    """Return what a node needs for a round; the arguments are those of `NodeTraining.clipped_sum`.
+    """Return what a node needs for a round; see `NodeTraining.clipped_sum`.
 
     Args:
         weights: The weights as a record, which the messages to all nodes share.
         clipping_state: Arrays by name.
-        positions: One or more integers.
+        ledger: Arrays by name.
+        digests: The digests of one or more clients.
         numbers: As many integers.
         key: An integer.
     """
-    state = {name: Array(np.asarray(value)) for name, value in clipping_state.items()}
-    drawn = {"positions": [*map(int, positions)], "numbers": [*map(int, numbers)], "key": key}
+    drawn = {"digests": list(digests), "numbers": [*map(int, numbers)], "key": key}
     return RecordDict(
         {
             "weights": weights,
-            "clipping": ArrayRecord(array_dict=state),
+            "clipping": _named(clipping_state),
+            "ledger": _named(ledger),
             "drawn": ConfigRecord(drawn),
         }
     )
 
 
-def train_arguments(content: RecordDict) -> dict[str, Any]:
-    """Return the arguments of `NodeTraining.clipped_sum`.
+def train_arguments(content: RecordDict, client_ids: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of `NodeTraining.clipped_sum`, without clients that are not there.
 
     Args:
         content: A `train_request`.
+        client_ids: The ids of the clients of the node.
     """
-    state = {name: array.numpy() for name, array in content["clipping"].items()}
-    weights = content["weights"].to_numpy_ndarrays()
-    return {"weights": weights, "clipping_state": state, **dict(content["drawn"])}
+    drawn = content["drawn"]
+    positions = {digest_of(client_id): n for n, client_id in enumerate(client_ids)}
+    pairs = zip(drawn["digests"], drawn["numbers"], strict=True)
+    here = [(positions[digest], number) for digest, number in pairs if digest in positions]
+    return {
+        "weights": content["weights"].to_numpy_ndarrays(),
+        "clipping_state": {name: array.numpy() for name, array in content["clipping"].items()},
+        "ledger": {name: array.numpy() for name, array in content["ledger"].items()},
+        "positions": [position for position, _ in here],
+        "numbers": [number for _, number in here],
+        "key": drawn["key"],
+    }
 
 
 def train_reply(sums: Sequence[np.ndarray], statistics: np.ndarray) -> RecordDict:
@@ -94,3 +121,8 @@ def sums_of(content: RecordDict) -> tuple[list[np.ndarray], np.ndarray]:
     """
     statistics, *sums = content["sum"].to_numpy_ndarrays()
     return sums, statistics
+
+
+def _named(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Return arrays by name as a record."""
+    return ArrayRecord(array_dict={name: Array(np.asarray(each)) for name, each in arrays.items()})

@@ -16,7 +16,9 @@ _nodes: OrderedDict[tuple[int, int], NodeTraining] = OrderedDict()
 
 
 def client_app(
-    build_model: Callable[[], Any], clients: Callable[[Context], ClientData]
+    build_model: Callable[[], Any],
+    clients: Callable[[Context], ClientData],
+    made_up: tuple[Any, Any],
 ) -> ClientApp:
     """Return the app; the arguments are those of `flower.client_app`.
 
@@ -32,15 +34,15 @@ def client_app(
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """Prepare the node, and tell the server of its clients."""
-        return Message(
-            messages.query_reply(node(build_model, clients, context).client_ids), reply_to=message
-        )
+        found = node(build_model, clients, made_up, context)
+        return Message(messages.query_reply(found.client_ids), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Train the drawn clients of the node."""
-        arguments = messages.train_arguments(message.content)
-        found = node(build_model, clients, context).clipped_sum(**arguments)
+        training = node(build_model, clients, made_up, context)
+        arguments = messages.train_arguments(message.content, training.client_ids)
+        found = training.clipped_sum(**arguments)
         return Message(messages.train_reply(*found), reply_to=message)
 
     return app
@@ -48,13 +50,17 @@ def client_app(
 
 # Not inside of `client_app`: processes of a simulation get copies of what is defined there.
 def node(
-    build_model: Callable[[], Any], clients: Callable[[Context], ClientData], context: Context
+    build_model: Callable[[], Any],
+    clients: Callable[[Context], ClientData],
+    made_up: tuple[Any, Any],
+    context: Context,
 ) -> NodeTraining:
     """Return the node, prepared once in a process.
 
     Args:
         build_model: As for `client_app`.
         clients: As for `client_app`.
+        made_up: As for `client_app`.
         context: Flower's context of the node.
     """
     key = (context.run_id, context.node_id)
@@ -62,7 +68,7 @@ def node(
         for old in [each for each in _nodes if each[0] != context.run_id]:
             del _nodes[old]
         model = next(iter(_nodes.values())).model if _nodes else build_model()
-        _nodes[key] = NodeTraining(model, clients(context))
+        _nodes[key] = NodeTraining(model, clients(context), made_up)
         if len(_nodes) > _MOST_NODES:
             _nodes.popitem(last=False)
     return _nodes[key]

@@ -28,73 +28,66 @@ class NodeDirectory:
     def __init__(self, grid: Grid, min_nodes: int, timeout: float) -> None:
         self._asked: set[int] = set()
         self._reasons: dict[int, str] = {}
+        self._waiting: set[str] = set()
         found = self._first_answers(grid, min_nodes, timeout)
-        # The nodes of each client, with its position there.
-        holders: dict[bytes, tuple[int, int]] = {}
+        holders: dict[bytes, int] = {}
         for node_id, digests in found.items():
-            for position, digest in enumerate(digests):
+            for digest in digests:
                 if digest in holders:
                     raise ValueError(
-                        f"Nodes {holders[digest][0]} and {node_id} hold a client of the same id. "
+                        f"Nodes {holders[digest]} and {node_id} hold a client of the same id. "
                         "Ids must be unique over all nodes: begin them with the name of the node, "
                         "unless it is the same person, who must then be on one node."
                     )
-                holders[digest] = node_id, position
-        digests = sorted(holders)
-        self._numbers = {digest: number for number, digest in enumerate(digests)}
-        self._holders = [holders[digest] for digest in digests]
+                holders[digest] = node_id
+        self._digests = sorted(holders)
+        self._holders = holders
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self._digests)
 
-    def take_back(self, grid: Grid, connected: Sequence[int], timeout: float) -> None:
-        """Ask new nodes whether they hold clients of nodes that are gone.
+    def take_back(self, grid: Grid, connected: Sequence[int]) -> None:
+        """Ask new nodes whether they hold clients of nodes that are gone, and read their answers.
 
         A node that was restarted may have another number. Clients that were not there when the run
-        began take part in the next run.
+        began take part in the next run. Nobody waits for the answers: they count from the round on
+        that finds them.
 
         Args:
             grid: Flower's grid.
             connected: The nodes that are connected.
-            timeout: Seconds to wait for answers.
         """
-        new = [node_id for node_id in connected if node_id not in self._asked]
-        replies = grid.send_and_receive(self._questions(new), timeout=timeout) if new else ()
-        for node_id, digests in self._answers(replies).items():
-            for position, digest in enumerate(digests):
-                number = self._numbers.get(digest)
-                if number is not None and self._holders[number][0] not in connected:
-                    self._holders[number] = node_id, position
+        for node_id, digests in self._look(grid, connected).items():
+            for digest in digests:
+                if digest in self._holders and self._holders[digest] not in connected:
+                    self._holders[digest] = node_id
 
     def by_node(
         self, numbers: Iterable[int], connected: Sequence[int]
-    ) -> dict[int, tuple[list[int], list[int]]]:
-        """Return the positions and numbers of some clients, by the connected node that holds them.
+    ) -> dict[int, tuple[list[bytes], list[int]]]:
+        """Return the digests and numbers of some clients, by the connected node that holds them.
 
         Args:
             numbers: The numbers of the clients.
             connected: The nodes that are connected.
         """
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for number in numbers:
-            node_id, position = self._holders[number]
+        found: dict[int, tuple[list[bytes], list[int]]] = {}
+        for number in map(int, numbers):
+            digest = self._digests[number]
+            node_id = self._holders[digest]
             if node_id in connected:
-                positions, of_node = found.setdefault(node_id, ([], []))
-                positions.append(position)
-                of_node.append(int(number))
+                digests, of_node = found.setdefault(node_id, ([], []))
+                digests.append(digest)
+                of_node.append(number)
         return found
 
     def _first_answers(self, grid: Grid, min_nodes: int, timeout: float) -> dict[int, list[bytes]]:
         """Return the digests of the clients of each node that answers in time."""
         end = time.monotonic() + timeout
-        waiting: set[str] = set()
         answers: dict[int, list[bytes]] = {}
         while True:
             connected = set(grid.get_node_ids())
-            waiting |= set(grid.push_messages(self._questions(connected - self._asked)))
-            replies = list(grid.pull_messages(waiting)) if waiting else []
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            answers |= self._answers(replies)
+            answers |= self._look(grid, connected)
             is_late = time.monotonic() > end
             if len(answers) >= min_nodes and (is_late or connected <= {*answers, *self._reasons}):
                 return answers
@@ -108,6 +101,14 @@ class NodeDirectory:
                     f"Reasons: {reasons}"
                 )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _look(self, grid: Grid, connected: Iterable[int]) -> dict[int, list[bytes]]:
+        """Ask nodes that were not asked yet, and return the answers that are there."""
+        if questions := self._questions(set(connected) - self._asked):
+            self._waiting |= set(grid.push_messages(questions))
+        replies = list(grid.pull_messages(self._waiting)) if self._waiting else []
+        self._waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+        return self._answers(replies)
 
     def _questions(self, node_ids: Iterable[int]) -> list[Message]:
         """Return the messages that ask nodes for their clients."""
@@ -123,9 +124,12 @@ class NodeDirectory:
         answers: dict[int, list[bytes]] = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
-            if reply.has_error():
-                self._reasons[node_id] = reply.error.reason
-                _log.warning("Node %s cannot take part: %s", node_id, reply.error.reason)
-            else:
+            try:
+                if reply.has_error():
+                    raise ValueError(reply.error.reason)
                 answers[node_id] = messages.digests_of(reply.content)
+            # Whatever a node sends, the others go on.
+            except Exception as error:
+                self._reasons[node_id] = str(error)
+                _log.warning("Node %s cannot take part: %s", node_id, error)
         return answers

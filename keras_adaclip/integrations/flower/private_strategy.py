@@ -1,6 +1,7 @@
 """The server: a Flower strategy whose rounds are those of `FederatedModel.fit`."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,6 +70,12 @@ class PrivateStrategy(Strategy):
                 out of range. Nothing was trained then.
         """
         self._timeout = check_positive("timeout", timeout)
+        if self.model.optimizer.seed is not None:
+            warnings.warn(
+                "The `DPOptimizer` has a seed, which every node knows that builds the same model: "
+                "it can subtract the noise. Over real nodes, leave `seed` out.",
+                stacklevel=2,
+            )
         self._directory = NodeDirectory(grid, self.min_nodes, self._timeout)
         self._rounds = ServerRounds(
             self.model, len(self._directory), self.cohort_size, self._callbacks, self.checkpoint
@@ -97,14 +104,16 @@ class PrivateStrategy(Strategy):
         if self._drawn is None:
             return []
         connected = list(grid.get_node_ids())
-        directory.take_back(grid, connected, self._timeout)
-        state = self.model.optimizer.clipping_state
+        directory.take_back(grid, connected)
+        state, ledger = self.model.optimizer.clipping_state, rounds.ledger
         requests = []
-        for node_id, (positions, numbers) in directory.by_node(
+        for node_id, (digests, numbers) in directory.by_node(
             self._drawn.numbers, connected
         ).items():
             self._waiting[node_id] = len(numbers)
-            content = messages.train_request(arrays, state, positions, numbers, self._drawn.key)
+            content = messages.train_request(
+                arrays, state, ledger, digests, numbers, self._drawn.key
+            )
             requests.append(
                 Message(
                     content,
@@ -178,4 +187,6 @@ class PrivateStrategy(Strategy):
     def _arrays(self) -> ArrayRecord:
         """Return the weights of the model."""
         values = [ops.convert_to_numpy(variable.value) for variable in self.model.weights]
+        # Types that NumPy does not have, such as bfloat16, fit into float32.
+        values = [each.astype("float32") if each.dtype.kind == "V" else each for each in values]
         return ArrayRecord(numpy_ndarrays=values)

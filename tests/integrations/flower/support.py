@@ -29,7 +29,8 @@ class LocalGrid(Grid):
     Attributes:
         silent: Nodes that are connected and do not answer.
         failing: Nodes that answer with an error.
-        changed: Functions that change what a node returns, by its id.
+        changed: Functions that change what a node returns of a round, by its id.
+        changed_answers: Functions that change what it tells of its clients.
         asked: The ids of the nodes, and the type, of each message.
     """
 
@@ -39,6 +40,7 @@ class LocalGrid(Grid):
         # Messages are from this process.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
         self.silent, self.failing, self.changed, self.asked = set(), set(), {}, []
+        self.changed_answers = {}
 
     def set_run(self, run):
         raise NotImplementedError
@@ -75,6 +77,7 @@ class LocalGrid(Grid):
             return [Message(Error(code=0, reason="broken"), reply_to=message)]
         config = {"number": self.numbers[node_id]}
         reply = self.app(message, Context(self.run_id, node_id, config, RecordDict(), {}))
-        if (change := self.changed.get(node_id)) and message.metadata.message_type == "train":
+        is_answer = message.metadata.message_type == "query"
+        if change := (self.changed_answers if is_answer else self.changed).get(node_id):
             change(reply.content)
         return [reply]

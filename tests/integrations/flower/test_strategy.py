@@ -12,6 +12,9 @@ import keras_adaclip as ka
 from keras_adaclip.integrations.flower import client_app, messages, server_strategy
 from tests.integrations.flower.support import LocalGrid, tiny_app
 
+# The tests compare runs from one seed.
+pytestmark = pytest.mark.filterwarnings("ignore:The `DPOptimizer` has a seed:UserWarning")
+
 app = tiny_app()
 NODES = {11: 0, 12: 1, 13: 2}
 _run_ids = itertools.count(1)
@@ -174,9 +177,21 @@ def test_rounds_outside_of_start_are_refused():
     assert strategy.aggregate_train(1, []) == (None, None)
 
 
+def test_a_seed_is_warned_of():
+    with pytest.warns(UserWarning, match="every node knows"):
+        trained(grid_of(), num_rounds=1)
+
+
+def test_answers_that_are_none_leave_the_node_out():
+    grid = grid_of()
+    grid.changed_answers[12] = lambda content: content.clear()
+    model, _ = trained(grid, num_rounds=1)
+    assert model.privacy_ledger.rows[0].num_examples == 20
+
+
 def test_arguments_are_checked():
     with pytest.raises(TypeError, match="`clients` must be a function"):
-        client_app(app.build_model, clients=app.examples())
+        client_app(app.build_model, app.examples(), app.MADE_UP)
     with pytest.raises(ValueError, match="min_nodes"):
         server_strategy(app.build_model(), min_nodes=0)
     unbuilt = ka.federated.FederatedSequential([keras.layers.Dense(3)])

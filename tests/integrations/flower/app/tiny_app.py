@@ -47,7 +47,8 @@ def clients(context):
     return users_of(int(config.get("number", config.get("partition-id"))))
 
 
-client = ka.integrations.flower.client_app(build_model, clients)
+MADE_UP = (np.ones((8, 4), "float32"), np.zeros(8, "int64"))
+client = ka.integrations.flower.client_app(build_model, clients, MADE_UP)
 server = ServerApp()
 
 
