@@ -177,6 +177,8 @@ def test_rounds_outside_of_start_are_refused():
     assert strategy.aggregate_train(1, []) == (None, None)
 
 
+# Keras's own warning is emitted again.
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
 def test_a_seed_is_warned_of():
     with pytest.warns(UserWarning, match="every node knows"):
         trained(grid_of(), num_rounds=1)
