@@ -12,7 +12,9 @@ client_sources    where they come from: arrays, HDF5 files, functions
 client_frames     ... frames, and a file for each client
 client_views      ... other clients: some of them, or a part of their examples
 partition         the division of a data set among clients
+rounds_over       rounds over a population, and the facts of them for the ledger
 cohorts           the draw of clients in each round
+client_share      ... where several processes hold the clients
 lanes             where and when each of them trains
 round_batch       ... and their examples, as arrays
 round             one round: contribute, clip, noise, apply, account

@@ -15,10 +15,10 @@ from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
 from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.cohorts import rounds_over
 from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import contribution_step, federated_step
+from keras_adaclip.federated.rounds_over import rounds_over
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer

@@ -29,9 +29,9 @@ class NodeTraining:
     Args:
         model: A compiled `FederatedModel`, which this node may overwrite.
         clients: The clients of this node; they are read when they train.
-        made_up: The `(x, y)` of a made-up client: a few examples with the structure, shapes and
-            dtypes of all. The model is examined with them. So no client's data decide about
-            another client.
+        made_up: The `(x, y)` of a made-up client: a few examples, such as random numbers, with
+            the structure, shapes and dtypes of all. The model is examined with them. So no client's
+            data decide about another client.
 
     Guarantees:
         A client's part of the sum is clipped to the norm of the given state, and depends on this
@@ -41,7 +41,8 @@ class NodeTraining:
 
     Raises:
         TypeError: If `clients` is no `ClientData`.
-        ValueError: If the model is not compiled, or breaks the guarantee.
+        ValueError: If the model is not compiled, or breaks the guarantee; or if the rows of
+            `made_up` are all alike.
     """
 
     def __init__(self, model: Any, clients: ClientData, made_up: tuple[Any, Any]) -> None:
@@ -54,6 +55,13 @@ class NodeTraining:
         self.client_ids = list(clients.client_ids)
         x, y = made_up
         self._example = as_arrays({"x": x} if y is None else {"x": x, "y": y})
+        inputs = keras.tree.flatten(self._example["x"])
+        if len(inputs[0]) < 2 or all(np.all(each == each[:1]) for each in inputs):
+            raise ValueError(
+                "Argument `made_up` must have at least two different examples, such as random "
+                "numbers: with others, not every layer and loss that mixes examples is found. "
+                f"Received: {len(inputs[0])} examples, all alike"
+            )
         model._require_compiled()
         self._batches = CohortBatches(
             clients,

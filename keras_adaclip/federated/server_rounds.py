@@ -20,8 +20,9 @@ from keras_adaclip import training
 from keras_adaclip._checks import check_batch_size, check_integer
 from keras_adaclip.accounting import LEDGER_KEYS, Sampling, Unit
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.federated.cohorts import round_key, usual_cohort_size
+from keras_adaclip.federated.cohorts import round_key
 from keras_adaclip.federated.fit import FederatedTraining
+from keras_adaclip.federated.rounds_over import usual_cohort_size
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
 from keras_adaclip.sampling import draw_generator, poisson_draw
 

@@ -248,7 +248,7 @@ tuners/test_private_search_account.py::test_a_run_that_spends_more_ends_the_sear
 federated/test_models.py::test_what_was_spent_on_frozen_weights_counts
 - return [*self.variables, *keras_private.flatten_layers(self)]
 + return self.trainable_variables
-# rounds over clients counted as steps over examples | federated/cohorts.py
+# rounds over clients counted as steps over examples | federated/rounds_over.py
 federated/test_models.py::test_examples_and_clients_do_not_share_a_ledger
 - unit=Unit.CLIENT,
 + unit=Unit.EXAMPLE,
@@ -382,7 +382,7 @@ federated/test_round.py::test_quantile_clipping_counts_clients
 -             if self.is_vectorized:
 + total = merged(total, changes, weights, ops.ones_like(ends))
 +             if self.is_vectorized:
-# a client with two entries contributes twice | federated/cohorts.py
+# a client with two entries contributes twice | federated/rounds_over.py
 federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
 - if num_ids < len(clients):
 + if False:

@@ -20,7 +20,7 @@ NODES = (range(4), range(4, 5), range(5, 10))
 COHORT, ROUNDS = 4, 3
 
 
-MADE_UP = (np.ones((8, 4), "float32"), np.zeros(8, "int64"))
+MADE_UP = (np.random.default_rng(9).normal(size=(8, 4)).astype("float32"), np.zeros(8, "int64"))
 
 
 class Nodes:
@@ -292,6 +292,12 @@ def test_layers_that_assign_their_state_are_refused():
     stack = [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(3))]
     with pytest.raises(ValueError, match="assigns its state in each step"):
         NodeTraining(compiled(stack), clients_of(SIZES), MADE_UP)
+
+
+@pytest.mark.parametrize("x", [np.zeros((8, 4), "float32"), np.ones((1, 4), "float32")])
+def test_made_up_rows_must_differ(x):
+    with pytest.raises(ValueError, match="at least two different examples"):
+        NodeTraining(compiled(), clients_of(SIZES), (x, np.zeros(len(x), "int64")))
 
 
 def test_whole_batches_need_a_limit_on_nodes():

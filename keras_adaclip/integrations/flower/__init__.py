@@ -95,9 +95,9 @@ def client_app(
         clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
             on two nodes. Prefer clients that are read when they train (`from_folder`,
             `from_function`): what fails here takes the whole node with it.
-        made_up: The `(x, y)` of a made-up client: a few examples, the same on all nodes, with the
-            structure, shapes and dtypes of all. Nodes examine the model with them, and leave out
-            clients of another kind. So no client's data decide about another client.
+        made_up: The `(x, y)` of a made-up client: a few examples of random numbers, the same on all
+            nodes, with the structure, shapes and dtypes of all. Nodes examine the model with them,
+            and leave out clients of another kind. So no client's data decide about another client.
 
     Returns:
         The app, for `[tool.flwr.app.components]` or for Flower's simulation.

@@ -47,7 +47,7 @@ def clients(context):
     return users_of(int(config.get("number", config.get("partition-id"))))
 
 
-MADE_UP = (np.ones((8, 4), "float32"), np.zeros(8, "int64"))
+MADE_UP = (np.random.default_rng(9).random((8, 4), "float32"), np.zeros(8, "int64"))
 client = ka.integrations.flower.client_app(build_model, clients, MADE_UP)
 server = ServerApp()
 
