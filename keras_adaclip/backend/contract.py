@@ -325,6 +325,18 @@ def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
     raise NotImplementedError
 
 
+def seeded_outside(seed: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which random generators other than Keras's own begin with a seed.
+
+    Keras's layers draw from them where they have no seed of their own; afterwards they go on as
+    before.
+
+    Args:
+        seed: Two integers.
+    """
+    return contextlib.nullcontext()
+
+
 def outside_random_state() -> bytes:
     """Return the state of random generators other than Keras's own.
 

@@ -161,7 +161,8 @@ class FunctionSource(Source):
         try:
             found = self._read(client_id)
             x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-            x, y = mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
+            # Copies: the function may fill the same arrays for the next client.
+            x, y = mapped(_copied, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
         except Exception as error:
             raise RuntimeError(
                 f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
@@ -199,3 +200,8 @@ def mapped(function: Callable[..., Any], *examples: Examples) -> Examples:
         for parts in zip(*examples, strict=True)
     )
     return x, y
+
+
+def _copied(value: Any) -> np.ndarray:
+    """Return an array of its own."""
+    return np.array(as_array(value))

@@ -10,6 +10,7 @@ for a gradient (Reddi et al. 2021, "Adaptive federated optimization"). With `mu 
 (Li et al. 2020, "Federated optimization in heterogeneous networks").
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -240,7 +241,9 @@ class LocalTraining:
         ]
         quicker = keras_private.replaced_calls(self.fast_calls)
         unscaled = keras_private.without_scaling_for_replicas()
-        with keras.StatelessScope(scope) as inside, quicker, unscaled:
+        seeds = client.get("seeds")
+        seeded = contextlib.nullcontext() if seeds is None else backend.seeded_outside(seeds[0])
+        with keras.StatelessScope(scope) as inside, quicker, unscaled, seeded:
             y_pred = keras.tree.map_structure(
                 lambda value: with_rows_masked(value, client["present"]),
                 call_model(model, client["x"], training=True),

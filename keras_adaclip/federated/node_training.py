@@ -121,7 +121,8 @@ class NodeTraining:
         """Return the sum of what some clients contribute, without those that cannot be trained."""
         try:
             return self.model.contribute(self._batches.batch_of(clients))
-        except Exception as error:
+        except BaseException as error:
+            _raise_if_asked_to_end(error)
             if len(clients) <= 1:
                 _log.warning("A client adds nothing to this round: %s", error)
                 return self.model.contribute(self._batches.batch_of([]))
@@ -137,10 +138,18 @@ class NodeTraining:
         """Return what a client brings; None if that fails."""
         try:
             return self._batches.client(position, number, key)
-        # One client must not decide whether the others take part.
-        except Exception as error:
+        # One client must not decide whether the others take part: not by a panic of a library, nor
+        # by an exit.
+        except BaseException as error:
+            _raise_if_asked_to_end(error)
             _log.warning("Client %s of this node adds nothing to this round: %s", position, error)
             return None
+
+
+def _raise_if_asked_to_end(error: BaseException) -> None:
+    """Raise an error that somebody else has caused than a client."""
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+        raise error
 
 
 def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:

@@ -6,6 +6,7 @@ The clients train on nodes, by `NodeTraining`. See `integrations.flower`.
 import contextlib
 import logging
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,20 +310,30 @@ class ServerRounds:
         if self._checkpoint is None:
             return
         name = self._checkpoint.name.removesuffix(_ENDING)
-        written = self._checkpoint.with_name(f"{name}.{os.getpid()}{_ENDING}")
-        self.model.save_weights(written)
-        with h5py.File(written, "r+") as file:
-            file.attrs[_ROUNDS] = self._epoch + 1
-        with written.open("rb") as file:
-            os.fsync(file.fileno())
-        if _state_of(self._checkpoint) != self._written:
-            written.unlink()
+        written = self._checkpoint.with_name(f"{name}.{uuid.uuid4().hex[:8]}{_ENDING}")
+        try:
+            self.model.save_weights(written)
+            with h5py.File(written, "r+") as file:
+                file.attrs[_ROUNDS] = self._epoch + 1
+            with written.open("rb") as file:
+                os.fsync(file.fileno())
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
+        if _state_of(self._checkpoint) not in (self._written, None):
             raise RuntimeError(
-                "Another run has written the checkpoint meanwhile, and its rounds would be lost "
-                "from the ledger. End one of the two, and give each run a checkpoint of its own. "
-                f"Received: {self._checkpoint}"
+                "Something else has written the checkpoint meanwhile, such as another run, whose "
+                "rounds would be lost from the ledger. End one of the two, and give each run a "
+                f"checkpoint of its own. Received: {self._checkpoint}. The state of this run is in "
+                f"{written}"
             )
         os.replace(written, self._checkpoint)
+        with contextlib.suppress(OSError):  # Not every system lets a folder be opened.
+            folder = os.open(self._checkpoint.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         self._written = _state_of(self._checkpoint)
 
 
@@ -343,7 +354,7 @@ def checked_checkpoint(path: Any) -> Path | None:
         )
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"The folder of `checkpoint` does not exist. Received: {str(path)!r}")
-    return Path(path).absolute()
+    return Path(path).resolve()
 
 
 def _state_of(path: Path | None) -> tuple[int, ...] | None:

@@ -416,7 +416,7 @@ federated/test_nodes.py::test_fit_on_a_model_that_was_a_node_trains_it
 + pass
 # two servers write one checkpoint | federated/server_rounds.py
 federated/test_nodes.py::test_two_servers_on_one_checkpoint_lose_no_round
-- if _state_of(self._checkpoint) != self._written:
+- if _state_of(self._checkpoint) not in (self._written, None):
 + if False:
 # weights leave the server before their round is saved | federated/server_rounds.py
 federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights
@@ -428,10 +428,10 @@ federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_see
 +         self._save()
 # a client that cannot be read takes the others of its node with it | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
-- except Exception as error:
--             _log.warning("Client %s of
-+ except ZeroDivisionError as error:
-+             _log.warning("Client %s of
+- # by an exit.
+-         except BaseException as error:
++ # by an exit.
++         except ZeroDivisionError as error:
 # padding counts in a layer of clients that mixes rows | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)

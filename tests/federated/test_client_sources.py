@@ -242,3 +242,17 @@ def test_the_examples_of_each_client_divided():
 def test_divisions_that_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         of_dict().split(*arguments)
+
+
+def test_a_function_may_use_its_array_again():
+    """Otherwise one client's data would be in the contributions of others."""
+    buffer = np.zeros((2, 3), "float32")
+
+    def read(client):
+        buffer[:] = client
+        return buffer
+
+    clients = ClientData.from_function([1, 2], read)
+    first, _ = clients.examples_at(0)
+    clients.examples_at(1)
+    assert (first == 1.0).all()

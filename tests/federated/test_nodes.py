@@ -157,8 +157,13 @@ def unreadable(x, y):
     raise OSError("no such file")
 
 
+def leaving(x, y):
+    sys.exit(1)
+
+
 UNLIKE = {
     "unreadable": unreadable,
+    "leaving": leaving,
     "of another shape": lambda x, y: (x[:, :2], y),
     "of text": lambda x, y: (x.astype(str), y),
     "of fewer labels": lambda x, y: (x, y[:1]),
@@ -195,6 +200,20 @@ def test_a_client_that_cannot_be_trained_on_adds_nothing_and_stops_nobody(change
     """Labels out of range are an error on PyTorch and TensorFlow, and NaN on JAX."""
     found = sums_of(unlike(lambda x, y: (x, y + 99))(changed), range(4))
     is_sum_without(found, clients_of(SIZES), range(4), changed)
+
+
+def test_dropout_of_a_client_does_not_depend_on_the_others():
+    stack = [keras.Input((4,)), layers.Dropout(0.4, seed=1), layers.Dense(3)]
+    clients, stack[1] = clients_of(SIZES), layers.Dropout(0.4)
+    model, ledger = compiled(stack, clipping=0.2), None
+    node = NodeTraining(model, clients, MADE_UP)
+    sent = [ops.convert_to_numpy(each.value) for each in model.weights]
+    state, ledger = model.optimizer.clipping_state, ServerRounds(model, 10, 4).ledger
+    all_three, two, one = (
+        node.clipped_sum(sent, state, ledger, each, each, 5)[0] for each in ([0, 2, 3], [0, 2], [3])
+    )
+    for total, first, second in zip(all_three, two, one, strict=True):
+        assert_close(total, first + second)
 
 
 def test_a_client_with_nan_adds_nothing():
@@ -352,7 +371,7 @@ def test_two_servers_on_one_checkpoint_lose_no_round(tmp_path):
         for _ in range(2):
             rounds[0].end_round(nodes.sums(servers[0], rounds[0].begin_round(), rounds[0].ledger))
         rounds[1].begin_round()
-        with pytest.raises(RuntimeError, match="Another run has written the checkpoint"):
+        with pytest.raises(RuntimeError, match="else has written the checkpoint"):
             rounds[1].end_round([])
         rounds[0].begin_round()
         rounds[0].end_round([])

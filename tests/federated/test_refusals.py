@@ -154,6 +154,16 @@ def test_a_loss_that_counts_padding_is_refused(stack, options):
         fit(stack, **options)
 
 
+def test_a_loss_that_counts_padding_is_refused_where_all_predictions_are_alike():
+    def mean(y_true, y_pred):
+        return ops.mean(ops.square(y_pred - 1.0))
+
+    stack = [keras.Input((4,)), layers.Dense(3, kernel_initializer="zeros")]
+    model = compiled(stack, loss=mean)
+    with pytest.raises(ValueError, match="counts the rows that pad"):
+        model.fit(clients_of((5, 4, 12), y_shape=(3,)), verbose=0)
+
+
 def test_a_loss_that_draws_random_numbers_is_not_said_to_count_padding():
     seeds = keras.random.SeedGenerator(1)
 

@@ -66,6 +66,15 @@ def unsupported_distribution(model: keras.Model) -> str | None:
     )
 
 
+@contextlib.contextmanager
+def seeded_outside(seed: Tensor) -> Iterator[None]:
+    """Override: PyTorch's generators, from which Keras's dropout draws."""
+    first, second = (int(number) for number in seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(first << 31 | second)
+        yield
+
+
 def outside_random_state() -> bytes:
     """Override: PyTorch's generators, from which Keras's dropout draws."""
     states = [torch.get_rng_state()]

@@ -81,6 +81,8 @@ class PrivateStrategy(Strategy):
             self.model, len(self._directory), self.cohort_size, self._callbacks, self.checkpoint
         )
         with self._rounds.run(num_rounds) as left:
+            if not left:
+                return Result(arrays=self._arrays())
             return super().start(
                 grid, self._arrays(), left, timeout=self._timeout, evaluate_fn=evaluate_fn
             )
