@@ -14,7 +14,6 @@ from keras import layers, ops
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ByExamples, ClientData, FederatedSequential
-from keras_adaclip.federated.client_share import ClientShare
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.optimizers import DPOptimizer
 from tests.soundness.setups import fix_draws
