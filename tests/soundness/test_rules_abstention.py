@@ -14,6 +14,7 @@ from keras import layers, ops
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ByExamples, ClientData, FederatedSequential
+from keras_adaclip.federated.client_share import ClientShare
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.optimizers import DPOptimizer
 from tests.soundness.setups import fix_draws
@@ -156,6 +157,7 @@ def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, 
     def draw_of_case(cohorts, index):
         cohorts.sampling, cohorts.clients = cases[index]
         cohorts.cohort_size = len(cohorts.clients)
+        cohorts.share = ClientShare.alone(cohorts.clients)
         return draw(cohorts, 0)
 
     monkeypatch.setattr(CohortBatches, "__getitem__", draw_of_case)
