@@ -198,17 +198,6 @@ def clients_without_seed(scope, options):
     return fitted(federated(scope, seed=None), shared_population(options), **rounds)
 
 
-def same_clients(scope, options):
-    fitted(federated(scope), population(), cohort_size=6)
-    return {}
-
-
-def other_local_epochs(scope, options):
-    model = federated(scope, local_epochs=1 + options["process"])
-    fitted(model, shared_population(options), cohort_size=6)
-    return {}
-
-
 # Noise and contributions
 
 
@@ -324,6 +313,18 @@ def refused(train):
 def same_rows(scope, options):
     """Each process was given all the data."""
     return fitted(compiled(scope), features(), labels(), batch_size=48)
+
+
+@refused
+def same_clients(scope, options):
+    """Each process was given all the clients."""
+    return fitted(federated(scope), population(), cohort_size=6)
+
+
+@refused
+def other_local_epochs(scope, options):
+    model = federated(scope, local_epochs=1 + options["process"])
+    return fitted(model, shared_population(options), cohort_size=6)
 
 
 @refused
