@@ -223,7 +223,8 @@ class CohortBatches(keras.utils.PyDataset):
             key: The `round_key`; with the number it gives the client's random numbers.
 
         Raises:
-            ValueError: If its examples are unlike those of the first client.
+            ValueError: If its examples are unlike those of the first client, or their number has
+                changed over several processes.
         """
         examples = self._examples_at(position)
         num_rows = _num_rows(examples)
@@ -312,6 +313,6 @@ def _num_rows(parts: dict[str, Any]) -> int:
 
 
 def _as_kind_of(array: np.ndarray, example: np.ndarray) -> np.ndarray:
-    """Return an array with the dtype of an example, if both hold integers or both do not."""
+    """Return an array with the dtype of an example, if both hold integers or both hold floats."""
     kinds = {array.dtype.kind, example.dtype.kind}
     return array.astype(example.dtype) if kinds <= set("biu") or kinds == {"f"} else array

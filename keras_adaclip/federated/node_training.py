@@ -147,7 +147,7 @@ class NodeTraining:
 
 
 def _raise_if_asked_to_end(error: BaseException) -> None:
-    """Raise an error that somebody else has caused than a client."""
+    """Raise an error that does not come from a client's data."""
     if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         raise error
 

@@ -117,7 +117,8 @@ def client_app(
             number = context.node_config["partition-id"]
             return ka.federated.ClientData.from_folder(f"data/node_{number}", label="label")
 
-        app = ka.integrations.flower.client_app(build_model, clients)
+        made_up = np.random.default_rng(0).random((8, 28, 28), "float32"), np.zeros(8, "int32")
+        app = ka.integrations.flower.client_app(build_model, clients, made_up)
     """
     return _part("node_app").client_app(build_model, clients, made_up)
 

@@ -2,8 +2,8 @@
 
 query     server -> node   nothing
           node -> server   digests of the ids of its clients
-train     server -> node   weights, clipping state, ledger; which clients train, their random
-                               numbers
+train     server -> node   weights, clipping state and ledger; which clients train, and the key
+                           of their random numbers
           node -> server   the sum of their clipped contributions, and of their statistics
 """
 
