@@ -207,11 +207,6 @@ class LocalTraining:
                     for gradient, weight, start in zip(gradients, weights, server, strict=True)
                 ]
             after = self._updated(weights, state, gradients)
-            if self.is_vectorized:
-                # A lane without a client keeps its weights. A single lane always has one.
-                is_active = ops.any(client["present"])
-                pairs = zip(after, own, strict=True)
-                after = [ops.where(is_active, new, old) for new, old in pairs]
             return [*after, *observed]
 
         if self.is_vectorized:
