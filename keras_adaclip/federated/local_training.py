@@ -117,8 +117,10 @@ class LocalTraining:
             if self.is_vectorized:
                 # The next client of a lane begins anew.
                 own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
-                return [*own, *total]
-            return [*fresh, *total]
+            else:
+                # While a client trains, clients of other processes may end.
+                own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
+            return [*own, *total]
 
         changing = [*model.non_trainable_variables, *model.metrics_variables]
         carry = backend.loop_over_chunks(

@@ -122,8 +122,9 @@ def _observe(
         masks: Keras's masks of the predictions, false for padding.
     """
     present = batch["present"]
-    finite = ops.isfinite(losses)
     counts = ops.sum(ops.cast(present, "float32"), axis=1)
+    # A lane without a client may hold any weights.
+    finite = ops.logical_and(ops.isfinite(losses), counts > 0.0)
     keras_private.loss_tracker(model).update_state(
         ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
     )

@@ -149,7 +149,7 @@ def images(scope, options):
 def federated(scope, **options):
     """Return a federated model that was made and compiled in a scope."""
     clipping = ka.clipping.QuantileClipping(0.3, 0.5, count_noise_stddev=4.0)
-    private = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7}
+    private = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7, "microbatch_size": None}
     private |= {name: options.pop(name) for name in list(options) if name in private}
     with scope():
         base = dense_model()
@@ -184,6 +184,12 @@ def shared_clients(scope, options):
     """Ten rounds, the same on any number of processes."""
     rounds = {"cohort_size": 10, "epochs": 5, "steps_per_epoch": 2}
     return fitted(federated(scope, local_epochs=2), shared_population(options), **rounds)
+
+
+def clients_in_turn(scope, options):
+    """One client after another, while those of other processes end."""
+    rounds = {"cohort_size": 10, "epochs": 3}
+    return fitted(federated(scope, microbatch_size=1), shared_population(options), **rounds)
 
 
 def clients_whole(scope, options):

@@ -20,7 +20,7 @@ REFUSED = {
     "same_clients": "Two processes hold a client of the same id",
     "other_local_epochs": "The processes train clients differently",
 }
-CLIENTS = ["shared_clients", "clients_whole"]
+CLIENTS = ["shared_clients", "clients_in_turn", "clients_whole"]
 if BACKEND == "tensorflow":
     REFUSED["other_weights"] = "Received different values of: weights"
 

@@ -376,6 +376,14 @@ federated/test_client_sources.py::test_clients_divided_by_clients
 federated/test_client_sources.py::test_frames_that_hold_no_clients_are_refused
 - if text in texts:
 + if False:
+# a client begins anew when one of another process ends | federated/local_training.py on tensorflow
+federated/test_round.py::test_a_client_trains_on_while_one_of_another_process_ends
+- own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
++ own = fresh
+# metrics see lanes without a client | federated/round.py
+federated/test_round.py::test_metrics_do_not_see_lanes_without_a_client
+- finite = ops.logical_and(ops.isfinite(losses), counts > 0.0)
++ finite = ops.isfinite(losses)
 # clients that still train count as short ones | federated/local_training.py
 federated/test_round.py::test_quantile_clipping_counts_clients
 - total = merged(total, changes, weights, ends)

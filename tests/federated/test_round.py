@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import keras_adaclip as ka
+from keras_adaclip.federated import cohorts
+from keras_adaclip.federated.round_batch import ClientElsewhere, round_batch
 from tests.federated import oracle
-from tests.federated.support import FROM_LOGITS, assert_close, clients_of, compiled
+from tests.federated.support import FROM_LOGITS, assert_close, clients_of, compiled, weights
 
 COHORT = 4
 # Sizes that differ, none and one among them; the last local batch is often smaller.
@@ -170,6 +172,50 @@ def test_loss_and_metrics_are_those_of_the_local_steps():
     expected = model.evaluate(clients, return_dict=True, verbose=0)
     for name, value in expected.items():
         assert history[name][0] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="trains over one process")
+@pytest.mark.parametrize("microbatch_size", [1, 2])
+def test_a_client_trains_on_while_one_of_another_process_ends(microbatch_size, monkeypatch):
+    """The batch of this process has an event for each client of any process that ends."""
+    changes = []
+    for elsewhere in ([], [ClientElsewhere(num_steps=3, num_rows=4, process=1)]):
+
+        def beside_another(clients, *arguments, others=elsewhere):
+            *arguments, process, _ = arguments
+            return round_batch([*clients, *others], *arguments, process, 1 + len(others))
+
+        monkeypatch.setattr(cohorts, "round_batch", beside_another)
+        model = compiled(microbatch_size=microbatch_size)
+        before = weights(model)
+        model.fit(clients_of((24,)), 1, epochs=1, sampling="fixed", verbose=0)
+        changes.append(weights(model) - before)
+    alone, beside = changes
+    assert np.linalg.norm(alone) > 0.1
+    np.testing.assert_allclose(beside, alone, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable("tests")
+class SignDescent(keras.optimizers.Optimizer):
+    """Divides a gradient by its size: NaN where a batch is empty."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * gradient / ops.abs(gradient))
+
+
+def error_where_it_is_finite(y_true, y_pred):
+    error = ops.square(y_true - y_pred)
+    return ops.mean(ops.where(ops.isfinite(error), error, 0.0), axis=-1)
+
+
+def test_metrics_do_not_see_lanes_without_a_client():
+    """With two lanes for three clients, one waits while the other trains the third client."""
+    stack = [keras.Input((4,)), layers.Dense(1)]
+    options = {"loss": error_where_it_is_finite, "metrics": ["mse"], "microbatch_size": 2}
+    model = compiled(stack, client=SignDescent(0.01), **options)
+    clients = clients_of((12, 12, 12)).map(lambda x, y: (x, x[:, :1].copy()))
+    history = model.fit(clients, 3, epochs=2, sampling="fixed", verbose=0).history
+    assert np.all(np.isfinite(history["mse"]))
 
 
 def test_weights_of_classes_are_those_of_keras(recorded):
