@@ -42,7 +42,8 @@ class QuantileClipping(AdaptiveClipping):
         update: `"geometric"` or `"linear"`.
         min_clip_norm: positive float, lower bound of the norm; None means 1e-10, the
             smallest norm that float32 can clip to, for the geometric update and 1e-6 for the
-            linear one. With groups, it is the bound of each.
+            linear one. With groups, it is the bound of each. Without a bound the norm sinks as most
+            examples fit, and cuts off the others (Zhao et al. 2025).
         max_clip_norm: positive float, upper bound of the norm; None means 1e15.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
