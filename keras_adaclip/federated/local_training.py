@@ -118,7 +118,7 @@ class LocalTraining:
                 # The next client of a lane begins anew.
                 own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
             else:
-                # While a client trains, clients of other processes may end.
+                # An event may end a client of another process while this one trains on.
                 own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
             return [*own, *total]
 
