@@ -83,9 +83,9 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         self._first_step = self.add_variable((), "zeros", dtype="int32", name="first_step")
         self._num_steps = self.add_variable((), "ones", dtype="int32", name="num_steps")
         self._averages = self.add_optimizer_variables(variables, "average")
-        scalars = {"shape": (), "dtype": "float32"}
-        self._energies = [self.add_variable(**scalars, name="energy") for _ in variables]
-        self._sizes = [self.add_variable(**scalars, name="size") for _ in variables]
+        shape = (len(variables),)
+        self._energies = self.add_variable(shape, aggregation="only_first_replica", name="energies")
+        self._sizes = self.add_variable(shape, name="sizes")
 
     def begin(self, num_steps: int) -> None:
         """Plan the next steps: their number, and before the first of all, the weights' sizes.
@@ -105,21 +105,22 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         self._num_steps.assign(np.int32(num_steps))
         # Arrays of its own: JAX gives the memory of each variable to the step.
         self._first_step.assign(np.int32(done))
-        for variable in (*self._averages, *self._energies):
+        for variable in (*self._averages, self._energies):
             if variable is not None:
                 variable.assign(np.zeros(variable.shape, "float32"))
         if done == 0:
             self._measure()
 
-    def update_step(
-        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """Move one variable.
+        """Move all variables.
 
         Args:
-            gradient: its noised gradient.
-            variable: the variable.
-            learning_rate: the noise walk.
+            grads: the noised gradient of each variable; None leaves it as it is.
+            trainable_variables: the variables.
 
         Raises:
             ValueError: If there is no plan.
@@ -129,22 +130,34 @@ class PlannedMomentum(keras.optimizers.Optimizer):
                 "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
                 "training loop of your own, call `begin(num_steps)` first."
             )
-        number = self._get_variable_index(variable)
-        average, energy = self._averages[number], self._energies[number]
-        first_step = ops.cast(self._first_step.value, self.iterations.dtype)
-        done = ops.cast(self.iterations.value - first_step, "float32")
-        num_steps = ops.cast(self._num_steps.value, "float32")
-        gradient = ops.cast(gradient, "float32")
-        mean = _mixed(ops.cast(average.value, "float32"), gradient, self.momentum)
-        self.assign(average, ops.cast(mean, average.dtype))
-        mean_square = ops.mean(ops.square(gradient))
-        self.assign(energy, _mixed(energy.value, mean_square, self.energy_decay))
-        share = (1.0 - self.momentum ** (done + 1.0)) * ops.sqrt(
-            energy.value / (1.0 - self.energy_decay ** (done + 1.0)) + _LEAST_ENERGY
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
         )
-        left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
-        step = ops.cast(learning_rate, "float32") * self._sizes[number].value * left / share
-        self.assign_sub(variable, ops.cast(step * mean, variable.dtype))
+        given = [
+            (ops.cast(gradient, "float32"), variable)
+            for gradient, variable in zip(grads, variables, strict=True)
+            if gradient is not None
+        ]
+        self._factors = self._step_sizes(
+            {self._get_variable_index(variable): gradient for gradient, variable in given}
+        )
+        super().apply([gradient for gradient, _ in given], [variable for _, variable in given])
+
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
+        """Move one variable.
+
+        Args:
+            gradient: its noised gradient, of float32.
+            variable: the variable.
+            learning_rate: the noise walk, which `apply` has used.
+        """
+        number = self._get_variable_index(variable)
+        average = self._averages[number]
+        mean = _mixed(ops.cast(average.value, "float32"), gradient, self.momentum)
+        self.assign(average, mean)
+        self.assign_sub(variable, self._factors[number] * mean)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -158,10 +171,35 @@ class PlannedMomentum(keras.optimizers.Optimizer):
     def __repr__(self) -> str:
         return printed(self, self.get_config())
 
+    def _step_sizes(self, gradients: dict[int, Tensor]) -> Tensor:
+        """Update the energies, and return what to multiply each variable's average with.
+
+        One tensor for all variables: many small operations would take longer than the step.
+
+        Args:
+            gradients: the gradients, by the number of their variable.
+        """
+        last = self._energies.value
+        squares = [
+            ops.mean(ops.square(gradients[number])) if number in gradients else last[number]
+            for number in range(last.shape[0])
+        ]
+        energies = _mixed(last, ops.stack(squares), self.energy_decay)
+        self._energies.assign(energies)
+        first_step = ops.cast(self._first_step.value, self.iterations.dtype)
+        done = ops.cast(self.iterations.value - first_step, "float32")
+        num_steps = ops.cast(self._num_steps.value, "float32")
+        left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
+        corrections = ops.sqrt(1.0 - self.energy_decay ** (done + 1.0)) / (
+            1.0 - self.momentum ** (done + 1.0)
+        )
+        step = ops.cast(self.learning_rate, "float32") * left * corrections
+        return step * self._sizes.value / ops.sqrt(energies + _LEAST_ENERGY)
+
     def _measure(self) -> None:
         """Take the sizes of the weights as they are."""
-        for size, variable in zip(self._sizes, self._trainable_variables, strict=True):
-            size.assign(np.float32(_size_of(backend.array_of(variable))))
+        sizes = [_size_of(backend.array_of(each)) for each in self._trainable_variables]
+        self._sizes.assign(np.asarray(sizes, "float32"))
 
 
 def _mixed(average: Tensor, value: Tensor, decay: float) -> Tensor:

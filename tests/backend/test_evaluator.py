@@ -36,6 +36,25 @@ def test_it_returns_arrays_and_traces_compiled_steps_once(run_eagerly):
     assert (len(sizes) == 1) == is_traced or BACKEND == "jax"
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="XLA chooses the precision for each size of a batch")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_products_are_in_full_precision(run_eagerly):
+    """On a GPU a convolution was refused: its output seemed to depend on the number of rows."""
+    import jax
+
+    seen = []
+
+    def function(rows, further):
+        kernel = ops.ones((2, 1, 3))
+        traced = jax.make_jaxpr(lambda x: ops.conv(x, kernel))(ops.ones((4, 5, 1)))
+        seen.append(str(traced))
+        return [rows[0]]
+
+    evaluator(function, run_eagerly=run_eagerly, jit_compile=not run_eagerly)(ROWS, {})
+    assert seen
+    assert all("precision=(HIGHEST" in each or "Precision.HIGHEST" in each for each in seen)
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow has variables of its own")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_writes_and_draws_are_known_on_tensorflow(run_eagerly):

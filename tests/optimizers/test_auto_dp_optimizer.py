@@ -322,7 +322,9 @@ def test_planned_momentum_without_a_plan_is_refused():
         optimizer.apply([keras.ops.ones((2, 2))])
 
 
-def test_planned_momentum_is_its_formula():
+@pytest.mark.parametrize("order", [None, [0, 1, 2], [2, 0, 1], [2, 0]])
+def test_planned_momentum_is_its_formula(order):
+    """Also for some of the variables, in another order; without a gradient one stays."""
     rng = np.random.default_rng(1)
     kernel, bias = keras.Variable(rng.normal(size=(3, 2))), keras.Variable(np.zeros(2))
     zero = keras.Variable(np.zeros((2, 4, 5)))
@@ -335,8 +337,16 @@ def test_planned_momentum_is_its_formula():
     averages, energies = [0.0] * 3, [0.0] * 3
     for step in range(8):  # The last two are beyond the plan.
         gradients = [rng.normal(size=v.shape) for v in values]
-        optimizer.apply([keras.ops.convert_to_tensor(g, "float32") for g in gradients])
+        given = [keras.ops.convert_to_tensor(g, "float32") for g in gradients]
+        if order == [2, 0, 1]:
+            given[1] = None
+        if order is None:
+            optimizer.apply(given)
+        else:
+            optimizer.apply([given[each] for each in order], [variables[each] for each in order])
         for number, gradient in enumerate(gradients):
+            if number == 1 and order is not None and order[0] == 2:
+                continue
             averages[number] = 0.8 * averages[number] + 0.2 * gradient
             energies[number] = 0.9 * energies[number] + 0.1 * np.mean(gradient**2)
             average = averages[number] / (1 - 0.8 ** (step + 1))

@@ -181,13 +181,23 @@ def _with_values(function: Function, variables: Variables) -> Function:
 
 
 class Evaluator(contract.Evaluator):
-    """Override: compiled once, or eager if the model runs eagerly."""
+    """Override: compiled once, or eager if the model runs eagerly; products in full precision.
+
+    On a GPU, XLA may choose TF32 or float32 for each size of the batch, and results that differ so
+    much look like those of a layer that counts its rows.
+    """
 
     def _prepared(self, rows: list[Tensor], further: Any) -> Function:
         """Return the function to run, and note its effects."""
+
+        def precise(*given: Any) -> Any:
+            """Run the function."""
+            with full_precision():
+                return self._function(*given)
+
         if not needs_fixed_shapes(self._model):
-            return self._function
-        compiled = jax.jit(self._function, compiler_options=_quick_options())
+            return precise
+        compiled = jax.jit(precise, compiler_options=_quick_options())
         # Callbacks to Python, and references that are written to.
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))
