@@ -83,9 +83,9 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         self._first_step = self.add_variable((), "zeros", dtype="int32", name="first_step")
         self._num_steps = self.add_variable((), "ones", dtype="int32", name="num_steps")
         self._averages = self.add_optimizer_variables(variables, "average")
-        shape = (len(variables),)
-        self._energies = self.add_variable(shape, aggregation="only_first_replica", name="energies")
-        self._sizes = self.add_variable(shape, name="sizes")
+        scalars = {"shape": (), "dtype": "float32"}
+        self._energies = [self.add_variable(**scalars, name="energy") for _ in variables]
+        self._sizes = [self.add_variable(**scalars, name="size") for _ in variables]
 
     def begin(self, num_steps: int) -> None:
         """Plan the next steps: their number, and before the first of all, the weights' sizes.
@@ -105,7 +105,7 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         self._num_steps.assign(np.int32(num_steps))
         # Arrays of its own: JAX gives the memory of each variable to the step.
         self._first_step.assign(np.int32(done))
-        for variable in (*self._averages, self._energies):
+        for variable in (*self._averages, *self._energies):
             if variable is not None:
                 variable.assign(np.zeros(variable.shape, "float32"))
         if done == 0:
@@ -119,7 +119,7 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         """Move all variables.
 
         Args:
-            grads: the noised gradient of each variable; None leaves it as it is.
+            grads: the noised gradients. Over several replicas, the parts that add up to them.
             trainable_variables: the variables.
 
         Raises:
@@ -130,18 +130,8 @@ class PlannedMomentum(keras.optimizers.Optimizer):
                 "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
                 "training loop of your own, call `begin(num_steps)` first."
             )
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
-        given = [
-            (ops.cast(gradient, "float32"), variable)
-            for gradient, variable in zip(grads, variables, strict=True)
-            if gradient is not None
-        ]
-        self._factors = self._step_sizes(
-            {self._get_variable_index(variable): gradient for gradient, variable in given}
-        )
-        super().apply([gradient for gradient, _ in given], [variable for _, variable in given])
+        self._rate = self._rate_of_step()
+        super().apply(grads, trainable_variables)
 
     def update_step(
         self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
@@ -149,15 +139,19 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         """Move one variable.
 
         Args:
-            gradient: its noised gradient, of float32.
+            gradient: its noised gradient.
             variable: the variable.
-            learning_rate: the noise walk, which `apply` has used.
+            learning_rate: the noise walk, of which `apply` has made the rate of the step.
         """
         number = self._get_variable_index(variable)
-        average = self._averages[number]
+        average, energy = self._averages[number], self._energies[number]
+        gradient = ops.cast(gradient, "float32")
         mean = _mixed(ops.cast(average.value, "float32"), gradient, self.momentum)
+        mean_square = _mixed(energy.value, ops.mean(ops.square(gradient)), self.energy_decay)
         self.assign(average, mean)
-        self.assign_sub(variable, self._factors[number] * mean)
+        self.assign(energy, mean_square)
+        step = self._rate * self._sizes[number].value / ops.sqrt(mean_square + _LEAST_ENERGY)
+        self.assign_sub(variable, step * mean)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -171,21 +165,8 @@ class PlannedMomentum(keras.optimizers.Optimizer):
     def __repr__(self) -> str:
         return printed(self, self.get_config())
 
-    def _step_sizes(self, gradients: dict[int, Tensor]) -> Tensor:
-        """Update the energies, and return what to multiply each variable's average with.
-
-        One tensor for all variables: many small operations would take longer than the step.
-
-        Args:
-            gradients: the gradients, by the number of their variable.
-        """
-        last = self._energies.value
-        squares = [
-            ops.mean(ops.square(gradients[number])) if number in gradients else last[number]
-            for number in range(last.shape[0])
-        ]
-        energies = _mixed(last, ops.stack(squares), self.energy_decay)
-        self._energies.assign(energies)
+    def _rate_of_step(self) -> Tensor:
+        """Return a sqrt(3 / T) (1 - t / T) and the corrections, which all variables share."""
         first_step = ops.cast(self._first_step.value, self.iterations.dtype)
         done = ops.cast(self.iterations.value - first_step, "float32")
         num_steps = ops.cast(self._num_steps.value, "float32")
@@ -193,13 +174,12 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         corrections = ops.sqrt(1.0 - self.energy_decay ** (done + 1.0)) / (
             1.0 - self.momentum ** (done + 1.0)
         )
-        step = ops.cast(self.learning_rate, "float32") * left * corrections
-        return step * self._sizes.value / ops.sqrt(energies + _LEAST_ENERGY)
+        return ops.cast(self.learning_rate, "float32") * left * corrections
 
     def _measure(self) -> None:
         """Take the sizes of the weights as they are."""
-        sizes = [_size_of(backend.array_of(each)) for each in self._trainable_variables]
-        self._sizes.assign(np.asarray(sizes, "float32"))
+        for size, variable in zip(self._sizes, self._trainable_variables, strict=True):
+            size.assign(np.float32(_size_of(backend.array_of(variable))))
 
 
 def _mixed(average: Tensor, value: Tensor, decay: float) -> Tensor:

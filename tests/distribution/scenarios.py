@@ -102,6 +102,12 @@ def poisson(scope, options):
     return fitted(compiled(scope, clipping=quantile()), *share(options), **POISSON)
 
 
+def planned(scope, options):
+    """Steps divided by the size of the whole gradient, not by that of a replica's part."""
+    model = compiled(scope, make_optimizer=ka.optimizers.PlannedMomentum)
+    return fitted(model, *share(options), **POISSON)
+
+
 def source(options, **arguments):
     """Return this process's rows as a source, drawn as in `poisson`."""
     pairs = list(zip(*share(options), strict=True))
