@@ -54,6 +54,7 @@ PRINTED = [
     ),
     (clipping.AutomaticClipping(2.0), "AutomaticClipping(clip_norm=2.0)"),
     (clipping.PSAC(2.0), "PSAC(clip_norm=2.0)"),
+    (clipping.SlaClip(2.0), "SlaClip(initial_clip_norm=2.0)"),
     (clipping.ExpectedErrorClipping(2.0), "ExpectedErrorClipping(initial_clip_norm=2.0)"),
     (clipping.MeanNormClipping(factor=2.0), "MeanNormClipping(initial_clip_norm=1.0, factor=2.0)"),
     (clipping.AdaClip(), "AdaClip(beta1=0.9)"),

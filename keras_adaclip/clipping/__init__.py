@@ -15,6 +15,7 @@ from keras_adaclip.clipping.mean_norm import MeanNormClipping
 from keras_adaclip.clipping.psac import PSAC
 from keras_adaclip.clipping.quantile import QuantileClipping
 from keras_adaclip.clipping.scheduled import ScheduledClipping
+from keras_adaclip.clipping.slaclip import SlaClip
 from keras_adaclip.clipping.strategy import ClippingStrategy, Release
 from keras_adaclip.schedules import Schedule
 
@@ -30,6 +31,7 @@ __all__ = [
     "QuantileClipping",
     "Release",
     "ScheduledClipping",
+    "SlaClip",
     "get",
 ]
 

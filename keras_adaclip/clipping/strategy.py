@@ -65,6 +65,10 @@ class ClippingStrategy(Configurable, abc.ABC):
     groups: Groups = "flat"
     noise_allocation: str = "global"
 
+    # Whether a unit's statistics, in units of their noise, fit into what its contribution leaves
+    # unused of the clipping norm, so that they cost nothing.
+    statistics_fit_the_norm: ClassVar[bool] = False
+
     # The largest absolute value of a statistic of one unit, None if it is not known.
     statistic_bound: ClassVar[float | None] = None
 

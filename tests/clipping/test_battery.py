@@ -36,8 +36,9 @@ STRATEGIES = {
         0.4, 0.1, excess_noise_stddev=7.0, **options
     ),
     "AdaClip": lambda: ka.clipping.AdaClip(0.8, 0.95, 1e-6, 1e-2),
+    "SlaClip": lambda: ka.clipping.SlaClip(0.4, 5, 0.1),
 }
-WITH_GROUPS = [name for name in STRATEGIES if name != "AdaClip"]
+WITH_GROUPS = [name for name in STRATEGIES if name not in ("AdaClip", "SlaClip")]
 # Each group has two coordinates here.
 GROUPS = {
     "flat": SINGLE,
@@ -277,6 +278,7 @@ def test_a_trained_optimizer_tells_what_was_paid():
         (ka.clipping.MeanNormClipping, "initial_clip_norm"),
         (ka.clipping.PSAC, "stabilizer"),
         (ka.clipping.ExpectedErrorClipping, "initial_clip_norm"),
+        (ka.clipping.SlaClip, "initial_clip_norm"),
     ],
 )
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ CLIPPING = {
     "automatic": lambda: ka.clipping.AutomaticClipping(0.5, groups="per_layer"),
     "psac": lambda: ka.clipping.PSAC(0.5),
     "expected_error": lambda: ka.clipping.ExpectedErrorClipping(0.5, groups="per_layer"),
+    "slack": lambda: ka.clipping.SlaClip(0.5),
     "adaclip": lambda: ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2),
 }
 NETS = {

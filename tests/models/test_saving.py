@@ -74,6 +74,7 @@ STRATEGIES = {
     "expected error": lambda: ka.clipping.ExpectedErrorClipping(
         excess_noise_stddev=5.0, groups="per_layer"
     ),
+    "slack": lambda: ka.clipping.SlaClip(0.4),
     "adaclip": lambda: ka.clipping.AdaClip(min_variance=1e-6, max_variance=1e-2),
     "quantile by layer": lambda: ka.clipping.QuantileClipping(
         count_noise_stddev=5.0, groups="per_layer", noise_allocation="optimal"

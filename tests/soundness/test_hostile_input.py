@@ -68,6 +68,7 @@ def clippings(draw):
         lambda: module.PSAC(norm, share, **grouped),
         lambda: module.ExpectedErrorClipping(norm, excess_noise_stddev=noise, **grouped),
         lambda: module.MeanNormClipping(norm, mean_noise_stddev=noise, **grouped),
+        lambda: module.SlaClip(norm, learning_rate=noise or 0.2),
         lambda: module.AdaClip(beta1=share, max_variance=norm),
     ]
     return draw(st.sampled_from(kinds))

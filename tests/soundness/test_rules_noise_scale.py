@@ -69,6 +69,7 @@ FURTHER = {
     "expected error": lambda **options: ka.clipping.ExpectedErrorClipping(
         0.7, excess_noise_stddev=COUNT_NOISE, **options
     ),
+    "slack": lambda **options: ka.clipping.SlaClip(0.7, num_slots=4),
     "fixed by group": lambda **options: ka.clipping.FixedClipping([0.3, 0.9], **options),
     "quantile": lambda **options: quantile(learning_rate=0.2, **options),
 }

@@ -78,6 +78,7 @@ CASES = {
     "expected error": lambda: ka.clipping.ExpectedErrorClipping(
         1.0, learning_rate=1e-3, excess_noise_stddev=1.0
     ),
+    "SlaClip": lambda: ka.clipping.SlaClip(1.0, learning_rate=1e-3),
     # Centre and scale stay where they are, so that one linear score serves all steps.
     "adaclip": lambda: ka.clipping.AdaClip(beta1=1 - 1e-7, beta2=1 - 1e-7),
     "per layer, unequal": lambda: fixed([0.3, 2.0], groups="per_layer"),
