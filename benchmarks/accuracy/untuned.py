@@ -12,8 +12,8 @@ Ways to train the same network to the same epsilon:
 
 - *auto*: `AutoDPOptimizer`, nothing chosen, 20 epochs;
 - *habit*: Adam 1e-3, norm 1, batches of 256, 20 epochs;
-- *auto-psac*, *auto-quantile*, *auto-expected-error*, *auto-adam*: as *auto*, with another way to
-  bound the contributions, or with Adam 1e-2 for its step;
+- *auto-psac*, *auto-quantile*, *auto-expected-error*, *auto-slaclip*, *auto-adam*: as *auto*, with
+  another way to bound the contributions, or with Adam 1e-2 for its step;
 - *oracle*: the best of 60 random settings (optimizer, learning rate, norm, batch, epochs), chosen
   by held-out accuracy, and nothing is paid for that.
 
@@ -50,6 +50,7 @@ _AUTO: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "auto-expected-error": lambda ka, keras: {
         "plan": {"clipping": ka.clipping.ExpectedErrorClipping()}
     },
+    "auto-slaclip": lambda ka, keras: {"plan": {"clipping": ka.clipping.SlaClip()}},
     "auto-adam": lambda ka, keras: {"optimizer": keras.optimizers.Adam(1e-2)},
 }
 WAYS = (*_AUTO, "habit", "oracle")

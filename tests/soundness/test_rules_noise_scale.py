@@ -87,6 +87,7 @@ FURTHER = {
         ("fixed by group", "per_layer", "proportional"),
         ("fixed by group", "per_layer", "optimal"),
         ("quantile", "per_layer", "optimal"),
+        ("slack", "flat", "global"),
     ],
 )
 @pytest.mark.parametrize("mode", setups.COMPILED)

@@ -1,0 +1,117 @@
+"""SlaClip against the slots of its paper, and the norms that it finds."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+import keras_adaclip as ka
+from keras_adaclip.clipping.groups import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
+from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
+
+
+def slots(norm, clip_norm, num_slots):
+    """Fill the slots one after another with `(C - n) sqrt(K)`, each up to `C / sqrt(K)`."""
+    capacity = clip_norm / math.sqrt(num_slots)
+    left, filled = max(clip_norm - norm, 0.0) * math.sqrt(num_slots), []
+    for _ in range(num_slots):
+        filled.append(min(left, capacity))
+        left -= filled[-1]
+    return np.array(filled)
+
+
+def shares(strategy, norms, clip_norm):
+    state = tensors({"clip_norm": [clip_norm]})
+    norms = ops.convert_to_tensor(np.asarray(norms, np.float32)[:, None])
+    finite = ops.ones((len(norms),), "bool")
+    return ops.convert_to_numpy(strategy.statistics(state, norms, finite)).astype(np.float64)
+
+
+@pytest.mark.parametrize("num_slots", [2, 3, 10, 50])
+@pytest.mark.parametrize("clip_norm", [0.02, 1.0, 300.0])
+def test_the_statistics_are_the_first_and_the_last_slot(num_slots, clip_norm):
+    norms = clip_norm * np.array([0.0, 0.01, 0.3, 0.49, 0.51, 0.97, 1.0, 1.5, 1e9])
+    found = shares(ka.clipping.SlaClip(num_slots=num_slots), norms, clip_norm)
+    expected = [slots(norm, clip_norm, num_slots)[[0, -1]] for norm in norms]
+    expected = np.array(expected) * math.sqrt(num_slots) / clip_norm
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@given(
+    share=st.floats(0, 2, width=32),
+    clip_norm=st.floats(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
+    num_slots=st.integers(2, 10_000),
+)
+def test_contribution_and_slots_are_no_longer_than_the_clip_norm(share, clip_norm, num_slots):
+    """In units of their noise, which is what the mechanism needs."""
+    strategy = ka.clipping.SlaClip(num_slots=num_slots)
+    norm = np.float32(share * clip_norm)
+    found = shares(strategy, [norm], clip_norm)[0]
+    of_sum, of_statistics = strategy.noise_split(2.0, 100.0)
+    clipped = min(float(norm) / float(np.float32(clip_norm)), 1.0)
+    moved = math.hypot(clipped / of_sum, *(found / of_statistics))
+    assert moved <= 0.5 * (1 + 1e-6)
+
+
+def test_thirty_steps_follow_the_formula():
+    generator = np.random.default_rng(0)
+    strategy, clip_norm = ka.clipping.SlaClip(0.3, 4, 0.4), 0.3
+    state = strategy.initial_state(SINGLE)
+    for _ in range(30):
+        norms = generator.lognormal(size=generator.poisson(40)).astype(np.float32)
+        noise = generator.normal(0, 6.0, 2)
+        total = summed_statistics(strategy, state, norms[:, None]) + noise
+        state = updated(strategy, state, total, 40)
+        filled = sum(slots(norm, clip_norm, 4) for norm in norms)[[0, -1]]
+        first, last = (filled * 2.0 / clip_norm + noise) / 40
+        target = (1.0 + min(max(last / clip_norm, 0.0), 1.0)) / 2.0
+        clip_norm = clip_norm * math.exp(0.4 * (target - first))
+        np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize("initial", [1e-3, 1e3])
+def test_the_norm_comes_from_afar_to_among_the_contributions(initial):
+    norms = np.random.default_rng(1).lognormal(size=(500, 1))
+    strategy = ka.clipping.SlaClip(initial)
+    state = strategy.initial_state(SINGLE)
+    for _ in range(300):
+        state = updated(strategy, state, summed_statistics(strategy, state, norms), 500)
+    assert np.quantile(norms, 0.3) < state["clip_norm"][0] < np.quantile(norms, 0.95)
+
+
+def test_the_sum_is_noised_as_with_a_fixed_norm_and_the_report_says_so():
+    optimizer = dp_sgd(ka.clipping.SlaClip(num_slots=9))
+    model = pure_noise_model(optimizer)
+    model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
+    text = optimizer.described()["clipping"]
+    assert "z = 1, of the sum z_D = 1 (0% more noise" in text
+    assert "2 private statistics with noise of standard deviation 3)" in text
+
+
+class Unpaid(ka.clipping.SlaClip):
+    """Leaves the noise on its statistics out."""
+
+    def noise_split(self, noise_multiplier, expected_units, num_groups=1):
+        return noise_multiplier, 0.0
+
+
+class Undeclared(ka.clipping.SlaClip):
+    """Releases the same, and does not say that it fits."""
+
+    statistics_fit_the_norm = False
+
+
+@pytest.mark.parametrize("strategy", [Unpaid(), Undeclared()])
+def test_statistics_that_nothing_pays_for_are_refused(strategy):
+    model = pure_noise_model(dp_sgd(strategy))
+    with pytest.raises(ValueError, match="does not pay for what the strategy releases"):
+        model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
+
+
+def test_slots_that_cannot_fit_are_refused():
+    with pytest.raises(ValueError, match="num_slots"):
+        ka.clipping.SlaClip(num_slots=1)
