@@ -62,8 +62,17 @@ class Clipper:
             norms: as in `factors`.
             finite: as in `factors`.
             present: bool of shape `(batch_size,)`, false for padding.
+
+        Raises:
+            ValueError: If the strategy returns another number of statistics than it states.
         """
         statistics = self.strategy.statistics(self.state, norms, finite)
         if statistics is None:
             return ops.zeros((self.num_statistics,), "float32")
+        if statistics.shape[1] not in (None, self.num_statistics):
+            raise ValueError(
+                f"`{type(self.strategy).__name__}.statistics` returns another number of statistics "
+                "than `num_statistics`, which are paid for. Let both agree. "
+                f"Received: {statistics.shape[1]} statistics for {self.num_statistics}"
+            )
         return ops.sum(ops.where(present[:, None], statistics, 0.0), axis=0)

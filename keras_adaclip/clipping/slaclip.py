@@ -5,16 +5,17 @@ A clipped contribution of norm n leaves C - n of the clipping norm C. It fills s
     v_j = (C / sqrt(K)) min(max(K (1 - n / C) - (j - 1), 0), 1)
 
 so that n^2 + v_1^2 + ... + v_K^2 <= C^2: contribution and slots together are no longer than a
-contribution alone may be. The noised means s_j of v_j sqrt(K) / C, of which only the first and the
-last are used, move C:
+contribution alone may be. Only the first slot and the last are used. The noised means s_j of
+v_j sqrt(K) / C move C:
 
-    r = min(max(s_K / C, 0), 1)
+    r = min(max(s_K / C, -1), 1)
     C <- C exp(eta ((1 + r) / 2 - s_1))
 
 s_1 is a smooth share of unclipped contributions, and s_K one of those that are shorter than C / K.
 
 Source: Zou et al. 2026, "SlaClip: gradient norm slacks can be indicator for adaptive clipping in
-DP-SGD" (ICML), equations 6 to 11 and 28 to 30, as its authors' code states them.
+DP-SGD" (ICML), and the code of its authors, github.com/ZsyRock/SlaClip. Appendix C of the paper
+cuts r off at zero, which lets noise raise C.
 """
 
 import math
@@ -27,17 +28,22 @@ from keras_adaclip._checks import check_integer, check_positive
 from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, ParameterGroups, check_clip_norm
 from keras_adaclip.clipping.strategy import ClippingStrategy, Release, State, Tensor
 
+# So that the rounding of a slot never lets it pass its bound.
+_ROUNDING = 1.0 - 1e-6
+
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
 class SlaClip(ClippingStrategy):
     """Clip to a norm that follows how much of it the contributions leave unused.
 
-    The norm falls where most contributions are far shorter, and rises where most are clipped. Norms
-    far below 1 rise again, so that it does not sink as a median does.
+    The norm rises where most contributions are clipped. Above 1 it falls where most are far
+    shorter. Below 1 it hardly falls, so that it does not sink as a median does: the rule compares a
+    share with the norm itself, and depends on the scale of the loss. Where contributions are far
+    below 1, begin with a small norm.
 
     Args:
         initial_clip_norm: positive float, the norm of the first step, in units of the gradient.
-        num_slots: integer from 2, the K of the formula. The noise on a mean is
+        num_slots: integer from 2, the K of the formula. The noise on each of the means is
             `noise_multiplier * sqrt(K) / expected_units`; the authors recommend at most
             `(expected_units / (5.15 * noise_multiplier)) ** (2 / 3)`.
         learning_rate: positive float, how fast the norm moves.
@@ -47,21 +53,22 @@ class SlaClip(ClippingStrategy):
         ValueError: If an argument is out of range.
 
     Guarantees:
-        Contribution and slots of one unit together have at most the clipping norm, so that the sums
-        of both are one Gaussian mechanism with the total noise multiplier: the sum of contributions
-        has no more noise than that of a fixed norm. Under addition or removal of one unit.
+        Contribution and slots of one unit together have at most the clipping norm, and the same
+        noise. The sums of both are one Gaussian mechanism with the total noise multiplier, under
+        addition or removal of one unit, and the sum of contributions has no more noise than that
+        of a fixed norm.
 
     Example:
 
     >>> clipping = SlaClip(num_slots=16)
     >>> clipping.noise_split(1.5, expected_units=256)
-    (1.5, 6.0)
+    (1.5, 1.5)
 
     Reference:
         Zou et al. 2026, section 4.
     """
 
-    statistic_bound = 1.0
+    statistic_bound = 0.5**0.5
     statistics_fit_the_norm = True
 
     def __init__(
@@ -81,20 +88,22 @@ class SlaClip(ClippingStrategy):
         return 2
 
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor:
-        """Return how full the first and the last slot are, between 0 and 1."""
+        """Return how full the first and the last slot are, over `C`: up to `1 / sqrt(K)`."""
         filled = self.num_slots * (1.0 - norms / state["clip_norm"])
         slots = ops.concatenate([filled, filled - (self.num_slots - 1.0)], axis=1)
-        return ops.where(finite[:, None], ops.clip(slots, 0.0, 1.0), 0.0)
+        slots = ops.clip(slots, 0.0, 1.0) * (_ROUNDING / math.sqrt(self.num_slots))
+        return ops.where(finite[:, None], slots, 0.0)
 
     def noise_split(
         self, noise_multiplier: float, expected_units: float, num_groups: int = 1
     ) -> tuple[float, float]:
-        """Return the total for the sum, and the same noise in units of a slot."""
-        return noise_multiplier, noise_multiplier * math.sqrt(self.num_slots)
+        """Return the total for the sum, and the same noise for the slots."""
+        return noise_multiplier, noise_multiplier
 
     def update(self, state: State, release: Release) -> State:
         """Move the norm by the noised means of the two slots."""
-        means, clip_norm = release.statistics / release.expected_units, state["clip_norm"]
-        target = 0.5 + 0.5 * ops.clip(means[1] / clip_norm, 0.0, 1.0)
+        means = release.statistics * (math.sqrt(self.num_slots) / release.expected_units)
+        clip_norm = state["clip_norm"]
+        target = 0.5 + 0.5 * ops.clip(means[1] / clip_norm, -1.0, 1.0)
         clip_norm = clip_norm * ops.exp(self.learning_rate * (target - means[0]))
         return {"clip_norm": ops.clip(clip_norm, *CLIP_NORM_RANGE)}

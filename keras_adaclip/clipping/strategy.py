@@ -65,8 +65,8 @@ class ClippingStrategy(Configurable, abc.ABC):
     groups: Groups = "flat"
     noise_allocation: str = "global"
 
-    # Whether a unit's statistics, in units of their noise, fit into what its contribution leaves
-    # unused of the clipping norm, so that they cost nothing.
+    # Whether (n / clip_norm)^2 + ||statistics||^2 <= 1 for every unit, with n the norm of what it
+    # contributes. In a single group, with the total noise multiplier, they then cost nothing.
     statistics_fit_the_norm: ClassVar[bool] = False
 
     # The largest absolute value of a statistic of one unit, None if it is not known.
@@ -112,7 +112,7 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the statistics of each unit, which are summed and noised; None if there are none.
 
         A strategy with statistics states their number in `num_statistics` and pays for them in
-        `noise_split`.
+        `noise_split`, unless `statistics_fit_the_norm`.
 
         Args:
             state: the state of this step.
@@ -210,10 +210,12 @@ class ClippingStrategy(Configurable, abc.ABC):
             f"z_D = {rest:.6g}"
         )
         if num_statistics and noise_multiplier > 0.0:
+            count = f"{num_statistics} private statistic{'s' if num_statistics > 1 else ''}"
+            if self.statistics_fit_the_norm:
+                return f"{text}; {count} at no cost"
             text += (
                 f" ({100.0 * (rest / noise_multiplier - 1.0):.3g}% more noise, the price of "
-                f"{num_statistics} private statistic{'s' if num_statistics > 1 else ''} with noise "
-                f"of standard deviation {stddev:.6g})"
+                f"{count} with noise of standard deviation {stddev:.6g})"
             )
         if num_groups > 1:
             text += f"; {num_groups} groups, noise allocation {self.noise_allocation!r}"

@@ -255,7 +255,10 @@ class ServerRounds:
         squares = BatchGradients(variables, parts, 1).squared_norms(clipping.groups)
         norms = np.sqrt(ops.convert_to_numpy(squares))[0]
         bounds = returned.num_clients * ops.convert_to_numpy(clipping.state["clip_norm"])
-        if np.any(norms > _TOLERANCE * bounds):
+        shares = norms / bounds
+        if clipping.strategy.statistics_fit_the_norm:
+            shares = np.hypot(shares, np.linalg.norm(returned.statistics) / returned.num_clients)
+        if np.any(shares > _TOLERANCE):
             return f"its sum of norm {norms.max():.4g} is longer than clipping allows"
         return None
 

@@ -264,8 +264,10 @@ class DPOptimizer(AccountedOptimizer):
         total, num_groups = row.noise_multiplier, self._clip.current.num_groups
         split = self.clipping.noise_split(total, float(row.expected_batch_size), num_groups)
         num_statistics = self.clipping.num_statistics(num_groups)
-        is_free = self.clipping.statistics_fit_the_norm
-        is_paid = num_statistics == 0 or (split[1] > 0.0 and (is_free or split[0] > total))
+        if self.clipping.statistics_fit_the_norm:
+            is_paid = num_groups == 1 and min(split) >= total
+        else:
+            is_paid = num_statistics == 0 or (split[1] > 0.0 and split[0] > total)
         if total > 0.0 and not (split[0] >= total and is_paid and math.isfinite(split[0])):
             raise ValueError(
                 f"`{type(self.clipping).__name__}.noise_split` does not pay for what the strategy "

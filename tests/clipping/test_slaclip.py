@@ -37,8 +37,7 @@ def test_the_statistics_are_the_first_and_the_last_slot(num_slots, clip_norm):
     norms = clip_norm * np.array([0.0, 0.01, 0.3, 0.49, 0.51, 0.97, 1.0, 1.5, 1e9])
     found = shares(ka.clipping.SlaClip(num_slots=num_slots), norms, clip_norm)
     expected = [slots(norm, clip_norm, num_slots)[[0, -1]] for norm in norms]
-    expected = np.array(expected) * math.sqrt(num_slots) / clip_norm
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, np.array(expected) / clip_norm, atol=1e-5)
 
 
 @given(
@@ -55,6 +54,7 @@ def test_contribution_and_slots_are_no_longer_than_the_clip_norm(share, clip_nor
     clipped = min(float(norm) / float(np.float32(clip_norm)), 1.0)
     moved = math.hypot(clipped / of_sum, *(found / of_statistics))
     assert moved <= 0.5 * (1 + 1e-6)
+    assert (found <= strategy.statistic_bound).all()
 
 
 def test_thirty_steps_follow_the_formula():
@@ -63,24 +63,24 @@ def test_thirty_steps_follow_the_formula():
     state = strategy.initial_state(SINGLE)
     for _ in range(30):
         norms = generator.lognormal(size=generator.poisson(40)).astype(np.float32)
-        noise = generator.normal(0, 6.0, 2)
+        noise = generator.normal(0, 3.0, 2)
         total = summed_statistics(strategy, state, norms[:, None]) + noise
         state = updated(strategy, state, total, 40)
         filled = sum(slots(norm, clip_norm, 4) for norm in norms)[[0, -1]]
-        first, last = (filled * 2.0 / clip_norm + noise) / 40
-        target = (1.0 + min(max(last / clip_norm, 0.0), 1.0)) / 2.0
+        first, last = 2.0 * (filled / clip_norm + noise) / 40
+        target = (1.0 + min(max(last / clip_norm, -1.0), 1.0)) / 2.0
         clip_norm = clip_norm * math.exp(0.4 * (target - first))
         np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-4)
 
 
-@pytest.mark.parametrize("initial", [1e-3, 1e3])
-def test_the_norm_comes_from_afar_to_among_the_contributions(initial):
-    norms = np.random.default_rng(1).lognormal(size=(500, 1))
+@pytest.mark.parametrize(("initial", "scale"), [(1e-3, 1.0), (1e3, 1.0), (1e3, 50.0), (1e-4, 0.01)])
+def test_the_norm_comes_from_afar_to_among_the_contributions(initial, scale):
+    norms = scale * np.random.default_rng(1).lognormal(size=(500, 1))
     strategy = ka.clipping.SlaClip(initial)
     state = strategy.initial_state(SINGLE)
     for _ in range(300):
         state = updated(strategy, state, summed_statistics(strategy, state, norms), 500)
-    assert np.quantile(norms, 0.3) < state["clip_norm"][0] < np.quantile(norms, 0.95)
+    assert np.quantile(norms, 0.3) < state["clip_norm"][0] < np.quantile(norms, 0.99)
 
 
 def test_the_sum_is_noised_as_with_a_fixed_norm_and_the_report_says_so():
@@ -88,15 +88,14 @@ def test_the_sum_is_noised_as_with_a_fixed_norm_and_the_report_says_so():
     model = pure_noise_model(optimizer)
     model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
     text = optimizer.described()["clipping"]
-    assert "z = 1, of the sum z_D = 1 (0% more noise" in text
-    assert "2 private statistics with noise of standard deviation 3)" in text
+    assert "z = 1, of the sum z_D = 1; 2 private statistics at no cost" in text
 
 
 class Unpaid(ka.clipping.SlaClip):
     """Leaves the noise on its statistics out."""
 
     def noise_split(self, noise_multiplier, expected_units, num_groups=1):
-        return noise_multiplier, 0.0
+        return noise_multiplier, 0.9 * noise_multiplier
 
 
 class Undeclared(ka.clipping.SlaClip):
@@ -105,7 +104,15 @@ class Undeclared(ka.clipping.SlaClip):
     statistics_fit_the_norm = False
 
 
-@pytest.mark.parametrize("strategy", [Unpaid(), Undeclared()])
+class Grouped(ka.clipping.SlaClip):
+    """Has groups, whose slots are not those of one norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.groups = "per_layer"
+
+
+@pytest.mark.parametrize("strategy", [Unpaid(), Undeclared(), Grouped()])
 def test_statistics_that_nothing_pays_for_are_refused(strategy):
     model = pure_noise_model(dp_sgd(strategy))
     with pytest.raises(ValueError, match="does not pay for what the strategy releases"):

@@ -94,18 +94,18 @@ clipping/test_adaptive.py::test_the_default_noise_is_a_twentieth_of_the_units
 soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_step
 - return ops.where(unclipped, 0.5, -0.5)
 + return ops.where(unclipped, -0.5, 0.5)
-# the slots have the noise of a single one | clipping/slaclip.py
+# slots as large as the norm itself | clipping/slaclip.py
 clipping/test_slaclip.py::test_contribution_and_slots_are_no_longer_than_the_clip_norm
--         return noise_multiplier, noise_multiplier * math.sqrt(self.num_slots)
-+         return noise_multiplier, noise_multiplier
+- ops.clip(slots, 0.0, 1.0) * (_ROUNDING / math.sqrt(self.num_slots))
++ ops.clip(slots, 0.0, 1.0) * _ROUNDING
 # slots that a clipped contribution leaves no room for | clipping/slaclip.py
 clipping/test_slaclip.py::test_contribution_and_slots_are_no_longer_than_the_clip_norm
 - filled = self.num_slots * (1.0 - norms / state["clip_norm"])
 + filled = self.num_slots * (2.0 - norms / state["clip_norm"])
 # statistics that are not paid for | optimizers/dp_optimizer.py
 clipping/test_slaclip.py::test_statistics_that_nothing_pays_for_are_refused
-- (split[1] > 0.0 and (is_free or split[0] > total))
-+ (split[1] > 0.0 or split[0] > total or is_free)
+- is_paid = num_groups == 1 and min(split) >= total
++ is_paid = num_groups == 1
 # the excess of a long contribution has no bound | clipping/expected_error.py
 clipping/test_battery.py::test_the_joint_sensitivity_is_what_the_split_pays_for
 - shares = ops.minimum(excesses / self._bound(state), 1.0)
