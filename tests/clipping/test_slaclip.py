@@ -57,6 +57,12 @@ def test_contribution_and_slots_are_no_longer_than_the_clip_norm(share, clip_nor
     assert (found <= strategy.statistic_bound).all()
 
 
+def test_the_noise_suits_any_number_of_slots():
+    """A node may have another one than the server that adds the noise."""
+    splits = {ka.clipping.SlaClip(num_slots=number).noise_split(1.5, 9.0) for number in (2, 9, 99)}
+    assert splits == {(1.5, 1.5)}
+
+
 def test_thirty_steps_follow_the_formula():
     generator = np.random.default_rng(0)
     strategy, clip_norm = ka.clipping.SlaClip(0.3, 4, 0.4), 0.3

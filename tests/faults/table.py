@@ -98,6 +98,10 @@ soundness/test_rules_steps.py::test_the_noise_follows_the_clip_norm_of_the_same_
 clipping/test_slaclip.py::test_contribution_and_slots_are_no_longer_than_the_clip_norm
 - ops.clip(slots, 0.0, 1.0) * (_ROUNDING / math.sqrt(self.num_slots))
 + ops.clip(slots, 0.0, 1.0) * _ROUNDING
+# the slots of a node are not held against the norm | federated/server_rounds.py
+federated/test_nodes.py::test_a_sum_whose_slots_cannot_fit_is_left_out
+- if clipping.strategy.statistics_fit_the_norm:
++ if False:
 # slots that a clipped contribution leaves no room for | clipping/slaclip.py
 clipping/test_slaclip.py::test_contribution_and_slots_are_no_longer_than_the_clip_norm
 - filled = self.num_slots * (1.0 - norms / state["clip_norm"])

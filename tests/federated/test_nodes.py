@@ -73,6 +73,7 @@ OPTIONS = {
     "fixed": {"clipping": 0.2},
     "quantile": {"clipping": quantile, "local_epochs": 2},
     "groups": {"clipping": lambda: quantile("per_layer")},
+    "slack": {"clipping": lambda: ka.clipping.SlaClip(0.3)},
     "coordinates": {"clipping": lambda: ka.clipping.AdaClip(0.5)},
     "momentum": {"client": keras.optimizers.Adam(0.01), "server": keras.optimizers.Adam(0.1)},
     "weighted": {"client_weighting": ka.federated.ByExamples(5, 4.0), "client_examples_limit": 6},
@@ -263,6 +264,22 @@ def test_sums_that_cannot_be_are_left_out(harm, caplog):
     assert "left out of this round" in caplog.text
     trained(without, Nodes(build, clients), changed=lambda sums: sums[1:])
     assert_close([weights(harmed)], [weights(without)], 1e-7)
+
+
+def in_the_corner(each):
+    """Sums as long as the norm, and slots as full as they get."""
+    sums = [np.zeros_like(part) for part in each.sums]
+    sums[0].flat[0] = 0.2 * each.num_clients
+    statistics = np.full_like(each.statistics, 0.5**0.5 * each.num_clients)
+    return NodeSum(sums, statistics, each.num_clients)
+
+
+def test_a_sum_whose_slots_cannot_fit_is_left_out(caplog):
+    build = lambda: compiled(clipping=ka.clipping.SlaClip(0.2, 2, 1e-6))  # noqa: E731
+    nodes = Nodes(build, clients_of(SIZES))
+    trained(build(), nodes, 1, changed=lambda sums: [in_the_corner(sums[0]), *sums[1:]])
+    assert caplog.text.count("left out of this round") == 1
+    assert "longer than clipping allows" in caplog.text
 
 
 def test_nodes_that_drop_out_are_counted_all_the_same():

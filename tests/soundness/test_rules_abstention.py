@@ -33,7 +33,7 @@ CLIPPINGS = {
     "AdaClip": ka.clipping.AdaClip(),
     "automatic": ka.clipping.AutomaticClipping(0.3),
     "PSAC": ka.clipping.PSAC(0.3, stabilizer=1e-3),
-    "SlaClip": ka.clipping.SlaClip(0.05),
+    "SlaClip": ka.clipping.SlaClip(0.01),
     "expected error": ka.clipping.ExpectedErrorClipping(
         0.3, excess_noise_stddev=1.1, groups="per_layer"
     ),
