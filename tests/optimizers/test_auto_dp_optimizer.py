@@ -322,6 +322,7 @@ def test_planned_momentum_without_a_plan_is_refused():
         optimizer.apply([keras.ops.ones((2, 2))])
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize("order", [None, [0, 1, 2], [2, 0, 1], [2, 0]])
 def test_planned_momentum_is_its_formula(order):
     """Also for some of the variables, in another order; without a gradient one stays."""
