@@ -28,7 +28,6 @@ STRATEGIES: dict[str, Any] = {
     "quantile": Quantile,
     "quantile, at least 0.1": lambda: Quantile(min_clip_norm=0.1),
     "quantile, at least 1": lambda: Quantile(initial_clip_norm=1.0, min_clip_norm=1.0),
-    "SlaClip": ka.clipping.SlaClip,
     "quantile 0.9": lambda: Quantile(0.9),
 }
 

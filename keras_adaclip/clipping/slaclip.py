@@ -53,10 +53,10 @@ class SlaClip(ClippingStrategy):
         ValueError: If an argument is out of range.
 
     Guarantees:
-        Contribution and slots of one unit together have at most the clipping norm, and the same
-        noise. The sums of both are one Gaussian mechanism with the total noise multiplier, under
-        addition or removal of one unit, and the sum of contributions has no more noise than that
-        of a fixed norm.
+        Contribution and slots of one unit together are no longer than the clipping norm, and both
+        get the same noise. The sums of both are one Gaussian mechanism with the total noise
+        multiplier, under addition or removal of one unit, and the sum of contributions has no more
+        noise than that of a fixed norm.
 
     Example:
 
@@ -65,7 +65,7 @@ class SlaClip(ClippingStrategy):
     (1.5, 1.5)
 
     Reference:
-        Zou et al. 2026, section 4.
+        Zou et al. 2026, and the code of its authors.
     """
 
     statistic_bound = 0.5**0.5

@@ -273,6 +273,8 @@ class DPOptimizer(AccountedOptimizer):
                 f"`{type(self.clipping).__name__}.noise_split` does not pay for what the strategy "
                 f"releases: with {num_statistics} statistics a unit, the sum must have more noise "
                 "than the total and the statistics must have some. Override `noise_split`. "
+                "A strategy whose `statistics_fit_the_norm` has a single group, and both have at "
+                "least the noise of the total. "
                 f"Received: noise_multiplier={total}, noise_split -> {split}"
             )
         return split

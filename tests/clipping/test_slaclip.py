@@ -125,6 +125,20 @@ def test_statistics_that_nothing_pays_for_are_refused(strategy):
         model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
 
 
+class OneMore(ka.clipping.SlaClip):
+    """Releases a statistic that it does not state."""
+
+    def statistics(self, state, norms, finite):
+        slots = super().statistics(state, norms, finite)
+        return ops.concatenate([slots, slots[:, :1]], axis=1)
+
+
+def test_a_statistic_more_than_is_stated_is_refused():
+    model = pure_noise_model(dp_sgd(OneMore()))
+    with pytest.raises(ValueError, match="3 statistics for 2"):
+        model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
+
+
 def test_slots_that_cannot_fit_are_refused():
     with pytest.raises(ValueError, match="num_slots"):
         ka.clipping.SlaClip(num_slots=1)
