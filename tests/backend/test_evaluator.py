@@ -55,6 +55,49 @@ def test_products_are_in_full_precision(run_eagerly):
     assert all("precision=(HIGHEST" in each or "Precision.HIGHEST" in each for each in seen)
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="a context for each call, which reads settings")
+def test_convolutions_are_in_full_precision_on_pytorch():
+    """On a GPU a pooling layer was refused after a convolution in TF32."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    seen = []
+
+    def function(rows, further):
+        seen.append(cudnn.allow_tf32)
+        return [rows[0]]
+
+    before = cudnn.allow_tf32
+    evaluator(function)(ROWS, {})
+    assert (seen, cudnn.allow_tf32) == ([False], before)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch has a precision for each operation")
+@pytest.mark.parametrize("precisions", [("tf32", "ieee"), ("ieee", "tf32")])
+def test_precisions_of_each_operation_come_back(precisions):
+    import torch
+
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("before PyTorch 2.9")
+    parts = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    defaults = [part.fp32_precision for part in parts]
+    seen = []
+
+    def function(rows, further):
+        seen.extend(part.fp32_precision for part in parts)
+        return [rows[0]]
+
+    try:
+        for part, precision in zip(parts, precisions, strict=True):
+            part.fp32_precision = precision
+        evaluator(function)(ROWS, {})
+        assert seen == ["ieee", "ieee"]
+        assert tuple(part.fp32_precision for part in parts) == precisions
+    finally:
+        for part, precision in zip(parts, defaults, strict=True):
+            part.fp32_precision = precision
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow has variables of its own")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_writes_and_draws_are_known_on_tensorflow(run_eagerly):

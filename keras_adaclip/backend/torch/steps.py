@@ -19,6 +19,8 @@ from keras_adaclip.backend.contract import Function, Tensor, Variables
 
 # Numbers that one thread draws at a time. They fill half a megabyte, a part of the cache.
 _BLOCK = 1 << 17
+# Since PyTorch 2.9.
+_HAS_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
 def loops_in_python() -> bool:
@@ -99,33 +101,54 @@ def evaluate_each(function: Function, variables: Variables, arguments: Sequence[
 
 
 class Evaluator(contract.Evaluator):
-    """Override: eager calls."""
+    """Override: eager calls, in full precision.
+
+    In TF32, results of two sizes of the batch may differ as if a layer counted its rows.
+    """
 
     def _prepared(self, rows: list[Tensor], further: Any) -> Function:
         """Return the function to run."""
-        return lambda *given: evaluate_each(lambda _: self._function(*given), [], [()])[0]
+
+        def precise(*given: Any) -> Any:
+            """Run the function."""
+            with full_precision():
+                return evaluate_each(lambda _: self._function(*given), [], [()])[0]
+
+        return precise
 
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Override: also on a CPU, where `torch.set_float32_matmul_precision` allows bfloat16."""
-    parts: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    if not all(hasattr(part, "fp32_precision") for part in parts):  # before PyTorch 2.9
-        before = torch.get_float32_matmul_precision()
+    """Override: also on a CPU, where `torch.set_float32_matmul_precision` allows bfloat16.
+
+    Convolutions and recurrent layers of cuDNN too, which use TF32 unless told otherwise.
+    """
+    before = [(part, name, getattr(part, name)) for part, name in _precisions()]
+    products = None if _HAS_PRECISIONS else torch.get_float32_matmul_precision()
+    if products:
         torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-        return
-    precisions = [part.fp32_precision for part in parts]
     try:
-        for part in parts:
-            part.fp32_precision = "ieee"
+        for part, name, _ in before:
+            setattr(part, name, False if name == "allow_tf32" else "ieee")
         yield
     finally:
-        for part, precision in zip(parts, precisions, strict=True):
-            part.fp32_precision = precision
+        for part, name, value in before:
+            setattr(part, name, value)
+        if products:
+            torch.set_float32_matmul_precision(products)
+
+
+def _precisions() -> list[tuple[Any, str]]:
+    """Return the parts of PyTorch that round float32, each with the attribute that says so."""
+    backends: Any = torch.backends
+    cudnn, name = backends.cudnn, "fp32_precision"
+    parts = [(backends.cuda.matmul, name), (backends.mkldnn.matmul, name)]
+    try:
+        # A layer may read it too, which is an error once the newer attributes differ from it.
+        _ = cudnn.allow_tf32
+    except RuntimeError:
+        return [*parts, (cudnn.conv, name), (cudnn.rnn, name)]
+    return [*(parts if _HAS_PRECISIONS else ()), (cudnn, "allow_tf32")]
 
 
 def peak_memory(
