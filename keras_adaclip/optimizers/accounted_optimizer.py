@@ -204,9 +204,16 @@ class AccountedOptimizer(WrappingOptimizer):
 
         Args:
             num_steps: their number.
+
+        Raises:
+            ValueError: If the inner optimizer needs the noise of each gradient, which is not known.
         """
         if isinstance(self.inner_optimizer, PlannedMomentum):
-            self.inner_optimizer.begin(num_steps)
+            raise ValueError(
+                "`PlannedMomentum` takes its step from the noise of each gradient, which "
+                f"`{type(self).__name__}` does not know. Give it to a `DPOptimizer`, or choose "
+                "another optimizer."
+            )
 
     def refuse_single_steps(self) -> None:
         """Raise if the optimizer cannot train on a batch outside of `fit`.

@@ -100,7 +100,7 @@ class AutoDPOptimizer(DPOptimizer):
         chosen = _checked_plan(plan, optimizer)
         is_own = optimizer is None
         if is_own:
-            optimizer = PlannedMomentum(chosen.get("noise_walk", PlannedMomentum.DEFAULT_WALK))
+            optimizer = PlannedMomentum(chosen.get("noise_walk"))
         super().__init__(
             optimizer,
             chosen.get("clipping", "automatic"),
@@ -255,8 +255,8 @@ class AutoDPOptimizer(DPOptimizer):
         arguments, plan = super()._arguments(), self.plan
         if self._has_own_rule:
             arguments["optimizer"] = None
-            walk = self.inner_optimizer.get_config()["noise_walk"]  # It may have been set.
-            if walk != PlannedMomentum.DEFAULT_WALK:
+            walk = self.inner_optimizer.get_config()["noise_walk"]
+            if walk is not None:  # It may have been set.
                 plan["noise_walk"] = walk
         return {**arguments, "plan": plan or None}
 

@@ -24,6 +24,7 @@ from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.clip_state import ClipState
 from keras_adaclip.optimizers.noise_state import NoiseState
+from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 
 Tensor = Any
 
@@ -163,11 +164,38 @@ class DPOptimizer(AccountedOptimizer):
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
+        if isinstance(self.inner_optimizer, PlannedMomentum):
+            gradients = self.inner_optimizer.scaled(gradients, mean_stddevs)
         gradients = backend.shares_of_replica(gradients)
         self.inner_optimizer.apply(gradients, trainable_variables)
         # Last: this step was clipped and noised with the old clipping norm.
         step = self.iterations.value
         self._clip.update(Release(means, mean_stddevs, statistics, expected_units, step))
+
+    def begin_plan(self, num_steps: int) -> None:
+        """Begin the steps of a `fit`.
+
+        Args:
+            num_steps: their number.
+
+        Raises:
+            ValueError: If a `PlannedMomentum` has no noise to take its step from.
+        """
+        if not isinstance(self.inner_optimizer, PlannedMomentum):
+            return
+        if self.open_row.noise_multiplier == 0.0:
+            raise ValueError(
+                "`PlannedMomentum` takes its step from the noise of each gradient, and there is "
+                "none. Give a positive `noise_multiplier`, or choose another optimizer. "
+                "Received: noise_multiplier=0.0"
+            )
+        if type(self.clipping).gradients is not ClippingStrategy.gradients:
+            raise ValueError(
+                "`PlannedMomentum` takes its step from the noise of each gradient, and "
+                f"`{type(self.clipping).__name__}` rescales gradients after their noise. Choose "
+                "another way to clip, or another optimizer."
+            )
+        self.inner_optimizer.begin(num_steps)
 
     # Read-outs
 

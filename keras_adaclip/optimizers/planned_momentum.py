@@ -1,50 +1,50 @@
-"""Momentum whose step is planned from the number of steps and the sizes of the initial weights.
+"""Momentum whose step size is planned from the number of steps and the noise of each.
 
-    m <- b1 m + (1 - b1) g
-    v <- b2 v + (1 - b2) mean(g^2)                   one number for each variable
-    w <- w - a s sqrt(3 / T) (1 - t / T) m / sqrt(v)      (m and v corrected for their start)
+    r <- g / s                                   the gradient in units of its noise
+    e <- b e + (1 - b) mean(r^2)                 one number (corrected for its start)
+    step = a sqrt(3 / T) (1 - t / T) / sqrt(1 + (e - 1) / 4)
+    v <- m v - (1 - m) step r
+    w <- w + v
 
-with T the planned steps, t the steps done, s the root mean square of the initial weights, and a the
-`noise_walk`. Where noise is most of a gradient, g / sqrt(v) has unit variance, and the squares of
-sqrt(3 / T) (1 - t / T) sum to about one: at the end, the noise of all steps together has moved each
-coordinate by a standard deviation of about a * s (a tenth more in 200 steps, since the corrected
-averages give the first gradients more weight). The signal, which has one direction, moves the
-weights as far as its share of the gradients allows.
+with T the planned steps, t the steps done, s the standard deviation of the noise on the gradient, m
+the momentum, and a the `noise_walk`. The squares of sqrt(3 / T) (1 - t / T) sum to about one. So
+where noise is most of a gradient, e = 1, and the noise of all steps together moves each coordinate
+by a standard deviation of a. The signal, which has one direction, moves the weights as far as its
+share of the gradients allows. Where it is most of the gradient, e is large and steps are shorter.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
 from keras_adaclip._configurable import printed
 
 Tensor = Any
 
-# Biases begin with zeros, and gains with ones: neither is a size that they should move by.
-_SIZE_OF_VECTORS = 0.1
-_LEAST_ENERGY = 1e-30
+# Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to 150,000 weights best
+# falls with about the fourth root of their number.
+_WALK_OF_ONE_WEIGHT = 3.4
+_SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class PlannedMomentum(keras.optimizers.Optimizer):
-    """Moves each variable, over a planned number of steps, by a planned multiple of its size.
+class PlannedMomentum(keras.optimizers.SGD):
+    """Lets the noise of a planned number of steps move each weight by a planned distance.
 
     `AutoDPOptimizer` uses it. There is no learning rate to tune: the step follows from the number
-    of steps and from the sizes of the initial weights, is divided by the size of the gradients,
-    and falls linearly to zero.
+    of steps and from the noise on the gradients, which a `DPOptimizer` knows, and falls linearly to
+    zero.
 
     Args:
         noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
-            weight, over the root mean square of the initial weights of its variable. (For vectors,
-            such as biases, over 0.1.)
+            weight; None for `3.4 * num_weights ** -0.25`. It is the learning rate in Keras's terms.
         momentum: float in (0, 1), the decay of the average of gradients.
-        energy_decay: float in (0, 1), the decay of the average of mean squared gradients.
         name: name of the optimizer.
 
     Raises:
@@ -53,23 +53,20 @@ class PlannedMomentum(keras.optimizers.Optimizer):
 
     Example:
 
-    >>> PlannedMomentum().get_config()["noise_walk"]
-    3.0
+    >>> PlannedMomentum(0.2).get_config()["noise_walk"]
+    0.2
     """
 
-    DEFAULT_WALK: ClassVar[float] = 3.0
-
     def __init__(
-        self,
-        noise_walk: float = DEFAULT_WALK,
-        momentum: float = 0.9,
-        energy_decay: float = 0.99,
-        name: str | None = None,
+        self, noise_walk: float | None = None, momentum: float = 0.9, name: str | None = None
     ) -> None:
-        super().__init__(learning_rate=check_positive("noise_walk", noise_walk), name=name)
-        self.momentum = check_between_0_and_1("momentum", momentum)
-        self.energy_decay = check_between_0_and_1("energy_decay", energy_decay)
-        self._is_begun = False
+        walk = optional(check_positive, "noise_walk", noise_walk)
+        super().__init__(
+            walk or _WALK_OF_ONE_WEIGHT, check_between_0_and_1("momentum", momentum), name=name
+        )
+        # That of the network, for which it is not built yet; None if a walk was given.
+        self._default_walk = float(np.float32(_WALK_OF_ONE_WEIGHT)) if walk is None else None
+        self._is_begun = self._is_scaled = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the averages and the plan.
@@ -80,15 +77,19 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self._first_step = self.add_variable((), "zeros", dtype="int32", name="first_step")
-        self._num_steps = self.add_variable((), "ones", dtype="int32", name="num_steps")
-        self._averages = self.add_optimizer_variables(variables, "average")
-        scalars = {"shape": (), "dtype": "float32"}
-        self._energies = [self.add_variable(**scalars, name="energy") for _ in variables]
-        self._sizes = [self.add_variable(**scalars, name="size") for _ in variables]
+        if self._default_walk is not None:
+            num_weights = max(sum(math.prod(variable.shape) for variable in variables), 1)
+            self._default_walk = float(np.float32(_WALK_OF_ONE_WEIGHT * num_weights**-0.25))
+            self.learning_rate = self._default_walk
+        own: dict[str, Any] = {"shape": (), "aggregation": "only_first_replica"}
+        self._first_step = self.add_variable(dtype="int32", name="first_step", **own)
+        self._num_steps = self.add_variable(
+            dtype="int32", initializer="ones", name="num_steps", **own
+        )
+        self._energy = self.add_variable(dtype="float32", name="energy", **own)
 
     def begin(self, num_steps: int) -> None:
-        """Plan the next steps: their number, and before the first of all, the weights' sizes.
+        """Plan the next steps.
 
         A plan that has as many steps left goes on. Call it after `build`.
 
@@ -103,24 +104,17 @@ class PlannedMomentum(keras.optimizers.Optimizer):
         if done > first and first + planned - done == num_steps:
             return
         self._num_steps.assign(np.int32(num_steps))
-        # Arrays of its own: JAX gives the memory of each variable to the step.
+        # An array of its own: JAX gives the memory of each variable to the step.
         self._first_step.assign(np.int32(done))
-        for variable in (*self._averages, *self._energies):
-            if variable is not None:
-                variable.assign(np.zeros(variable.shape, "float32"))
-        if done == 0:
-            self._measure()
+        for variable in (*self.momentums, self._energy):
+            variable.assign(np.zeros(variable.shape, "float32"))
 
-    def apply(
-        self,
-        grads: Sequence[Tensor | None],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> None:
-        """Move all variables.
+    def scaled(self, gradients: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what `apply` is to be given for a step's gradients.
 
         Args:
-            grads: the noised gradients. Over several replicas, the parts that add up to them.
-            trainable_variables: the variables.
+            gradients: the noised gradients of all variables.
+            stddevs: the standard deviation of the noise on each.
 
         Raises:
             ValueError: If there is no plan.
@@ -130,74 +124,52 @@ class PlannedMomentum(keras.optimizers.Optimizer):
                 "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
                 "training loop of your own, call `begin(num_steps)` first."
             )
-        self._rate = self._rate_of_step()
-        super().apply(grads, trainable_variables)
+        self._is_scaled = True
+        pairs = list(zip(gradients, stddevs, strict=True))
+        squares = sum(ops.sum(ops.square(each)) / ops.square(stddev) for each, stddev in pairs)
+        num_weights = sum(math.prod(each.shape) for each in gradients)
+        rate = (1.0 - self.momentum) * self._rate_of_step(squares / num_weights)
+        return [(rate / stddev) * each for each, stddev in pairs]
 
-    def update_step(
-        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """Move one variable.
+        """Move all variables.
 
         Args:
-            gradient: its noised gradient.
-            variable: the variable.
-            learning_rate: the noise walk, of which `apply` has made the rate of the step.
+            grads: what `scaled` has returned. Over several replicas, the parts that add up to it.
+            trainable_variables: the variables.
+
+        Raises:
+            ValueError: If the gradients were not scaled.
         """
-        number = self._get_variable_index(variable)
-        average, energy = self._averages[number], self._energies[number]
-        gradient = ops.cast(gradient, "float32")
-        mean = _mixed(ops.cast(average.value, "float32"), gradient, self.momentum)
-        mean_square = _mixed(energy.value, ops.mean(ops.square(gradient)), self.energy_decay)
-        self.assign(average, mean)
-        self.assign(energy, mean_square)
-        step = self._rate * self._sizes[number].value / ops.sqrt(mean_square + _LEAST_ENERGY)
-        self.assign_sub(variable, step * mean)
+        if not self._is_scaled:
+            raise ValueError(
+                "`PlannedMomentum` needs the noise of each gradient, which only a `DPOptimizer` "
+                "knows: give it `DPOptimizer(PlannedMomentum(), ...)`, or choose another optimizer."
+            )
+        self._is_scaled = False
+        super().apply(grads, trainable_variables)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {
-            "noise_walk": float(backend.array_of(self._learning_rate)),
-            "momentum": self.momentum,
-            "energy_decay": self.energy_decay,
-            "name": self.name,
-        }
+        walk: float | None = float(backend.array_of(self.learning_rate))
+        if walk == self._default_walk:
+            walk = None
+        return {"noise_walk": walk, "momentum": self.momentum, "name": self.name}
 
     def __repr__(self) -> str:
         return printed(self, self.get_config())
 
-    def _rate_of_step(self) -> Tensor:
-        """Return a sqrt(3 / T) (1 - t / T) and the corrections, which all variables share."""
+    def _rate_of_step(self, mean_square: Tensor) -> Tensor:
+        """Return sqrt(3 / T) (1 - t / T) / sqrt(1 + (e - 1) / 4), and remember the mean square."""
         first_step = ops.cast(self._first_step.value, self.iterations.dtype)
         done = ops.cast(self.iterations.value - first_step, "float32")
         num_steps = ops.cast(self._num_steps.value, "float32")
         left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
-        corrections = ops.sqrt(1.0 - self.energy_decay ** (done + 1.0)) / (
-            1.0 - self.momentum ** (done + 1.0)
-        )
-        return ops.cast(self.learning_rate, "float32") * left * corrections
-
-    def _measure(self) -> None:
-        """Take the sizes of the weights as they are."""
-        for size, variable in zip(self._sizes, self._trainable_variables, strict=True):
-            size.assign(np.float32(_size_of(backend.array_of(variable))))
-
-
-def _mixed(average: Tensor, value: Tensor, decay: float) -> Tensor:
-    """Return the next value of an exponential average."""
-    return decay * average + (1.0 - decay) * value
-
-
-def _size_of(weights: np.ndarray) -> float:
-    """Return the root mean square of initial weights, or what it should be for zeros.
-
-    Args:
-        weights: the value of a variable.
-    """
-    if weights.ndim < 2:
-        return _SIZE_OF_VECTORS
-    size = float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
-    if size > 0.0:
-        return size
-    # The variance of Glorot's initializer.
-    fans = (weights.shape[-1] + weights.shape[-2]) * math.prod(weights.shape[:-2])
-    return math.sqrt(2.0 / fans)
+        energy = _ENERGY_DECAY * self._energy.value + (1.0 - _ENERGY_DECAY) * mean_square
+        self._energy.assign(energy)
+        of_signal = energy / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
+        return left / ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))

@@ -177,8 +177,8 @@ def test_a_killed_run_is_resumed_with_the_same_plan(tmp_path):
 def plan_of(model):
     """First step, number of steps and steps done of the plan of `PlannedMomentum`."""
     inner = model.optimizer.inner_optimizer
-    values = (inner.variables[2], inner.variables[3], inner.iterations)
-    return tuple(int(keras.ops.convert_to_numpy(each.value)) for each in values)
+    values = {each.name: keras.ops.convert_to_numpy(each.value) for each in inner.variables}
+    return tuple(int(values[name]) for name in ("first_step", "num_steps", "iteration"))
 
 
 def test_steps_are_planned_after_callbacks_have_loaded_another_run(tmp_path):
@@ -314,60 +314,79 @@ def test_planned_momentum_under_any_private_optimizer():
         model.train_on_batch(*data(8))
 
 
-def test_planned_momentum_without_a_plan_is_refused():
+def test_planned_momentum_needs_a_plan_and_the_noise():
     weight = keras.Variable(np.ones((2, 2)))
     optimizer = ka.optimizers.PlannedMomentum()
     optimizer.build([weight])
+    gradients = [keras.ops.ones((2, 2))]
     with pytest.raises(ValueError, match=r"call `begin\(num_steps\)` first"):
-        optimizer.apply([keras.ops.ones((2, 2))])
+        optimizer.scaled(gradients, [1.0])
+    optimizer.begin(3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="only a `DPOptimizer` knows"):
+            optimizer.apply(gradients)
+        optimizer.apply(optimizer.scaled(gradients, [1.0]))
 
 
-@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("order", [None, [0, 1, 2], [2, 0, 1], [2, 0]])
-def test_planned_momentum_is_its_formula(order):
-    """Also for some of the variables, in another order; without a gradient one stays."""
+class Rescaled(ka.clipping.FixedClipping):
+    """Gradients in other units than the noise."""
+
+    def gradients(self, state, means):
+        return [2.0 * mean for mean in means]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise_multiplier": 0.0}, "there is none"),
+        ({"noise_multiplier": 1.0, "clipping": ka.clipping.AdaClip()}, "`AdaClip` rescales"),
+        ({"noise_multiplier": 1.0, "clipping": Rescaled(1.0)}, "`Rescaled` rescales"),
+    ],
+)
+def test_planned_momentum_is_refused_before_training(arguments, message):
+    model = compiled(
+        ka.optimizers.DPOptimizer(ka.optimizers.PlannedMomentum(), seed=1, **arguments)
+    )
+    with pytest.raises(ValueError, match=message):
+        model.fit(*data(), epochs=1, batch_size=30, verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_planned_momentum_is_its_formula():
+    """Each variable has noise of its own; the last two steps are beyond the plan."""
     rng = np.random.default_rng(1)
-    kernel, bias = keras.Variable(rng.normal(size=(3, 2))), keras.Variable(np.zeros(2))
-    zero = keras.Variable(np.zeros((2, 4, 5)))
-    variables = [kernel, bias, zero]
-    optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0, momentum=0.8, energy_decay=0.9)
+    variables = [keras.Variable(rng.normal(size=shape)) for shape in ((3, 2), (2,), (2, 4, 5))]
+    optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0, momentum=0.8)
     optimizer.build(variables)
     optimizer.begin(6)
     values = [np.array(keras.ops.convert_to_numpy(v.value), np.float64) for v in variables]
-    sizes = [np.sqrt(np.mean(values[0] ** 2)), 0.1, np.sqrt(2 / (2 * (4 + 5)))]
-    averages, energies = [0.0] * 3, [0.0] * 3
-    for step in range(8):  # The last two are beyond the plan.
-        gradients = [rng.normal(size=v.shape) for v in values]
+    velocities, energy, stddevs = [0.0] * 3, 0.0, [0.1, 3.0, 0.5]
+    for step in range(8):
+        gradients = [rng.normal(size=v.shape) + 1.0 for v in values]
         given = [keras.ops.convert_to_tensor(g, "float32") for g in gradients]
-        if order == [2, 0, 1]:
-            given[1] = None
-        if order is None:
-            optimizer.apply(given)
-        else:
-            optimizer.apply([given[each] for each in order], [variables[each] for each in order])
-        for number, gradient in enumerate(gradients):
-            if number == 1 and order is not None and order[0] == 2:
-                continue
-            averages[number] = 0.8 * averages[number] + 0.2 * gradient
-            energies[number] = 0.9 * energies[number] + 0.1 * np.mean(gradient**2)
-            average = averages[number] / (1 - 0.8 ** (step + 1))
-            deviation = np.sqrt(energies[number] / (1 - 0.9 ** (step + 1)))
-            rate = 2.0 * sizes[number] * np.sqrt(3 / 6) * max(1 - step / 6, 0)
-            values[number] = values[number] - rate * average / deviation
+        optimizer.apply(optimizer.scaled(given, stddevs))
+        ratios = [g / s for g, s in zip(gradients, stddevs, strict=True)]
+        square = np.mean(np.concatenate([r.ravel() for r in ratios]) ** 2)
+        energy = 0.99 * energy + 0.01 * square
+        of_signal = energy / (1 - 0.99 ** (step + 1)) - 1
+        rate = 2.0 * np.sqrt(3 / 6) * max(1 - step / 6, 0) / np.sqrt(1 + of_signal / 4)
+        velocities = [0.8 * v - 0.2 * rate * r for v, r in zip(velocities, ratios, strict=True)]
+        values = [w + v for w, v in zip(values, velocities, strict=True)]
         for variable, value in zip(variables, values, strict=True):
             found = keras.ops.convert_to_numpy(variable.value)
-            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_noise_moves_a_weight_by_the_planned_walk():
+@pytest.mark.parametrize("walk", [None, 2.0])
+def test_the_noise_moves_a_weight_by_the_planned_walk(walk):
     weights = keras.Variable(np.full((100, 100), 0.3))
-    optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0)
+    optimizer = ka.optimizers.PlannedMomentum(walk)
     optimizer.build([weights])
     optimizer.begin(200)
     rng = np.random.default_rng(2)
     for _ in range(200):
         noise = rng.normal(scale=7.0, size=weights.shape).astype("float32")
-        optimizer.apply([keras.ops.convert_to_tensor(noise)])
+        optimizer.apply(optimizer.scaled([keras.ops.convert_to_tensor(noise)], [7.0]))
     moved = keras.ops.convert_to_numpy(weights.value) - 0.3
-    # The first gradients weigh more in the corrected averages: a tenth more in 200 steps.
-    assert 2.0 * 0.3 < moved.std() < 1.15 * 2.0 * 0.3
+    assert moved.std() == pytest.approx(walk or 0.34, rel=0.03)
+    assert optimizer.get_config()["noise_walk"] == walk
