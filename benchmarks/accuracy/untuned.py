@@ -15,7 +15,8 @@ Ways to train the same network to the same epsilon:
 - *auto-psac*, *auto-quantile*, *auto-expected-error*, *auto-slaclip*, *auto-adam*: as *auto*, with
   another way to bound the contributions, or with Adam 1e-2 for its step;
 - *oracle*: the best of 60 random settings (optimizer, learning rate, norm, batch, epochs), chosen
-  by held-out accuracy, and nothing is paid for that.
+  by held-out accuracy, and nothing is paid for that. `untuned_oracle.py` makes these runs many at
+  a time on an accelerator.
 
 Every way trains on the same 70% of the examples (Fashion-MNIST: 50,000), and 15% each are held out
 for choosing and for the accuracy that counts (Fashion-MNIST: 10,000 each). Delta is

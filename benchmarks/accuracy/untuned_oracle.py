@@ -43,7 +43,9 @@ def convolution(layer: Any, inputs: Any, kernel: Any) -> Any:
     down = (inputs.shape[1] - height) // rows + 1
     across = (inputs.shape[2] - width) // columns + 1
     parts = [
-        inputs[:, i : i + rows * (down - 1) + 1 : rows, j : j + columns * (across - 1) + 1 : columns]
+        inputs[
+            :, i : i + rows * (down - 1) + 1 : rows, j : j + columns * (across - 1) + 1 : columns
+        ]
         for i in range(height)
         for j in range(width)
     ]
@@ -120,10 +122,13 @@ class Group:
         batch_size: expected size of the batches.
         num_examples: number of examples to train on.
         most: number of models.
+        starts: initial weights by the seed.
     """
 
-    def __init__(self, task: str, batch_size: int, num_examples: int, most: int) -> None:
-        self.num_examples, self.batch_size = num_examples, batch_size
+    def __init__(
+        self, task: str, batch_size: int, num_examples: int, most: int, starts: dict[int, list[Any]]
+    ) -> None:
+        self.num_examples, self.batch_size, self.starts = num_examples, batch_size, starts
         room = batch_size + 4 * math.sqrt(batch_size)
         self.room = min(8 * math.ceil(room / 8), num_examples)
         self.num_models = max(1, min(most, _MOST_AT_ONCE // self.room))
@@ -240,8 +245,6 @@ class Group:
         )
         return weights, keys, values
 
-    starts: dict[int, list[Any]]
-
 
 def plan(options: argparse.Namespace) -> None:
     """Find the noise of each setting."""
@@ -289,11 +292,10 @@ def run(options: argparse.Namespace) -> None:
                     name = f"{epsilon} {num_examples} {setting['batch_size']} {setting['epochs']}"
                     each = {**setting, "number": number, "epsilon": epsilon}
                     pairs.setdefault(setting["batch_size"], []).append((each, noise[name]))
-        Group.starts = {
-            number: weights_of(task, number)[1] for number in range(untuned.NUM_SETTINGS)
-        }
+        numbers = range(untuned.NUM_SETTINGS)
+        starts = {number: weights_of(task, number)[1] for number in numbers}
         sizes = sorted(pairs, reverse=True)
-        groups = {size: Group(task, size, num_examples, len(pairs[size])) for size in sizes}
+        groups = {size: Group(task, size, num_examples, len(pairs[size]), starts) for size in sizes}
         put = jax.device_put([tuple(part) for part in parts])
         with ThreadPoolExecutor(len(sizes) or 1) as pool:
             programs = {size: pool.submit(groups[size].prepare, put) for size in sizes}

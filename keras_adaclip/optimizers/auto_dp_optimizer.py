@@ -5,8 +5,8 @@
     contributions:     normalized, so that no norm is left to choose
     step size:         that of `PlannedMomentum`
 
-The plan reads public numbers only: examples, epochs, weights' sizes and the budget. No run is spent
-on tuning.
+The plan reads public numbers only: examples, epochs, number of weights and the budget. Steps read
+the released gradients too, and nothing else. No run is spent on tuning.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class AutoDPOptimizer(DPOptimizer):
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
-    default the noise moves each weight by about three times its size.
+    default the noise moves each weight by a few times its initial size.
 
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
