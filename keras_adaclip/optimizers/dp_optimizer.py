@@ -164,10 +164,11 @@ class DPOptimizer(AccountedOptimizer):
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
-        if isinstance(self.inner_optimizer, PlannedMomentum):
-            gradients = self.inner_optimizer.scaled(gradients, mean_stddevs)
-        gradients = backend.shares_of_replica(gradients)
-        self.inner_optimizer.apply(gradients, trainable_variables)
+        inner = self.inner_optimizer
+        if isinstance(inner, PlannedMomentum):
+            inner.apply_noised(gradients, mean_stddevs, trainable_variables)
+        else:
+            inner.apply(backend.shares_of_replica(gradients), trainable_variables)
         # Last: this step was clipped and noised with the old clipping norm.
         step = self.iterations.value
         self._clip.update(Release(means, mean_stddevs, statistics, expected_units, step))

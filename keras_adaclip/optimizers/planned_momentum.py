@@ -66,7 +66,7 @@ class PlannedMomentum(keras.optimizers.SGD):
         )
         # That of the network, for which it is not built yet; None if a walk was given.
         self._default_walk = float(np.float32(_WALK_OF_ONE_WEIGHT)) if walk is None else None
-        self._is_begun = self._is_scaled = False
+        self._is_begun = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the averages and the plan.
@@ -109,12 +109,18 @@ class PlannedMomentum(keras.optimizers.SGD):
         for variable in (*self.momentums, self._energy):
             variable.assign(np.zeros(variable.shape, "float32"))
 
-    def scaled(self, gradients: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what `apply` is to be given for a step's gradients.
+    def apply_noised(
+        self,
+        gradients: Sequence[Tensor],
+        stddevs: Sequence[Tensor],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Move all variables.
 
         Args:
-            gradients: the noised gradients of all variables.
+            gradients: the noised gradients, the same on all replicas.
             stddevs: the standard deviation of the noise on each.
+            trainable_variables: the variables; None for those of `build`.
 
         Raises:
             ValueError: If there is no plan.
@@ -124,34 +130,23 @@ class PlannedMomentum(keras.optimizers.SGD):
                 "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
                 "training loop of your own, call `begin(num_steps)` first."
             )
-        self._is_scaled = True
         pairs = list(zip(gradients, stddevs, strict=True))
         squares = sum(ops.sum(ops.square(each)) / ops.square(stddev) for each, stddev in pairs)
         num_weights = sum(math.prod(each.shape) for each in gradients)
         rate = (1.0 - self.momentum) * self._rate_of_step(squares / num_weights)
-        return [(rate / stddev) * each for each, stddev in pairs]
+        scaled = [(rate / stddev) * each for each, stddev in pairs]
+        super().apply(backend.shares_of_replica(scaled), trainable_variables)
 
-    def apply(
-        self,
-        grads: Sequence[Tensor | None],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> None:
-        """Move all variables.
-
-        Args:
-            grads: what `scaled` has returned. Over several replicas, the parts that add up to it.
-            trainable_variables: the variables.
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Refuse: the noise of the gradients must be known.
 
         Raises:
-            ValueError: If the gradients were not scaled.
+            ValueError: Always.
         """
-        if not self._is_scaled:
-            raise ValueError(
-                "`PlannedMomentum` needs the noise of each gradient, which only a `DPOptimizer` "
-                "knows: give it `DPOptimizer(PlannedMomentum(), ...)`, or choose another optimizer."
-            )
-        self._is_scaled = False
-        super().apply(grads, trainable_variables)
+        raise ValueError(
+            "`PlannedMomentum` needs the noise of each gradient, which only a `DPOptimizer` knows: "
+            "give it `DPOptimizer(PlannedMomentum(), ...)`, or choose another optimizer."
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -103,8 +103,9 @@ def poisson(scope, options):
 
 
 def planned(scope, options):
-    """Steps divided by the size of the whole gradient, not by that of a replica's part."""
-    model = compiled(scope, make_optimizer=ka.optimizers.PlannedMomentum)
+    """Steps take the size of the whole gradient, not that of a replica's part."""
+    optimizer = ka.optimizers.PlannedMomentum
+    model = compiled(scope, make_optimizer=optimizer, noise_multiplier=0.3)
     return fitted(model, *share(options), **POISSON)
 
 

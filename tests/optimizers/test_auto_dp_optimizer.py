@@ -320,12 +320,10 @@ def test_planned_momentum_needs_a_plan_and_the_noise():
     optimizer.build([weight])
     gradients = [keras.ops.ones((2, 2))]
     with pytest.raises(ValueError, match=r"call `begin\(num_steps\)` first"):
-        optimizer.scaled(gradients, [1.0])
+        optimizer.apply_noised(gradients, [1.0])
     optimizer.begin(3)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="only a `DPOptimizer` knows"):
-            optimizer.apply(gradients)
-        optimizer.apply(optimizer.scaled(gradients, [1.0]))
+    with pytest.raises(ValueError, match="only a `DPOptimizer` knows"):
+        optimizer.apply(gradients)
 
 
 class Rescaled(ka.clipping.FixedClipping):
@@ -364,7 +362,7 @@ def test_planned_momentum_is_its_formula():
     for step in range(8):
         gradients = [rng.normal(size=v.shape) + 1.0 for v in values]
         given = [keras.ops.convert_to_tensor(g, "float32") for g in gradients]
-        optimizer.apply(optimizer.scaled(given, stddevs))
+        optimizer.apply_noised(given, stddevs)
         ratios = [g / s for g, s in zip(gradients, stddevs, strict=True)]
         square = np.mean(np.concatenate([r.ravel() for r in ratios]) ** 2)
         energy = 0.99 * energy + 0.01 * square
@@ -386,7 +384,7 @@ def test_the_noise_moves_a_weight_by_the_planned_walk(walk):
     rng = np.random.default_rng(2)
     for _ in range(200):
         noise = rng.normal(scale=7.0, size=weights.shape).astype("float32")
-        optimizer.apply(optimizer.scaled([keras.ops.convert_to_tensor(noise)], [7.0]))
+        optimizer.apply_noised([keras.ops.convert_to_tensor(noise)], [7.0])
     moved = keras.ops.convert_to_numpy(weights.value) - 0.3
     assert moved.std() == pytest.approx(walk or 0.34, rel=0.03)
     assert optimizer.get_config()["noise_walk"] == walk
