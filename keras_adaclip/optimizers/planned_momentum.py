@@ -29,7 +29,7 @@ Tensor = Any
 
 # Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to 150,000 weights best
 # falls with about the fourth root of their number.
-_WALK_OF_ONE_WEIGHT = 3.4
+_WALK_OF_ONE_WEIGHT, _MOST_WALK = 3.4, 0.5
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 
 
@@ -43,7 +43,8 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     Args:
         noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
-            weight; None for `3.4 * num_weights ** -0.25`. It is the learning rate in Keras's terms.
+            weight; None for `3.4 * num_weights ** -0.25`, at most 0.5. It is the learning rate in
+            Keras's terms.
         momentum: float in (0, 1), the decay of the average of gradients.
         name: name of the optimizer.
 
@@ -64,8 +65,8 @@ class PlannedMomentum(keras.optimizers.SGD):
         super().__init__(
             walk or _WALK_OF_ONE_WEIGHT, check_between_0_and_1("momentum", momentum), name=name
         )
-        # That of the network, for which it is not built yet; None if a walk was given.
-        self._default_walk = float(np.float32(_WALK_OF_ONE_WEIGHT)) if walk is None else None
+        # Until `build` knows the number of weights; None if a walk was given.
+        self._default_walk = _as_float32(_WALK_OF_ONE_WEIGHT) if walk is None else None
         self._is_begun = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -77,10 +78,10 @@ class PlannedMomentum(keras.optimizers.SGD):
         if self.built:
             return
         super().build(variables)
-        if self._default_walk is not None:
+        if self.get_config()["noise_walk"] is None:
             num_weights = max(sum(math.prod(variable.shape) for variable in variables), 1)
-            self._default_walk = float(np.float32(_WALK_OF_ONE_WEIGHT * num_weights**-0.25))
-            self.learning_rate = self._default_walk
+            walk = _as_float32(min(_WALK_OF_ONE_WEIGHT * num_weights**-0.25, _MOST_WALK))
+            self.learning_rate = self._default_walk = walk
         own: dict[str, Any] = {"shape": (), "aggregation": "only_first_replica"}
         self._first_step = self.add_variable(dtype="int32", name="first_step", **own)
         self._num_steps = self.add_variable(
@@ -150,7 +151,7 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        walk: float | None = float(backend.array_of(self.learning_rate))
+        walk: float | None = _as_float32(float(backend.array_of(self.learning_rate)))
         if walk == self._default_walk:
             walk = None
         return {"noise_walk": walk, "momentum": self.momentum, "name": self.name}
@@ -168,3 +169,8 @@ class PlannedMomentum(keras.optimizers.SGD):
         self._energy.assign(energy)
         of_signal = energy / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
         return left / ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))
+
+
+def _as_float32(number: float) -> float:
+    """Return the shortest number that is the same in float32."""
+    return float(str(np.float32(number)))

@@ -299,9 +299,11 @@ def test_a_given_optimizer_keeps_its_learning_rate():
     assert 0.998 * 3.0 <= spent(model) <= 3.0
 
 
-def test_a_walk_that_was_set_is_in_the_config():
+def test_a_walk_that_was_set_stays_and_is_in_the_config():
     optimizer = AutoDPOptimizer(1.0)
+    assert AutoDPOptimizer.from_config(optimizer.get_config()).plan == {}
     optimizer.learning_rate = 0.5
+    compiled(optimizer).fit(*data(), epochs=1, verbose=0)
     assert AutoDPOptimizer.from_config(optimizer.get_config()).plan == {"noise_walk": 0.5}
 
 
@@ -373,6 +375,13 @@ def test_planned_momentum_is_its_formula():
         for variable, value in zip(variables, values, strict=True):
             found = keras.ops.convert_to_numpy(variable.value)
             np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_weights", "walk"), [(9, 0.5), (10_000, 0.34), (160_000, 0.17)])
+def test_the_walk_falls_with_the_number_of_weights(num_weights, walk):
+    optimizer = ka.optimizers.PlannedMomentum()
+    optimizer.build([keras.Variable(np.ones((num_weights,)))])
+    assert float(optimizer.learning_rate) == pytest.approx(walk)
 
 
 @pytest.mark.parametrize("walk", [None, 2.0])
