@@ -1,7 +1,7 @@
 """Momentum whose step size is planned from the number of steps and the noise of each.
 
     r <- g / s                                   the gradient in units of its noise
-    e <- b e + (1 - b) mean(r^2)                 one number (corrected for its start)
+    e <- b e + (1 - b) mean(r^2)                 one number, corrected for its start, at least 1
     step = a sqrt(3 / T) (1 - t / T) / sqrt(1 + (e - 1) / 4)
     v <- m v - (1 - m) step r
     w <- w + v
