@@ -131,12 +131,26 @@ class PlannedMomentum(keras.optimizers.SGD):
                 "`PlannedMomentum` has no plan. A `fit` of a private model begins one; in a "
                 "training loop of your own, call `begin(num_steps)` first."
             )
-        pairs = list(zip(gradients, stddevs, strict=True))
-        squares = sum(ops.sum(ops.square(each)) / ops.square(stddev) for each, stddev in pairs)
-        num_weights = sum(math.prod(each.shape) for each in gradients)
-        rate = (1.0 - self.momentum) * self._rate_of_step(squares / num_weights)
-        scaled = [(rate / stddev) * each for each, stddev in pairs]
+        units = [each / stddev for each, stddev in zip(gradients, stddevs, strict=True)]
+        num_weights = sum(math.prod(each.shape) for each in units)
+        mean_square = sum(ops.sum(ops.square(each)) for each in units) / num_weights
+        rate = (1.0 - self.momentum) * self._rate_of_step(mean_square)
+        scaled = [rate * each for each in units]
         super().apply(backend.shares_of_replica(scaled), trainable_variables)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable.
+
+        Args:
+            gradient: the gradient times the step without the walk.
+            variable: the variable.
+            learning_rate: the walk.
+        """
+        velocity = self.momentums[self._get_variable_index(variable)]
+        step = ops.cast(learning_rate * gradient, variable.dtype)
+        moved = self.momentum * velocity.value - step
+        self.assign(velocity, moved)
+        self.assign_add(variable, moved)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Refuse: the noise of the gradients must be known.
