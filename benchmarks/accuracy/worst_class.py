@@ -29,6 +29,7 @@ STRATEGIES: dict[str, Any] = {
     "quantile, at least 0.1": lambda: Quantile(min_clip_norm=0.1),
     "quantile, at least 1": lambda: Quantile(initial_clip_norm=1.0, min_clip_norm=1.0),
     "quantile 0.9": lambda: Quantile(0.9),
+    "SlaClip": ka.clipping.SlaClip,
 }
 
 

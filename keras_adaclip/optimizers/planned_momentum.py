@@ -27,9 +27,10 @@ from keras_adaclip._configurable import printed
 
 Tensor = Any
 
-# Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to 150,000 weights best
-# falls with about the fourth root of their number.
-_WALK_OF_ONE_WEIGHT, _MOST_WALK = 3.4, 0.5
+# Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to 2,000,000 weights best
+# falls with about the fourth root of their number. The disturbances of layers after one another add
+# up, and more than four of them need a shorter one.
+_WALK_OF_ONE_WEIGHT, _MOST_WALK, _FULL_WALK_LAYERS = 3.4, 0.5, 4
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 
 
@@ -43,8 +44,9 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     Args:
         noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
-            weight; None for `3.4 * num_weights ** -0.25`, at most 0.5. It is the learning rate in
-            Keras's terms.
+            weight; None for `3.4 * num_weights ** -0.25`, at most 0.5; with more than four
+            matrices or kernels, times the square root of 4 over their number. It is the learning
+            rate in Keras's terms.
         momentum: float in (0, 1), the decay of the average of gradients.
         name: name of the optimizer.
 
@@ -80,8 +82,10 @@ class PlannedMomentum(keras.optimizers.SGD):
         super().build(variables)
         if self.get_config()["noise_walk"] is None:
             num_weights = max(sum(math.prod(variable.shape) for variable in variables), 1)
-            walk = _as_float32(min(_WALK_OF_ONE_WEIGHT * num_weights**-0.25, _MOST_WALK))
-            self.learning_rate = self._default_walk = walk
+            num_kernels = sum(len(variable.shape) > 1 for variable in variables)
+            walk = min(_WALK_OF_ONE_WEIGHT * num_weights**-0.25, _MOST_WALK)
+            walk *= min(_FULL_WALK_LAYERS / max(num_kernels, 1), 1.0) ** 0.5
+            self.learning_rate = self._default_walk = _as_float32(walk)
         own: dict[str, Any] = {"shape": (), "aggregation": "only_first_replica"}
         self._first_step = self.add_variable(dtype="int32", name="first_step", **own)
         self._num_steps = self.add_variable(

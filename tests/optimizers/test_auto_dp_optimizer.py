@@ -384,6 +384,14 @@ def test_the_walk_falls_with_the_number_of_weights(num_weights, walk):
     assert float(optimizer.learning_rate) == pytest.approx(walk)
 
 
+@pytest.mark.parametrize(("num_kernels", "walk"), [(1, 0.34), (4, 0.34), (16, 0.17)])
+def test_the_walk_is_shorter_in_deep_networks(num_kernels, walk):
+    shape = (10_000 // num_kernels, 1)
+    optimizer = ka.optimizers.PlannedMomentum()
+    optimizer.build([keras.Variable(np.ones(shape)) for _ in range(num_kernels)])
+    assert float(optimizer.learning_rate) == pytest.approx(walk)
+
+
 @pytest.mark.parametrize("walk", [None, 2.0])
 def test_the_noise_moves_a_weight_by_the_planned_walk(walk):
     weights = keras.Variable(np.full((100, 100), 0.3))
