@@ -1,8 +1,8 @@
 """Momentum whose step size is planned from the number of steps and the noise of each.
 
     r <- g / s                                   the gradient in units of its noise
-    e <- b e + (1 - b) mean(r^2)                 one number, corrected for its start, at least 1
-    step = a sqrt(3 / T) (1 - t / T) / sqrt(1 + (e - 1) / 4)
+    e <- b e + (1 - b) mean(r^2)                 one number a variable, corrected for its start
+    step = a sqrt(3 / T) (1 - t / T) / sqrt(1 + max(e - 1, 0) / 4)
     v <- m v - (1 - m) step r
     w <- w + v
 
@@ -10,7 +10,8 @@ with T the planned steps, t the steps done, s the standard deviation of the nois
 the momentum, and a the `noise_walk`. The squares of sqrt(3 / T) (1 - t / T) sum to about one. So
 where noise is most of a gradient, e = 1, and the noise of all steps together moves each coordinate
 by a standard deviation of a. The signal, which has one direction, moves the weights as far as its
-share of the gradients allows. Where it is most of the gradient, e is large and steps are shorter.
+share of the gradients allows. Where it is most of the gradient, e is large and steps are shorter:
+in each variable by its own e, since the layers of a network may differ in this by far.
 """
 
 import math
@@ -27,9 +28,9 @@ from keras_adaclip._configurable import printed
 
 Tensor = Any
 
-# Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to 2,000,000 weights best
-# falls with about the fourth root of their number. The disturbances of layers after one another add
-# up, and more than four of them need a shorter one.
+# Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to two million weights
+# best falls with about the fourth root of their number. The disturbances of layers after one another
+# add up, and more than four of them need a shorter one.
 _WALK_OF_ONE_WEIGHT, _MOST_WALK, _FULL_WALK_LAYERS = 3.4, 0.5, 4
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 
@@ -91,7 +92,8 @@ class PlannedMomentum(keras.optimizers.SGD):
         self._num_steps = self.add_variable(
             dtype="int32", initializer="ones", name="num_steps", **own
         )
-        self._energy = self.add_variable(dtype="float32", name="energy", **own)
+        own["shape"] = (len(variables),)
+        self._energies = self.add_variable(dtype="float32", name="energies", **own)
 
     def begin(self, num_steps: int) -> None:
         """Plan the next steps.
@@ -111,7 +113,7 @@ class PlannedMomentum(keras.optimizers.SGD):
         self._num_steps.assign(np.int32(num_steps))
         # An array of its own: JAX gives the memory of each variable to the step.
         self._first_step.assign(np.int32(done))
-        for variable in (*self.momentums, self._energy):
+        for variable in (*self.momentums, self._energies):
             variable.assign(np.zeros(variable.shape, "float32"))
 
     def apply_noised(
@@ -136,10 +138,8 @@ class PlannedMomentum(keras.optimizers.SGD):
                 "training loop of your own, call `begin(num_steps)` first."
             )
         units = [each / stddev for each, stddev in zip(gradients, stddevs, strict=True)]
-        num_weights = sum(math.prod(each.shape) for each in units)
-        mean_square = sum(ops.sum(ops.square(each)) for each in units) / num_weights
-        rate = (1.0 - self.momentum) * self._rate_of_step(mean_square)
-        scaled = [rate * each for each in units]
+        rates = self._rates(ops.stack([ops.mean(ops.square(each)) for each in units]))
+        scaled = [rates[number] * each for number, each in enumerate(units)]
         super().apply(backend.shares_of_replica(scaled), trainable_variables)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
@@ -177,16 +177,17 @@ class PlannedMomentum(keras.optimizers.SGD):
     def __repr__(self) -> str:
         return printed(self, self.get_config())
 
-    def _rate_of_step(self, mean_square: Tensor) -> Tensor:
-        """Return sqrt(3 / T) (1 - t / T) / sqrt(1 + (e - 1) / 4), and remember the mean square."""
+    def _rates(self, mean_squares: Tensor) -> Tensor:
+        """Return (1 - m) step / a of each variable, and remember the mean squares."""
         first_step = ops.cast(self._first_step.value, self.iterations.dtype)
         done = ops.cast(self.iterations.value - first_step, "float32")
         num_steps = ops.cast(self._num_steps.value, "float32")
         left = ops.maximum(1.0 - done / num_steps, 0.0) * ops.sqrt(3.0 / num_steps)
-        energy = _ENERGY_DECAY * self._energy.value + (1.0 - _ENERGY_DECAY) * mean_square
-        self._energy.assign(energy)
-        of_signal = energy / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
-        return left / ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))
+        energies = _ENERGY_DECAY * self._energies.value + (1.0 - _ENERGY_DECAY) * mean_squares
+        self._energies.assign(energies)
+        of_signal = energies / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
+        shares = ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))
+        return (1.0 - self.momentum) * left / shares
 
 
 def _as_float32(number: float) -> float:

@@ -353,24 +353,24 @@ def test_planned_momentum_is_refused_before_training(arguments, message):
 
 
 def test_planned_momentum_is_its_formula():
-    """Each variable has noise of its own; the last two steps are beyond the plan."""
+    """Each variable has its noise and its energy; the last two steps are beyond the plan."""
     rng = np.random.default_rng(1)
     variables = [keras.Variable(rng.normal(size=shape)) for shape in ((3, 2), (2,), (2, 4, 5))]
     optimizer = ka.optimizers.PlannedMomentum(noise_walk=2.0, momentum=0.8)
     optimizer.build(variables)
     optimizer.begin(6)
     values = [np.array(keras.ops.convert_to_numpy(v.value), np.float64) for v in variables]
-    velocities, energy, stddevs = [0.0] * 3, 0.0, [0.1, 3.0, 0.5]
+    velocities, energies, stddevs = [0.0] * 3, np.zeros(3), [0.1, 3.0, 0.5]
     for step in range(8):
         gradients = [rng.normal(size=v.shape) + 1.0 for v in values]
         given = [keras.ops.convert_to_tensor(g, "float32") for g in gradients]
         optimizer.apply_noised(given, stddevs)
         ratios = [g / s for g, s in zip(gradients, stddevs, strict=True)]
-        square = np.mean(np.concatenate([r.ravel() for r in ratios]) ** 2)
-        energy = 0.99 * energy + 0.01 * square
-        of_signal = energy / (1 - 0.99 ** (step + 1)) - 1
-        rate = 2.0 * np.sqrt(3 / 6) * max(1 - step / 6, 0) / np.sqrt(1 + of_signal / 4)
-        velocities = [0.8 * v - 0.2 * rate * r for v, r in zip(velocities, ratios, strict=True)]
+        energies = 0.99 * energies + 0.01 * np.array([np.mean(r**2) for r in ratios])
+        of_signal = np.maximum(energies / (1 - 0.99 ** (step + 1)) - 1, 0)
+        rates = 2.0 * np.sqrt(3 / 6) * max(1 - step / 6, 0) / np.sqrt(1 + of_signal / 4)
+        moves = [0.2 * rate * r for rate, r in zip(rates, ratios, strict=True)]
+        velocities = [0.8 * v - m for v, m in zip(velocities, moves, strict=True)]
         values = [w + v for w, v in zip(values, velocities, strict=True)]
         for variable, value in zip(variables, values, strict=True):
             found = keras.ops.convert_to_numpy(variable.value)
