@@ -29,8 +29,8 @@ from keras_adaclip._configurable import printed
 Tensor = Any
 
 # Measured (docs/guides/untuned.md): the walk that served networks of 1,000 to two million weights
-# best falls with about the fourth root of their number. The disturbances of layers after one another
-# add up, and more than four of them need a shorter one.
+# best falls with about the fourth root of their number. The disturbances of successive layers add
+# up, and more than four of them need a shorter one.
 _WALK_OF_ONE_WEIGHT, _MOST_WALK, _FULL_WALK_LAYERS = 3.4, 0.5, 4
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 
