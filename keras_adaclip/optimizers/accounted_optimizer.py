@@ -199,11 +199,11 @@ class AccountedOptimizer(WrappingOptimizer):
             delta: the delta of a `PrivacyCallback` of the run, None without.
         """
 
-    def begin_plan(self, num_steps: int) -> None:
+    def begin_plan(self, num_steps: int | None) -> None:
         """Begin the steps of a `fit`.
 
         Args:
-            num_steps: their number.
+            num_steps: their number; None if it is not known.
 
         Raises:
             ValueError: If the inner optimizer needs the noise of each gradient, which is not known.

@@ -5,8 +5,8 @@
     contributions:     normalized, so that no norm is left to choose
     step size:         that of `PlannedMomentum`
 
-The plan reads public numbers only: examples, epochs, number of weights and the budget. Steps read
-the released gradients too, and nothing else. No run is spent on tuning.
+The plan reads public numbers only: examples, epochs, numbers of weights and of kernels, and the
+budget. Steps read the released gradients too, and nothing else. No run is spent on tuning.
 """
 
 import dataclasses

@@ -173,17 +173,24 @@ class DPOptimizer(AccountedOptimizer):
         step = self.iterations.value
         self._clip.update(Release(means, mean_stddevs, statistics, expected_units, step))
 
-    def begin_plan(self, num_steps: int) -> None:
+    def begin_plan(self, num_steps: int | None) -> None:
         """Begin the steps of a `fit`.
 
         Args:
-            num_steps: their number.
+            num_steps: their number; None if it is not known.
 
         Raises:
-            ValueError: If a `PlannedMomentum` has no noise to take its step from.
+            ValueError: If a `PlannedMomentum` has no noise to take its step from, or no number of
+                steps to plan.
         """
         if not isinstance(self.inner_optimizer, PlannedMomentum):
             return
+        if num_steps is None:
+            raise ValueError(
+                "`PlannedMomentum` plans its step for all steps of a run, and their number cannot "
+                "be known from these data. Give `fit(steps_per_epoch=...)`, or choose another "
+                "optimizer."
+            )
         if self.open_row.noise_multiplier == 0.0:
             raise ValueError(
                 "`PlannedMomentum` takes its step from the noise of each gradient, and there is "

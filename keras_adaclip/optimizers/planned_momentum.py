@@ -8,10 +8,11 @@
 
 with T the planned steps, t the steps done, s the standard deviation of the noise on the gradient, m
 the momentum, and a the `noise_walk`. The squares of sqrt(3 / T) (1 - t / T) sum to about one. So
-where noise is most of a gradient, e = 1, and the noise of all steps together moves each coordinate
-by a standard deviation of a. The signal, which has one direction, moves the weights as far as its
-share of the gradients allows. Where it is most of the gradient, e is large and steps are shorter:
-in each variable by its own e, since the layers of a network may differ in this by far.
+where noise is most of a gradient, e is about 1, and the noise of all steps together moves each
+coordinate by a standard deviation of about a. The signal, which has one direction, moves the
+weights as far as its share of the gradients allows. Where it is most of the gradient, e is large
+and steps are shorter: in each variable by its own e, since the layers of a network may differ
+widely.
 """
 
 import math
@@ -45,9 +46,10 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     Args:
         noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
-            weight; None for `3.4 * num_weights ** -0.25`, at most 0.5; with more than four
-            matrices or kernels, times the square root of 4 over their number. It is the learning
-            rate in Keras's terms.
+            weight; None for `3.4 * num_weights ** -0.25`, at most 0.5, with the number of
+            trainable weights; with more than four kernels (trainable variables of two or more
+            axes, other than biases), times the square root of 4 over their number. It is the
+            learning rate in Keras's terms.
         momentum: float in (0, 1), the decay of the average of gradients.
         name: name of the optimizer.
 
@@ -69,7 +71,7 @@ class PlannedMomentum(keras.optimizers.SGD):
             walk or _WALK_OF_ONE_WEIGHT, check_between_0_and_1("momentum", momentum), name=name
         )
         # Until `build` knows the number of weights; None if a walk was given.
-        self._default_walk = _as_float32(_WALK_OF_ONE_WEIGHT) if walk is None else None
+        self._default_walk = None if walk else float(backend.array_of(self.learning_rate))
         self._is_begun = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -83,10 +85,13 @@ class PlannedMomentum(keras.optimizers.SGD):
         super().build(variables)
         if self.get_config()["noise_walk"] is None:
             num_weights = max(sum(math.prod(variable.shape) for variable in variables), 1)
-            num_kernels = sum(len(variable.shape) > 1 for variable in variables)
+            num_kernels = sum(
+                len(variable.shape) > 1 and "bias" not in variable.name for variable in variables
+            )
             walk = min(_WALK_OF_ONE_WEIGHT * num_weights**-0.25, _MOST_WALK)
             walk *= min(_FULL_WALK_LAYERS / max(num_kernels, 1), 1.0) ** 0.5
-            self.learning_rate = self._default_walk = _as_float32(walk)
+            self.learning_rate = walk
+            self._default_walk = float(backend.array_of(self.learning_rate))
         own: dict[str, Any] = {"shape": (), "aggregation": "only_first_replica"}
         self._first_step = self.add_variable(dtype="int32", name="first_step", **own)
         self._num_steps = self.add_variable(
@@ -169,9 +174,8 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        walk: float | None = _as_float32(float(backend.array_of(self.learning_rate)))
-        if walk == self._default_walk:
-            walk = None
+        value = float(backend.array_of(self.learning_rate))
+        walk = None if value == self._default_walk else float(str(np.float32(value)))
         return {"noise_walk": walk, "momentum": self.momentum, "name": self.name}
 
     def __repr__(self) -> str:
@@ -188,8 +192,3 @@ class PlannedMomentum(keras.optimizers.SGD):
         of_signal = energies / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
         shares = ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))
         return (1.0 - self.momentum) * left / shares
-
-
-def _as_float32(number: float) -> float:
-    """Return the shortest number that is the same in float32."""
-    return float(str(np.float32(number)))

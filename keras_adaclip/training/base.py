@@ -195,9 +195,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         """
         self._open_ledger(data)
         limits = [budget.steps_left() for budget in budgets]
-        steps = num_epochs * (data.steps_per_epoch or 1)
-        steps = min([steps, *(limit for limit in limits if limit is not None)])
-        self.optimizer.begin_plan(max(steps, 1))  # type: ignore[attr-defined]
+        if data.steps_per_epoch is not None:
+            limits.append(num_epochs * data.steps_per_epoch)
+        known = [limit for limit in limits if limit is not None]
+        steps = max(min(known), 1) if known else None
+        self.optimizer.begin_plan(steps)  # type: ignore[attr-defined]
 
     @contextmanager
     def _run_of_steps(self, data: TrainingData, take_digests: bool = True) -> Iterator[None]:

@@ -386,10 +386,35 @@ def test_the_walk_falls_with_the_number_of_weights(num_weights, walk):
 
 @pytest.mark.parametrize(("num_kernels", "walk"), [(1, 0.34), (4, 0.34), (16, 0.17)])
 def test_the_walk_is_shorter_in_deep_networks(num_kernels, walk):
-    shape = (10_000 // num_kernels, 1)
+    """The first variable is a bias of two axes, as that of a GRU."""
+    shape = (10_000 // (num_kernels + 1), 1)
+    names = ["bias", *["kernel"] * num_kernels]
     optimizer = ka.optimizers.PlannedMomentum()
-    optimizer.build([keras.Variable(np.ones(shape)) for _ in range(num_kernels)])
-    assert float(optimizer.learning_rate) == pytest.approx(walk)
+    optimizer.build([keras.Variable(np.ones(shape), name=name) for name in names])
+    assert float(optimizer.learning_rate) == pytest.approx(walk, rel=1e-3)
+
+
+def test_the_walk_with_short_floats():
+    before = keras.config.floatx()
+    keras.config.set_floatx("bfloat16")
+    try:
+        optimizer = ka.optimizers.PlannedMomentum()
+        optimizer.build([keras.Variable(np.ones((10_000,)))])
+        assert float(keras.ops.cast(optimizer.learning_rate, "float32")) == pytest.approx(
+            0.34, rel=0.01
+        )
+        assert optimizer.get_config()["noise_walk"] is None
+    finally:
+        keras.config.set_floatx(before)
+
+
+def test_planned_momentum_needs_the_number_of_steps():
+    model = compiled(ka.optimizers.DPOptimizer(ka.optimizers.PlannedMomentum(), noise_multiplier=1))
+    x, y = data()
+    batches = ((x[:20], y[:20]) for _ in range(10))
+    with pytest.raises(ValueError, match=r"fit\(steps_per_epoch="):
+        model.fit(batches, num_examples=len(x), epochs=1, verbose=0)
+    assert model.privacy_ledger.steps == 0
 
 
 @pytest.mark.parametrize("walk", [None, 2.0])
