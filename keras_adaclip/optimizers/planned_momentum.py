@@ -148,10 +148,10 @@ class PlannedMomentum(keras.optimizers.SGD):
         super().apply(backend.shares_of_replica(scaled), trainable_variables)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable.
+        """Move one variable; `apply_noised` calls it.
 
         Args:
-            gradient: the gradient times the step without the walk.
+            gradient: the gradient in units of its noise, times the step over the walk.
             variable: the variable.
             learning_rate: the walk.
         """
