@@ -20,8 +20,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means `num_examples ** -1.1`, which the first line of `fit`
-            says. For a federated model, the number of clients replaces `num_examples`.
+        delta: float in (0, 1); None means that of an `AutoDPOptimizer`, or else
+            `num_examples ** -1.1`, which the first line of `fit` says, with the largest data set
+            that the model was trained on. For a federated model, the number of clients replaces
+            `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: file to which `model.privacy_report` is written when training ends, as HTML,
@@ -81,14 +83,15 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
         unit = data.unit.label
-        if self.delta is not None:
-            self.effective_delta = self.delta
+        delta = self.delta or model.optimizer.planned_delta
+        if delta is not None:
+            self.effective_delta = delta
             if data.num_examples > 0:
-                accounting.warn_of_large_delta(
-                    self.delta, data.num_examples, stacklevel=7, unit=unit
-                )
+                accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
         elif data.num_examples > 1:
-            self.effective_delta = accounting.default_delta(data.num_examples)
+            # Of all data so far: with a larger delta, a smaller data set would renew the budget.
+            most = max(row.num_examples for row in model.privacy_ledger.rows)
+            self.effective_delta = accounting.default_delta(max(most, data.num_examples))
         else:
             raise ValueError(
                 f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "

@@ -187,9 +187,10 @@ class RunNotice(keras.callbacks.Callback):
     @property
     def _delta_in_words(self) -> str:
         """The delta, and where it comes from if nobody has chosen it."""
-        if self._budget is not None and self._budget.delta is not None:
-            return f"delta {self._delta:.3g}"
-        return f"delta {self._delta:.3g} ({self._data.num_examples:,} ** -1.1)"
+        words = f"delta {self._delta:.3g}"
+        num_examples = max(self._data.num_examples, 2)
+        is_default = self._delta == accounting.default_delta(num_examples)
+        return f"{words} ({num_examples:,} ** -1.1)" if is_default else words
 
 
 def _counted(steps: int) -> str:

@@ -92,6 +92,8 @@ class FederatedTraining(PerClient, training.TrainingBase):
             proximal_strength,
             cohort_noise_size,
         )
+        if isinstance(optimizer, dict):
+            optimizer = keras.optimizers.get(optimizer)
         if getattr(optimizer, "target_epsilon", None) is not None:
             raise ValueError(
                 "`AutoDPOptimizer` plans training on single examples. Compile a federated model "

@@ -1,5 +1,6 @@
 """Answers before training: is a model or an augmentation sound, how are gradients computed?"""
 
+import warnings
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from keras_adaclip import gradients
 from keras_adaclip._checks import check_integer
+from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy
 from keras_adaclip.gradients import Augmentation, Batch, LayerReport
 from keras_adaclip.sampling import as_array
 from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
@@ -101,6 +103,27 @@ def check(model: keras.Model) -> PrivacyCheck:
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
+
+
+def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_weight: Any) -> None:
+    """Warn of weights of examples that the clipping strategy divides out again.
+
+    Args:
+        clipping: The strategy.
+        class_weight: The argument of `fit`.
+        sample_weight: Weights of a few examples, None without.
+    """
+    is_each = sample_weight is not None and any(
+        len(value.shape) == 1 for value in keras.tree.flatten(sample_weight)
+    )
+    if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
+        warnings.warn(
+            f"`{type(clipping).__name__}` brings all contributions to nearly the same norm, "
+            "whatever the weight of an example or its class: only a weight of 0 has its effect. "
+            "Give a fixed norm as large as weighted gradients, such as `clipping=10.0` (with "
+            "`AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
+            stacklevel=4,
+        )
 
 
 def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:

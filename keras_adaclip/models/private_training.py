@@ -15,7 +15,7 @@ from keras_adaclip.accounting import Sampling, default_delta
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import Augmentation, make_plan, mapped
-from keras_adaclip.models.checking import checked_augmentation, summary
+from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.sampling import from_frames
@@ -184,6 +184,7 @@ class PrivateTraining(training.TrainingBase):
                 validation_split=validation_split or None,
                 **common,
             )
+        warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
         data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
@@ -321,10 +322,11 @@ class PrivateTraining(training.TrainingBase):
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
         delta = deltas[0] if deltas else None
-        if None not in (delta, optimizer.delta) and delta != optimizer.delta:
+        known = sorted({*deltas, optimizer.delta} - {None})
+        if optimizer.target_epsilon is not None and len(known) > 1:
             raise ValueError(
-                "The optimizer plans for one delta, and the `PrivacyCallback` reports for another. "
-                f"Give one of them. Received: {optimizer.delta} and {delta}"
+                "The optimizer plans for one delta, and a `PrivacyCallback` reports for another. "
+                f"Give one of them. Received: {' and '.join(map(str, known))}"
             )
         plan = functools.partial(
             optimizer.plan_run,
@@ -336,11 +338,11 @@ class PrivateTraining(training.TrainingBase):
         plan(data.settings)
         if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
             rows = optimizer.planned_rows(num_epochs, False, data.settings)
-            chosen = optimizer.delta or delta or default_delta(max(data.num_examples, 2))
+            chosen = optimizer.planned_delta or delta or default_delta(max(data.num_examples, 2))
             data = data.with_max_batch_size(rows, chosen)
             plan(data.settings)
         if optimizer.target_epsilon is not None and num_epochs > 0:
-            budget = PrivacyCallback(optimizer.delta or delta, optimizer.target_epsilon)
+            budget = PrivacyCallback(optimizer.planned_delta, optimizer.target_epsilon)
             callbacks = [budget, *given]
         return data, callbacks
 

@@ -44,7 +44,7 @@ class AutoDPOptimizer(DPOptimizer):
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
         delta: float in (0, 1); None takes that of a `PrivacyCallback` in `fit`, or else
-            `num_examples ** -1.1`.
+            `num_examples ** -1.1`. A later `fit` takes no larger one.
         optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
         plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
@@ -191,8 +191,7 @@ class AutoDPOptimizer(DPOptimizer):
                 "and above one. Give `delta`. "
                 f"Received: {settings.num_examples} examples (0: unknown)"
             )
-        default = accounting.default_delta(max(settings.num_examples, 2))
-        used: float = self.delta or delta or default
+        used = self.delta or self._least_delta(ledger, settings.num_examples, delta)
         if num_epochs < 1:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
@@ -213,6 +212,7 @@ class AutoDPOptimizer(DPOptimizer):
             )
         self._is_planned = "noise_multiplier" in self.plan
         if self._is_planned:
+            self.planned_delta = used
             return
         rows = self.planned_rows(num_epochs, is_pass, settings)
 
@@ -222,7 +222,7 @@ class AutoDPOptimizer(DPOptimizer):
             return accounting.ledger_epsilon([*ledger, *planned], used)
 
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
-        self._is_planned = True
+        self._is_planned, self.planned_delta = True, used
 
     def refuse_single_steps(self) -> None:
         """Raise: single steps have no plan.
@@ -238,8 +238,7 @@ class AutoDPOptimizer(DPOptimizer):
     def described(self) -> dict[str, str]:
         """Return how contributions are bounded, what was planned, and the source of randomness."""
         facts = super().described()
-        if self._is_planned:
-            facts["clipping"] += f"; {self.plan_in_words}"
+        facts["clipping"] += f"; {self.plan_in_words}"
         return facts
 
     @property
@@ -250,6 +249,14 @@ class AutoDPOptimizer(DPOptimizer):
         words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
         return f"{words}, given: {given}" if given else words
 
+    def _least_delta(self, ledger: Ledger, num_examples: int, delta: float | None) -> float:
+        """Return the delta of a run: a larger one than before would renew the budget."""
+        if delta is None:
+            most = max(2, num_examples, *(row.num_examples for row in ledger))
+            delta = accounting.default_delta(most)
+        earlier = self.planned_delta if ledger.steps else None
+        return min(delta, earlier or delta)
+
     def _arguments(self) -> dict[str, Any]:
         """Return every constructor argument under its own name."""
         arguments, plan = super()._arguments(), self.plan
@@ -258,7 +265,8 @@ class AutoDPOptimizer(DPOptimizer):
             walk = self.inner_optimizer.get_config()["noise_walk"]
             if walk is not None:  # It may have been set.
                 plan["noise_walk"] = walk
-        return {**arguments, "plan": plan or None}
+        delta = self.delta or self.planned_delta
+        return {**arguments, "delta": delta, "plan": plan or None}
 
 
 def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:

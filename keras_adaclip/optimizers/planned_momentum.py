@@ -24,7 +24,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_nonnegative, optional
 from keras_adaclip._configurable import printed
 
 Tensor = Any
@@ -45,11 +45,11 @@ class PlannedMomentum(keras.optimizers.SGD):
     zero.
 
     Args:
-        noise_walk: positive float, the standard deviation of what the noise of all steps adds to a
+        noise_walk: float >= 0, the standard deviation of what the noise of all steps adds to a
             weight; None for `3.4 * num_weights ** -0.25`, at most 0.5, with the number of
             trainable weights; with more than four kernels (trainable variables of two or more
             axes, other than biases), times the square root of 4 over their number. It is the
-            learning rate in Keras's terms.
+            learning rate in Keras's terms, and may be set by hand, but not to a schedule.
         momentum: float in (0, 1), the decay of the average of gradients.
         name: name of the optimizer.
 
@@ -66,13 +66,26 @@ class PlannedMomentum(keras.optimizers.SGD):
     def __init__(
         self, noise_walk: float | None = None, momentum: float = 0.9, name: str | None = None
     ) -> None:
-        walk = optional(check_positive, "noise_walk", noise_walk)
+        walk = optional(check_nonnegative, "noise_walk", noise_walk)
         super().__init__(
-            walk or _WALK_OF_ONE_WEIGHT, check_between_0_and_1("momentum", momentum), name=name
+            _WALK_OF_ONE_WEIGHT if walk is None else walk,
+            check_between_0_and_1("momentum", momentum),
+            name=name,
         )
         # Until `build` knows the number of weights; None if a walk was given.
-        self._default_walk = None if walk else float(backend.array_of(self.learning_rate))
+        self._default_walk = None if walk is not None else self._walk()
         self._is_begun = False
+
+    @keras.optimizers.SGD.learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        """The walk: a number."""
+        if callable(learning_rate):
+            raise ValueError(
+                "`PlannedMomentum` takes no schedule: its steps fall to zero by themselves. Set a "
+                "number, or choose another optimizer, such as `AutoDPOptimizer(..., "
+                f"optimizer=keras.optimizers.Adam(schedule))`. Received: {learning_rate!r}"
+            )
+        keras.optimizers.SGD.learning_rate.fset(self, learning_rate)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create the averages and the plan.
@@ -91,7 +104,7 @@ class PlannedMomentum(keras.optimizers.SGD):
             walk = min(_WALK_OF_ONE_WEIGHT * num_weights**-0.25, _MOST_WALK)
             walk *= min(_FULL_WALK_LAYERS / max(num_kernels, 1), 1.0) ** 0.5
             self.learning_rate = walk
-            self._default_walk = float(backend.array_of(self.learning_rate))
+            self._default_walk = self._walk()
         own: dict[str, Any] = {"shape": (), "aggregation": "only_first_replica"}
         self._first_step = self.add_variable(dtype="int32", name="first_step", **own)
         self._num_steps = self.add_variable(
@@ -174,12 +187,16 @@ class PlannedMomentum(keras.optimizers.SGD):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        value = float(backend.array_of(self.learning_rate))
+        value = self._walk()
         walk = None if value == self._default_walk else float(str(np.float32(value)))
         return {"noise_walk": walk, "momentum": self.momentum, "name": self.name}
 
     def __repr__(self) -> str:
         return printed(self, self.get_config())
+
+    def _walk(self) -> float:
+        """Return the walk."""
+        return float(backend.array_of(self.learning_rate))
 
     def _rates(self, mean_squares: Tensor) -> Tensor:
         """Return (1 - m) step / a of each variable, and remember the mean squares."""

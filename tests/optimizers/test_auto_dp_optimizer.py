@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from tests.models.helpers import warns
 
 AutoDPOptimizer = ka.optimizers.AutoDPOptimizer
 N, DELTA = 300, 300**-1.1
@@ -240,12 +241,6 @@ def test_one_example_has_no_delta():
         compiled(AutoDPOptimizer(3.0)).fit(*data(1), batch_size=1, verbose=0)
 
 
-def test_two_deltas_are_refused():
-    model = compiled(AutoDPOptimizer(3.0, delta=1e-3))
-    with pytest.raises(ValueError, match="plans for one delta"):
-        model.fit(*data(), verbose=0, callbacks=[ka.callbacks.PrivacyCallback(delta=1e-6)])
-
-
 def test_single_steps_and_endless_data_have_no_plan():
     model = compiled(AutoDPOptimizer(1.0))
     x, y = data()
@@ -264,8 +259,12 @@ def test_single_steps_and_endless_data_have_no_plan():
 
 def test_a_federated_model_refuses():
     model = ka.federate(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
-    with pytest.raises(ValueError, match="plans training on single examples"):
-        model.compile(AutoDPOptimizer(1.0), client_optimizer="sgd", loss="mse")
+    optimizer = AutoDPOptimizer(1.0)
+    for given in (optimizer, keras.optimizers.serialize(optimizer)):
+        with pytest.raises(ValueError, match="plans training on single examples"):
+            model.compile(given, client_optimizer="sgd", loss="mse")
+    assert not model.compiled
+    compiled(optimizer).fit(*data(20), verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +275,7 @@ def test_a_federated_model_refuses():
         ({"plan": 3}, TypeError, "`plan` must be a dict"),
         ({"plan": {"norm": 1.0}}, ValueError, "unknown parts: norm"),
         ({"plan": {"batch_size": 0}}, ValueError, "batch_size"),
-        ({"plan": {"noise_walk": -1}}, ValueError, "`noise_walk` must be positive"),
+        ({"plan": {"noise_walk": -1}}, ValueError, "`noise_walk` must not be negative"),
         ({"plan": {"noise_multiplier": -1}}, ValueError, "`noise_multiplier` must not be negative"),
         ({"plan": {"noise_multiplier": 0}}, ValueError, "must be positive"),
         ({"plan": {"noise_walk": 1.0}, "optimizer": "sgd"}, ValueError, "another `optimizer`"),
@@ -305,6 +304,41 @@ def test_a_walk_that_was_set_stays_and_is_in_the_config():
     optimizer.learning_rate = 0.5
     compiled(optimizer).fit(*data(), epochs=1, verbose=0)
     assert AutoDPOptimizer.from_config(optimizer.get_config()).plan == {"noise_walk": 0.5}
+
+
+def test_a_walk_of_zero_is_saved_and_loaded(tmp_path):
+    model = compiled(AutoDPOptimizer(1.0))
+    callback = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (1 - epoch))
+    model.fit(*data(), epochs=2, verbose=0, callbacks=[callback])
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").optimizer.plan == {"noise_walk": 0.0}
+
+
+def test_a_walk_is_no_schedule():
+    optimizer = AutoDPOptimizer(1.0)
+    for schedule in (keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), lambda: 0.1):
+        with pytest.raises(ValueError, match="`PlannedMomentum` takes no schedule"):
+            optimizer.learning_rate = schedule
+    model = compiled(optimizer)
+    model.fit(*data(), verbose=0)
+    assert optimizer.plan == {}
+
+
+@pytest.mark.parametrize("clipping", [None, "automatic", ka.clipping.PSAC()])
+@pytest.mark.parametrize("name", ["class_weight", "sample_weight"])
+def test_weights_that_normalizing_undoes_are_warned_of(clipping, name):
+    weights = {"class_weight": {0: 1.0, 1: 9.0}, "sample_weight": np.linspace(0, 1, N)}
+    model = compiled(AutoDPOptimizer(1.0, plan=clipping and {"clipping": clipping}))
+    with warns("whatever the weight of an example or its class"):
+        model.fit(*data(), verbose=0, **{name: weights[name]})
+
+
+def test_weights_with_a_norm_work_without_a_warning():
+    model = compiled(AutoDPOptimizer(8.0, plan={"clipping": 10.0}), [keras.layers.Dense(2)])
+    x, _ = data()
+    y = (np.arange(N) % 10 == 0).astype("int32")
+    model.fit(x, y, epochs=20, verbose=0, class_weight={0: 0.1, 1: 10.0})
+    assert np.mean(model.predict(x, verbose=0).argmax(-1)) > 0.9
 
 
 def test_planned_momentum_under_any_private_optimizer():

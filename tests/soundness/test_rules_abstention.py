@@ -172,6 +172,7 @@ def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, 
     assert 0.5 < largest_distance(fixed, fixed) <= 2.0002
 
 
+@pytest.mark.filterwarnings("ignore:.*whatever the weight of an example:UserWarning")
 @pytest.mark.parametrize(("name", "data"), paired("generator", "poisson", "shuffle"))
 def test_one_example_moves_sum_and_statistics_by_what_is_paid_for(name, data, monkeypatch):
     """A hole is a row that is not there: the batch is that much smaller."""
