@@ -82,6 +82,11 @@ class Ledger:
         return self.rows[-1] if self.rows else None
 
     @property
+    def num_examples(self) -> int:
+        """Units of the largest data set on which steps ran; 0 if none ran or none is known."""
+        return max((row.num_examples for row in self.rows if row.steps > 0), default=0)
+
+    @property
     def steps(self) -> int:
         """Steps in all rows."""
         return sum(row.steps for row in self.rows)

@@ -20,10 +20,9 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means that of an `AutoDPOptimizer`, or else
-            `num_examples ** -1.1`, which the first line of `fit` says, with the largest data set
-            that the model was trained on. For a federated model, the number of clients replaces
-            `num_examples`.
+        delta: float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
+            `num_examples ** -1.1` of the largest data set so far, which the first line of `fit`
+            says. For a federated model, the number of clients replaces `num_examples`.
         target_epsilon: positive float; None means no limit.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: file to which `model.privacy_report` is written when training ends, as HTML,
@@ -83,15 +82,16 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
         unit = data.unit.label
-        delta = self.delta or model.optimizer.planned_delta
+        delta = self.delta or model.optimizer.delta
+        num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
+        self._is_default = delta is None
         if delta is not None:
             self.effective_delta = delta
             if data.num_examples > 0:
                 accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
-        elif data.num_examples > 1:
-            # Of all data so far: with a larger delta, a smaller data set would renew the budget.
-            most = max(row.num_examples for row in model.privacy_ledger.rows)
-            self.effective_delta = accounting.default_delta(max(most, data.num_examples))
+        elif num_examples > 1:
+            # With a larger delta, a smaller data set would renew the budget.
+            self.effective_delta = accounting.default_delta(num_examples)
         else:
             raise ValueError(
                 f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "
@@ -119,6 +119,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
             self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
+            if self._is_default and ledger.num_examples > 1:
+                delta = accounting.default_delta(ledger.num_examples)
+                self.effective_delta = min(delta, self.effective_delta)
+                self.params["delta"] = self.effective_delta
             self._allowed_steps = self._steps_done + self._find_allowed_steps(
                 self.model, self.target_epsilon
             )

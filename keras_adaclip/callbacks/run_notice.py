@@ -182,15 +182,19 @@ class RunNotice(keras.callbacks.Callback):
         """The delta of every epsilon here."""
         if self._budget is not None:
             return self._budget.effective_delta
-        return accounting.default_delta(max(self._data.num_examples, 2))
+        return accounting.default_delta(self._num_examples)
 
     @property
     def _delta_in_words(self) -> str:
         """The delta, and where it comes from if nobody has chosen it."""
-        words = f"delta {self._delta:.3g}"
-        num_examples = max(self._data.num_examples, 2)
+        words, num_examples = f"delta {self._delta:.3g}", self._num_examples
         is_default = self._delta == accounting.default_delta(num_examples)
         return f"{words} ({num_examples:,} ** -1.1)" if is_default else words
+
+    @property
+    def _num_examples(self) -> int:
+        """The number of units of the largest data set so far."""
+        return max(self._data.num_examples, *(row.num_examples for row in self._before), 2)
 
 
 def _counted(steps: int) -> str:

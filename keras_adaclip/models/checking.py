@@ -1,5 +1,6 @@
 """Answers before training: is a model or an augmentation sound, how are gradients computed?"""
 
+import math
 import warnings
 from collections.abc import Sequence
 from textwrap import fill
@@ -114,7 +115,7 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         sample_weight: Weights of a few examples, None without.
     """
     is_each = sample_weight is not None and any(
-        len(value.shape) == 1 for value in keras.tree.flatten(sample_weight)
+        math.prod(value.shape[1:]) == 1 for value in keras.tree.flatten(sample_weight)
     )
     if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
         warnings.warn(

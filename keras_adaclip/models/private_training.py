@@ -321,12 +321,11 @@ class PrivateTraining(training.TrainingBase):
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
-        delta = deltas[0] if deltas else None
-        known = sorted({*deltas, optimizer.delta} - {None})
-        if optimizer.target_epsilon is not None and len(known) > 1:
+        delta = min(deltas, default=None)
+        if None not in (delta, optimizer.delta) and delta != optimizer.delta:
             raise ValueError(
                 "The optimizer plans for one delta, and a `PrivacyCallback` reports for another. "
-                f"Give one of them. Received: {' and '.join(map(str, known))}"
+                f"Give one of them. Received: {optimizer.delta} and {delta}"
             )
         plan = functools.partial(
             optimizer.plan_run,
@@ -338,11 +337,12 @@ class PrivateTraining(training.TrainingBase):
         plan(data.settings)
         if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
             rows = optimizer.planned_rows(num_epochs, False, data.settings)
-            chosen = optimizer.planned_delta or delta or default_delta(max(data.num_examples, 2))
+            num_examples = max(data.num_examples, self.privacy_ledger.num_examples, 2)
+            chosen = optimizer.delta or delta or default_delta(num_examples)
             data = data.with_max_batch_size(rows, chosen)
             plan(data.settings)
         if optimizer.target_epsilon is not None and num_epochs > 0:
-            budget = PrivacyCallback(optimizer.planned_delta, optimizer.target_epsilon)
+            budget = PrivacyCallback(optimizer.delta or delta, optimizer.target_epsilon)
             callbacks = [budget, *given]
         return data, callbacks
 

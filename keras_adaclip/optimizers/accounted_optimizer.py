@@ -62,7 +62,6 @@ class AccountedOptimizer(WrappingOptimizer):
         microbatch_size: number of units that are processed at a time; None lets the step decide.
         target_epsilon: the budget at which training ends; None for no budget.
         delta: the delta of the budget; None for that of the run.
-        planned_delta: the delta for which the latest run was planned; None without a budget.
         seed: seed of the noise and of the sampling; None takes both from the operating system.
         used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
             of the model too. Another run can draw the same numbers with them.
@@ -83,7 +82,6 @@ class AccountedOptimizer(WrappingOptimizer):
     microbatch_size: int | str | None = None
     target_epsilon: float | None = None
     delta: float | None = None
-    planned_delta: float | None = None
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
     num_inclusions: ClassVar[int] = 0

@@ -43,8 +43,8 @@ class AutoDPOptimizer(DPOptimizer):
 
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
-        delta: float in (0, 1); None takes that of a `PrivacyCallback` in `fit`, or else
-            `num_examples ** -1.1`. A later `fit` takes no larger one.
+        delta: float in (0, 1), of every `fit`; None takes that of a `PrivacyCallback` in the same
+            `fit`, or else `num_examples ** -1.1` of the largest data set so far.
         optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
         plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
@@ -185,13 +185,15 @@ class AutoDPOptimizer(DPOptimizer):
             ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
                 no noise reaches the target.
         """
-        if not (self.delta or delta) and settings.num_examples < 2:
+        # With a larger delta, a smaller data set would renew the budget.
+        num_examples = max(settings.num_examples, ledger.num_examples)
+        if not (self.delta or delta) and num_examples < 2:
             raise ValueError(
                 "`AutoDPOptimizer` takes delta from the number of examples, which must be known "
                 "and above one. Give `delta`. "
                 f"Received: {settings.num_examples} examples (0: unknown)"
             )
-        used = self.delta or self._least_delta(ledger, settings.num_examples, delta)
+        used: float = self.delta or delta or accounting.default_delta(max(num_examples, 2))
         if num_epochs < 1:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
@@ -212,7 +214,6 @@ class AutoDPOptimizer(DPOptimizer):
             )
         self._is_planned = "noise_multiplier" in self.plan
         if self._is_planned:
-            self.planned_delta = used
             return
         rows = self.planned_rows(num_epochs, is_pass, settings)
 
@@ -222,7 +223,7 @@ class AutoDPOptimizer(DPOptimizer):
             return accounting.ledger_epsilon([*ledger, *planned], used)
 
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
-        self._is_planned, self.planned_delta = True, used
+        self._is_planned = True
 
     def refuse_single_steps(self) -> None:
         """Raise: single steps have no plan.
@@ -238,7 +239,8 @@ class AutoDPOptimizer(DPOptimizer):
     def described(self) -> dict[str, str]:
         """Return how contributions are bounded, what was planned, and the source of randomness."""
         facts = super().described()
-        facts["clipping"] += f"; {self.plan_in_words}"
+        if self._is_planned:
+            facts["clipping"] += f"; {self.plan_in_words}"
         return facts
 
     @property
@@ -249,14 +251,6 @@ class AutoDPOptimizer(DPOptimizer):
         words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
         return f"{words}, given: {given}" if given else words
 
-    def _least_delta(self, ledger: Ledger, num_examples: int, delta: float | None) -> float:
-        """Return the delta of a run: a larger one than before would renew the budget."""
-        if delta is None:
-            most = max(2, num_examples, *(row.num_examples for row in ledger))
-            delta = accounting.default_delta(most)
-        earlier = self.planned_delta if ledger.steps else None
-        return min(delta, earlier or delta)
-
     def _arguments(self) -> dict[str, Any]:
         """Return every constructor argument under its own name."""
         arguments, plan = super()._arguments(), self.plan
@@ -265,8 +259,7 @@ class AutoDPOptimizer(DPOptimizer):
             walk = self.inner_optimizer.get_config()["noise_walk"]
             if walk is not None:  # It may have been set.
                 plan["noise_walk"] = walk
-        delta = self.delta or self.planned_delta
-        return {**arguments, "delta": delta, "plan": plan or None}
+        return {**arguments, "plan": plan or None}
 
 
 def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:

@@ -737,16 +737,16 @@ optimizers/test_auto_dp_optimizer.py::test_a_spent_budget_is_refused_and_nothing
 + pass
 # a plan is made for another delta | optimizers/auto_dp_optimizer.py
 optimizers/test_auto_dp_optimizer.py::test_the_delta_of_a_callback_is_that_of_the_plan
-- used = self.delta or self._least_delta(ledger, settings.num_examples, delta)
-+ used = self.delta or self._least_delta(ledger, settings.num_examples, None)
-# a larger delta renews the budget of a plan | optimizers/auto_dp_optimizer.py
-optimizers/test_planned_delta.py::test_a_later_fit_gets_no_new_budget_from_a_larger_delta
-- return min(delta, earlier or delta)
-+ return delta
+- used: float = self.delta or delta or accounting.default_delta(max(num_examples, 2))
++ used: float = self.delta or accounting.default_delta(max(num_examples, 2))
+# a smaller data set renews the budget of a plan | optimizers/auto_dp_optimizer.py
+optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_budget
+- num_examples = max(settings.num_examples, ledger.num_examples)
++ num_examples = settings.num_examples
 # a smaller data set renews the budget of a callback | callbacks/privacy_callback.py
 optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_budget_of_a_callback
-- self.effective_delta = accounting.default_delta(max(most, data.num_examples))
-+ self.effective_delta = accounting.default_delta(data.num_examples)
+- num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
++ num_examples = data.num_examples
 """
 
 FAULTS = tuple(_fault(row) for row in _ROWS.removeprefix("\n# ").split("\n# "))
