@@ -76,9 +76,13 @@ class PlannedMomentum(keras.optimizers.SGD):
         self._default_walk = None if walk is not None else self._walk()
         self._is_begun = False
 
-    @keras.optimizers.SGD.learning_rate.setter
+    @property
+    def learning_rate(self) -> Any:
+        """The walk, which may be set to another number."""
+        return keras.optimizers.SGD.learning_rate.fget(self)
+
+    @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
-        """The walk: a number."""
         if callable(learning_rate):
             raise ValueError(
                 "`PlannedMomentum` takes no schedule: its steps fall to zero by themselves. Set a "
