@@ -84,7 +84,6 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         unit = data.unit.label
         delta = self.delta or model.optimizer.delta
         num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
-        self._is_default = delta is None
         if delta is not None:
             self.effective_delta = delta
             if data.num_examples > 0:
@@ -119,7 +118,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
             self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
-            if self._is_default and ledger.num_examples > 1:
+            if not (self.delta or self.model.optimizer.delta) and ledger.num_examples > 1:
                 delta = accounting.default_delta(ledger.num_examples)
                 self.effective_delta = min(delta, self.effective_delta)
                 self.params["delta"] = self.effective_delta

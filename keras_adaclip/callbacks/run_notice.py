@@ -194,7 +194,7 @@ class RunNotice(keras.callbacks.Callback):
     @property
     def _num_examples(self) -> int:
         """The number of units of the largest data set so far."""
-        return max(self._data.num_examples, *(row.num_examples for row in self._before), 2)
+        return max(self._data.num_examples, self.model.optimizer.ledger.num_examples, 2)
 
 
 def _counted(steps: int) -> str:
