@@ -6,6 +6,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -147,6 +148,36 @@ def replaced_draws(
         for name, function in drawing.items()
         if inspect.isfunction(function)
     )
+
+
+_DRAWS_OUTSIDE = ContextVar("draws_outside", default=False)
+
+
+@contextmanager
+def drawing_from_outside() -> Iterator[None]:
+    """Let seed generators draw from PyTorch's own generators within the context."""
+    token = _DRAWS_OUTSIDE.set(True)
+    try:
+        yield
+    finally:
+        _DRAWS_OUTSIDE.reset(token)
+
+
+def let_seed_generators_draw_outside() -> None:
+    """Make Keras heed `drawing_from_outside`; to be called once, on PyTorch.
+
+    Keras itself makes 32 bits of a seed, which can be tried one by one.
+    """
+    from keras.src.backend.torch import random
+
+    of_seed = random.torch_seed_generator
+
+    def generator(seed: Any) -> Any:
+        """Return PyTorch's generator for a seed; None stands for its own."""
+        is_fixed = isinstance(seed, int)
+        return None if _DRAWS_OUTSIDE.get() and not is_fixed else of_seed(seed)
+
+    random.torch_seed_generator = generator
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class CohortBatches(keras.utils.PyDataset):
     Attributes:
         most_lanes: The largest number of lanes on a device.
         num_shards: The number of devices of this process that share a round.
-        num_seeds: The number of seed generators in the model.
+        has_seeds: Whether local steps have seeds, for models that draw random numbers.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CohortBatches(keras.utils.PyDataset):
         self.most_lanes = 1
         self._num_lanes: int | None = None
         self.num_shards = 1
-        self.num_seeds = 0
+        self.has_seeds = False
         self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
@@ -193,7 +193,7 @@ class CohortBatches(keras.utils.PyDataset):
             clients,
             self._first,
             self.settings.client_batch_size,
-            self.num_seeds,
+            self.has_seeds,
             num_lanes,
             self.num_shards,
             self.share.process,
@@ -241,8 +241,8 @@ class CohortBatches(keras.utils.PyDataset):
         if len(rows) < num_rows:
             examples = keras.tree.map_structure(lambda array: array[rows], examples)
         seeds = None
-        if self.num_seeds:
-            seeds = generator.integers(0, 2**30, (len(order), self.num_seeds, 2), np.int32)
+        if self.has_seeds:
+            seeds = generator.integers(-(2**31), 2**31, (len(order), 2), np.int32)
         weighting = self.settings.client_weighting
         weight = 1.0 if weighting is None else weighting.weight(len(rows))
         return RoundClient(examples, order, seeds, weight)

@@ -10,7 +10,6 @@ for a gradient (Reddi et al. 2021, "Adaptive federated optimization"). With `mu 
 (Li et al. 2020, "Federated optimization in heterogeneous networks").
 """
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import call_model, tracker_variables
+from keras_adaclip.gradients import Draws, call_model, tracker_variables
 
 Tensor = Any
 # What a batch has for each example.
@@ -224,23 +223,18 @@ class LocalTraining:
     ) -> tuple[Tensor, list[Tensor], Any, list[Tensor]]:
         """Return the loss of a client's batch, increments of trackers, predictions and masks."""
         model = self.model
-        generators = keras_private.seed_generator_states(model)
         trackers = tracker_variables(model)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
-        scope = [
+        values = [
             *((variable, variable.value) for variable in kept),
             *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers),
-            *(
-                (generator, ops.cast(client["seeds"][number], generator.dtype))
-                for number, generator in enumerate(generators)
-            ),
             *zip(model.trainable_variables, weights, strict=True),
         ]
         quicker = keras_private.replaced_calls(self.fast_calls)
         unscaled = keras_private.without_scaling_for_replicas()
-        seeds = client.get("seeds")
-        seeded = contextlib.nullcontext() if seeds is None else backend.seeded_outside(seeds[0])
-        with keras.StatelessScope(scope) as inside, quicker, unscaled, seeded:
+        seed = client.get("seeds")
+        scope = keras.StatelessScope(values) if seed is None else Draws(seed).made(values)
+        with scope as inside, quicker, unscaled:
             y_pred = keras.tree.map_structure(
                 lambda value: with_rows_masked(value, client["present"]),
                 call_model(model, client["x"], training=True),

@@ -131,7 +131,7 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             chunk_size = math.ceil(size / num_turns)
         cohorts.most_lanes = chunk_size
     cohorts.num_shards = num_shards // num_processes
-    cohorts.num_seeds = len(keras_private.seed_generator_states(model))
+    cohorts.has_seeds = bool(keras_private.seed_generator_states(model))
     return int(chunk_size), is_vectorized
 
 

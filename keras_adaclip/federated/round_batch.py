@@ -7,8 +7,8 @@ For each of them:
                 `sample_weight`, if classes have weights
     order       the local batches: the rows of each, int32 of shape `(num_steps, batch_size)`, with
                 -1 for padding
-    seeds       states of the model's seed generators in each local step, int32 of shape
-                `(num_steps, num_seeds, 2)`; absent if it has none
+    seeds       the seed of the model's random numbers in each local step, int32 of shape
+                `(num_steps, 2)`; absent if it draws none
     step        the local step that a lane takes in a tick, int32 of shape `(num_ticks, num_lanes)`,
                 with -1 for none
     until       the number of ticks before each event, int32 of shape `(num_events,)`
@@ -39,7 +39,7 @@ class RoundClient:
     Args:
         examples: The examples that take part, by name.
         order: The rows of each local batch, of shape `(num_steps, batch_size)`, -1 for padding.
-        seeds: States of the model's seed generators in each local step, or None.
+        seeds: The seed of each local step, or None.
         weight: The weight of its contribution, between 0 and 1.
     """
 
@@ -78,7 +78,7 @@ def round_batch(
     clients: Sequence[RoundClient | ClientElsewhere],
     first: dict[str, Any],
     batch_size: int | None,
-    num_seeds: int,
+    has_seeds: bool,
     num_lanes: int,
     num_shards: int,
     process: int = 0,
@@ -90,7 +90,7 @@ def round_batch(
         clients: The clients of all processes, each with at least one example.
         first: An example, for shapes and types.
         batch_size: The number of examples in a local batch; None takes all of a client.
-        num_seeds: The number of seed generators in the model.
+        has_seeds: Whether local steps have seeds.
         num_lanes: The number of lanes on each device.
         num_shards: The number of devices of each process.
         process: The number of this process.
@@ -106,7 +106,7 @@ def round_batch(
         schedule.lanes[at : at + num_lanes] for at in range(0, len(schedule.lanes), num_lanes)
     ]
     own = of_shards[process * num_shards : (process + 1) * num_shards]
-    batch = _room_for(clients, schedule, of_shards, len(own), first, batch_size, num_seeds)
+    batch = _room_for(clients, schedule, of_shards, len(own), first, batch_size, has_seeds)
     event_of = {end: event for event, end in enumerate(schedule.events)}
     for shard, lanes in enumerate(own):
         next_row = next_step = 0
@@ -149,7 +149,7 @@ def _room_for(
     num_shards: int,
     first: dict[str, Any],
     batch_size: int | None,
-    num_seeds: int,
+    has_seeds: bool,
 ) -> dict[str, Any]:
     """Return a batch of padding with room for some clients, and the events of their schedule.
 
@@ -160,7 +160,7 @@ def _room_for(
         num_shards: The number of devices of this process.
         first: As for `round_batch`.
         batch_size: As for `round_batch`.
-        num_seeds: As for `round_batch`.
+        has_seeds: As for `round_batch`.
     """
     members = [[clients[number] for lane in lanes for number in lane] for lanes in of_shards]
     num_lanes = len(of_shards[0])
@@ -178,8 +178,8 @@ def _room_for(
     batch: dict[str, Any] = keras.tree.map_structure(room, first)
     width = batch_size or rounded_up(most_rows)
     batch["order"] = np.full((num_shards, num_steps, width), -1, np.int32)
-    if num_seeds:
-        batch["seeds"] = np.zeros((num_shards, num_steps, num_seeds, 2), np.int32)
+    if has_seeds:
+        batch["seeds"] = np.zeros((num_shards, num_steps, 2), np.int32)
     batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
     batch["until"] = np.zeros((num_shards, num_events), np.int32)
     batch["until"][:, : len(events)] = events

@@ -24,6 +24,7 @@ from keras import ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.draws import Draws
 
 Tensor = Any
 
@@ -60,23 +61,19 @@ class Augmentation:
         tensor = ops.convert_to_tensor(inputs)
         return keras.Sequential([keras.Input(tensor.shape[1:], dtype=tensor.dtype), self.layer])
 
-    def applied(self, batch: Batch, seed: Tensor) -> Batch:
+    def applied(self, batch: Batch, draws: Draws) -> Batch:
         """Return the augmented copies of each example.
 
         Args:
             batch: The examples, one row each.
-            seed: Integer tensor of shape `(2,)`, the seed of the layer's random numbers.
+            draws: The random numbers of the layer.
         """
         number = self.multiplicity
         copies = batch.map_rows(lambda v: ops.repeat(v, number, axis=0), batch.mask, number)
-        states = keras_private.seed_generator_states(self.layer)
-        mapping = [(variable, variable.value) for variable in self.layer.variables]
-        # The layer is not part of the model, so its generators' state would not be carried from
-        # one compiled step to the next.
-        mapping += [(each, ops.cast(seed + i, each.dtype)) for i, each in enumerate(states)]
+        values = [(variable, variable.value) for variable in self.layer.variables]
         # The layer sees the one tensor alone, as in the examination.
         (inputs,) = keras.tree.flatten(copies.x)
-        with keras.StatelessScope(mapping), drawing_for_each_example(self.layer):
+        with draws.made(values), drawing_for_each_example(self.layer):
             augmented = self.layer(inputs, training=True)
         return replace(copies, x=keras.tree.pack_sequence_as(copies.x, [augmented]))
 

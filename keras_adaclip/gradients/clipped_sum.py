@@ -19,6 +19,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.draws import Draws
 from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
 from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, per_example_gradients
@@ -62,7 +63,11 @@ class Observed(Forward):
 
 
 def clipped_sum(
-    model: keras.Model, batch: Batch, clipping: Clipper, plan: GradientPlan
+    model: keras.Model,
+    batch: Batch,
+    clipping: Clipper,
+    plan: GradientPlan,
+    draws: Draws | None = None,
 ) -> tuple[ClippedSum, Observed]:
     """Return the sum of the examples' clipped gradients, and results of the forward pass.
 
@@ -71,14 +76,17 @@ def clipped_sum(
         batch: The examples.
         clipping: The clipping strategy with the thresholds of this step.
         plan: The rule of each layer.
+        draws: The random numbers of layers; None leaves them to their seed generators.
     """
     if plan.is_layerwise:
-        gradients, forward = per_example_gradients(model, batch, plan)
+        gradients, forward = per_example_gradients(model, batch, plan, draws=draws)
         sums, norms, finite, factors = clipped_contributions(
             gradients, batch.present, clipping, ops.isfinite(forward.losses)
         )
     else:
-        (sums, norms, finite, factors), forward = _looped_contributions(model, batch, clipping)
+        (sums, norms, finite, factors), forward = _looped_contributions(
+            model, batch, clipping, draws
+        )
     total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
     return total, Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
 
@@ -140,7 +148,7 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
 
 
 def _looped_contributions(
-    model: keras.Model, batch: Batch, clipping: Clipper
+    model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws | None
 ) -> tuple[tuple[list[Tensor], Tensor, Tensor, Tensor], Forward]:
     """Return the clipped sums of a batch, with each example differentiated alone.
 
@@ -148,6 +156,7 @@ def _looped_contributions(
         model: A built model with a compiled loss.
         batch: The examples.
         clipping: The clipping strategy with the thresholds of this step.
+        draws: As for `clipped_sum`.
 
     Returns:
         The results of `clipped_contributions`, and of a forward pass over the batch.
@@ -158,7 +167,8 @@ def _looped_contributions(
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         """Add the contribution of one example."""
         alone = batch.rows(index, 1)
-        gradients, loss = single_gradient(model, alone)
+        of_row = None if draws is None else draws.at(index)
+        gradients, loss = single_gradient(model, alone, draws=of_row)
         parts: list[Any] = [Materialized(ops.expand_dims(value, 0)) for value in gradients]
         is_sound = ops.reshape(ops.isfinite(loss), (1,))
         sums, norms, finite, _ = clipped_contributions(
@@ -171,7 +181,7 @@ def _looped_contributions(
 
     carry = [ops.zeros(variable.shape, "float32") for variable in trainable]
     carry.append(ops.zeros((batch.num_rows, clipping.num_groups + 1), "float32"))
-    forward = forward_alone(model, batch, training=True)
+    forward = forward_alone(model, batch, training=True, draws=draws)
     *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
     norms, finite = rows[:, :-1], rows[:, -1] > 0.0
     return (sums, norms, finite, clipping.factors(norms, finite)), forward

@@ -1,8 +1,7 @@
 """The forward pass: calls a model so that no state keeps anything of the data."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.augmentation import drawing_for_each_example
 from keras_adaclip.gradients.batch import Batch, mapped
+from keras_adaclip.gradients.draws import Draws
 from keras_adaclip.gradients.losses import compute_loss, per_example_losses
 from keras_adaclip.sampling import as_arrays, common_length
 
@@ -63,31 +63,32 @@ def sliced(part: Any, rows: slice) -> Any:
     return mapped(of_value, part)
 
 
-def stateless(model: keras.Model) -> keras.StatelessScope:
-    """Return a scope with the model's variables as they are, which discards their changes."""
-    variables = [*model.variables, *model.metrics_variables]
-    return keras.StatelessScope([(variable, variable.value) for variable in variables])
+def stateless(
+    model: keras.Model, draws: Draws | None = None
+) -> AbstractContextManager[keras.StatelessScope]:
+    """Return a scope with the model's variables as they are, which discards their changes.
 
-
-@contextmanager
-def keeping_random_states_only(model: keras.Model) -> Iterator[None]:
-    """Discard all changes of variables within the context but those of random generators.
-
-    Everything else that a layer writes into a variable comes from the data, without clipping or
-    noise.
+    Args:
+        model: A built model.
+        draws: The random numbers of layers; None leaves them to their seed generators.
     """
-    seeds = keras_private.seed_generator_states(model)
-    with stateless(model) as scope:
-        yield
-        states = [scope.get_current_value(state) for state in seeds]
-    for state, value in zip(seeds, states, strict=True):
-        if value is not None:
-            state.assign(value)
+    variables = [*model.variables, *model.metrics_variables]
+    values = [(variable, variable.value) for variable in variables]
+    return keras.StatelessScope(values) if draws is None else draws.made(values)
 
 
-def forward_alone(model: keras.Model, batch: Batch, training: bool) -> Forward:
-    """Return predictions and losses of the batch, and discard all changes of state."""
-    with stateless(model):
+def forward_alone(
+    model: keras.Model, batch: Batch, training: bool, draws: Draws | None = None
+) -> Forward:
+    """Return predictions and losses of the batch, and discard all changes of state.
+
+    Args:
+        model: A built model with a compiled loss.
+        batch: The examples.
+        training: The mode of the forward pass.
+        draws: The random numbers of layers; None leaves them to their seed generators.
+    """
+    with stateless(model, draws):
         y_pred = call_model(model, batch.x, training)
         losses, increments = per_example_losses(model, batch, y_pred)
     return Forward(y_pred, losses, increments).of_units(batch.num_copies)
@@ -108,7 +109,7 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def single_gradient(
-    model: keras.Model, alone: Batch, training: bool = True
+    model: keras.Model, alone: Batch, training: bool = True, draws: Draws | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """Return the gradient of one example's loss, float32 per trainable variable, and the loss.
 
@@ -116,6 +117,7 @@ def single_gradient(
         model: A built model with a compiled loss.
         alone: A batch of one. The mean loss is used if it has several copies.
         training: The mode of the forward pass.
+        draws: The random numbers of layers; None leaves them to their seed generators.
     """
 
     def loss() -> tuple[Tensor, Any]:
@@ -130,7 +132,7 @@ def single_gradient(
         return value, value
 
     variables = [*model.variables, *model.metrics_variables]
-    with keeping_random_states_only(model):
+    with stateless(model, draws):
         loss_value, gradients = backend.gradients_of(loss, model.trainable_variables, variables)
     return [ops.cast(gradient, "float32") for gradient in gradients], loss_value
 

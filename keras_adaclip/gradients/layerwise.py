@@ -21,8 +21,9 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.draws import Draws
 from keras_adaclip.gradients.forms import Materialized, PerExampleGradient, combined
-from keras_adaclip.gradients.forward import Forward, call_model, keeping_random_states_only
+from keras_adaclip.gradients.forward import Forward, call_model, stateless
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.losses import per_example_losses
 
@@ -217,7 +218,11 @@ class BatchGradients:
 
 
 def per_example_gradients(
-    model: keras.Model, batch: Batch, plan: GradientPlan, training: bool = True
+    model: keras.Model,
+    batch: Batch,
+    plan: GradientPlan,
+    training: bool = True,
+    draws: Draws | None = None,
 ) -> tuple[BatchGradients, Forward]:
     """Return the gradients of all examples, and the results of the forward pass.
 
@@ -226,6 +231,7 @@ def per_example_gradients(
         batch: The examples.
         plan: A layer-wise plan.
         training: The mode of the forward pass.
+        draws: The random numbers of layers; None leaves them to their seed generators.
     """
     recorders: list[TapRecorder] = []
 
@@ -233,9 +239,10 @@ def per_example_gradients(
         """Return the total loss, and everything else that the forward pass yields."""
         recorder = TapRecorder(tap)
         recorders.append(recorder)
-        with recorder.tapped(plan.rules, plan.fast_calls), keeping_random_states_only(model):
-            y_pred = call_model(model, batch.x, training)
-        losses, increments = per_example_losses(model, batch, y_pred)
+        with stateless(model, draws):
+            with recorder.tapped(plan.rules, plan.fast_calls):
+                y_pred = call_model(model, batch.x, training)
+            losses, increments = per_example_losses(model, batch, y_pred)
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, masks)

@@ -12,7 +12,7 @@ from keras import ops
 from keras_adaclip import backend, gradients, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper
-from keras_adaclip.gradients import Batch, ClippedSum, Observed
+from keras_adaclip.gradients import Batch, ClippedSum, Draws, Observed
 
 Tensor = Any
 
@@ -53,16 +53,14 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     optimizer, state = model.optimizer, model._private_state
     clipping = optimizer.current_clipping
     # Read here: inside the loop over chunks JAX knows the model's variables only.
-    seed = None if state.augmentation is None else optimizer.augmentation_seed
+    draws = Draws(optimizer.seed_of_layers).at(backend.number_of_replica())
     if state.chunk_size is None:
-        copies = _augmented(model, batch, seed, 0)
-        total, observed = gradients.clipped_sum(model, copies, clipping, state.plan)
+        total, observed = _clipped_sum(model, batch, clipping, draws.at(0))
         return total, _observe(model, batch, observed, clipping)
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         """Return the clipped sum of a chunk, and update the metrics."""
-        copies = _augmented(model, chunk, seed, index)
-        part, observed = gradients.clipped_sum(model, copies, clipping, state.plan)
+        part, observed = _clipped_sum(model, chunk, clipping, draws.at(index))
         logs = _observe(model, chunk, observed, clipping)
         training.refuse_lost_metrics(model, logs, "microbatch_size")
         return part
@@ -72,14 +70,14 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     return total, model.get_metrics_result()
 
 
-def _augmented(model: keras.Model, batch: Batch, seed: Tensor | None, index: Any) -> Batch:
-    """Return augmented copies of the examples in chunk `index` of the replica's step."""
-    augmentation = model._private_state.augmentation
-    if augmentation is None:
-        return batch
-    number = backend.number_of_replica()
-    of_chunk = ops.stack([ops.cast(each, "int32") for each in (index, number)])
-    return augmentation.applied(batch, seed + of_chunk)
+def _clipped_sum(
+    model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws
+) -> tuple[ClippedSum, Observed]:
+    """Return the clipped sum over the examples, of their augmented copies if there are any."""
+    state = model._private_state
+    if state.augmentation is not None:
+        batch = state.augmentation.applied(batch, draws.at(0))
+    return gradients.clipped_sum(model, batch, clipping, state.plan, draws.at(1))
 
 
 def _observe(

@@ -254,9 +254,9 @@ class DPOptimizer(AccountedOptimizer):
         self._clip.assign(state)
 
     @property
-    def augmentation_seed(self) -> Tensor:
-        """Two random integers, new for each step, the seed of random numbers other than noise."""
-        return self._noise.augmentation_seed
+    def seed_of_layers(self) -> Tensor:
+        """64 random bits, new for each step: the seed of random numbers other than noise."""
+        return self._noise.seed_of_layers
 
     def described(self) -> dict[str, str]:
         """Return how contributions are bounded, and the source of randomness, for a report."""
@@ -271,10 +271,11 @@ class DPOptimizer(AccountedOptimizer):
             except Exception as error:
                 clipping += f", which cannot describe the last steps: {error}"
         seeds = (
-            "noise and sampling from the operating system, new for each run"
+            "noise, sampling and random layers from the operating system, new for each run"
             if self.seed is None
             # Without the seed: reports are published.
-            else "noise from a seed of the user: anyone who knows it can subtract the noise"
+            else "noise and random layers from a seed of the user: anyone who knows it can "
+            "subtract the noise"
         )
         return {"clipping": clipping, "seeds": seeds}
 

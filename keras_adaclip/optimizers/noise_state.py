@@ -21,7 +21,7 @@ Tensor = Any
 # Norms and products in float32 are exact to about five digits. The noise is wider by that much, and
 # by a little more for each group whose norm is part of a sum.
 _ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.0 + 2.0**-16, 2.0**-23
-_STATISTICS_STREAM, _SUMS_STREAM, _AUGMENTATION_STREAM = 0, 1, 2
+_STATISTICS_STREAM, _SUMS_STREAM, _LAYERS_STREAM = 0, 1, 2
 
 
 class NoiseState:
@@ -99,9 +99,9 @@ class NoiseState:
         return noised
 
     @property
-    def augmentation_seed(self) -> Tensor:
-        """Two random integers, new for each step, the seed of random numbers other than noise."""
-        return backend.seed_of_step(self.key.value, self._num_draws.value, _AUGMENTATION_STREAM)
+    def seed_of_layers(self) -> Tensor:
+        """64 random bits, new for each step: the seed of random numbers other than noise."""
+        return backend.seed_of_step(self.key.value, self._num_draws.value, _LAYERS_STREAM)
 
     def begin_draw(self) -> None:
         """Advance the counter of draws, before any noise of the step is drawn."""

@@ -125,10 +125,13 @@ def gaussian(shape: Sequence[int], key: Tensor, step: Tensor, stream: int) -> Te
 
 
 def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
-    """Override: the counter-based generator of `tf.random`."""
-    of_step = tf.random.experimental.stateless_fold_in(key, step)
-    seed = tf.random.experimental.stateless_fold_in(of_step, stream)
-    return tf.random.stateless_uniform((2,), seed, 0, 2**30, tf.int32)
+    """Override: Philox, since `stateless_fold_in` would keep 32 bits of the key."""
+    key = tf.bitcast(tf.convert_to_tensor(key), tf.uint64)
+    counter = tf.stack([tf.cast(stream, tf.uint64), tf.cast(step, tf.uint64)])
+    philox = tf.random.Algorithm.PHILOX.value
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=(2,), key=key[None], counter=counter, alg=philox, dtype=tf.int32
+    )
 
 
 # Run one by one, its hundred operations would be a hundred passes over the numbers. XLA fuses them,

@@ -14,13 +14,17 @@ import numpy as np
 import torch
 from keras import ops
 
-from keras_adaclip.backend import contract, host_memory
+from keras_adaclip.backend import contract, host_memory, keras_private
 from keras_adaclip.backend.contract import Function, Tensor, Variables
 
 # Numbers that one thread draws at a time. They fill half a megabyte, a part of the cache.
 _BLOCK = 1 << 17
+# Of the bytes that are the state of PyTorch's generator for the CPU, a Mersenne Twister: two
+# numbers that are 1 after seeding, and the words, 64 bits for each 32.
+_NUM_WORDS, _IS_SEEDED, _WORDS = 624, slice(8, 16), slice(24, 24 + 8 * 624)
 # Since PyTorch 2.9.
 _HAS_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+keras_private.let_seed_generators_draw_outside()
 
 
 def loops_in_python() -> bool:
@@ -70,11 +74,24 @@ def unsupported_distribution(model: keras.Model) -> str | None:
 
 @contextlib.contextmanager
 def seeded_outside(seed: Tensor) -> Iterator[None]:
-    """Override: PyTorch's generators, from which Keras's dropout draws."""
-    first, second = (int(number) for number in seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(first << 31 | second)
-        yield
+    """Override: PyTorch's generators, from which all layers of Keras draw within the context.
+
+    That of the CPU keeps 32 bits of a seed, so its whole state is set.
+    """
+    secret, before = _secret(seed), torch.get_rng_state()
+    state = np.zeros_like(before.numpy())
+    state[_IS_SEEDED].view(np.int32)[:] = 1
+    words = np.random.Philox(key=secret).random_raw(_NUM_WORDS // 2).view(np.uint32)
+    state[_WORDS].view(np.uint64)[:] = words
+    of_gpus = torch.random.fork_rng if torch.cuda.is_available() else contextlib.nullcontext
+    with of_gpus(), keras_private.drawing_from_outside():
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(secret)
+        torch.set_rng_state(torch.from_numpy(state))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
 
 
 def outside_random_state() -> bytes:
@@ -244,14 +261,13 @@ def _threads(process: int, number: int) -> ThreadPoolExecutor:
 
 def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
     """Override: a hash of the arguments."""
-    words = np.frombuffer(_hash(key, step, stream), np.uint32) >> 2
-    return torch.from_numpy(words.astype(np.int32)).to(key.device)
+    return torch.from_numpy(np.frombuffer(_hash(key, step, stream), np.int32).copy())
 
 
 def _secret(key: Tensor) -> int:
     """Return the 64 bits of a key."""
-    words = key.detach().cpu().numpy().astype(np.int64) & 0xFFFFFFFF
-    return int(words[0]) | int(words[1]) << 32
+    first, second = (int(word) & 0xFFFFFFFF for word in key)
+    return first | second << 32
 
 
 def _hash(key: Tensor, step: Tensor, stream: int) -> bytes:
