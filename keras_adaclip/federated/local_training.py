@@ -10,6 +10,7 @@ for a gradient (Reddi et al. 2021, "Adaptive federated optimization"). With `mu 
 (Li et al. 2020, "Federated optimization in heterogeneous networks").
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Draws, call_model, tracker_variables
+from keras_adaclip.gradients import DrawingScope, call_model, tracker_variables
 
 Tensor = Any
 # What a batch has for each example.
@@ -201,7 +202,9 @@ class LocalTraining:
                 shown[:] = [loss, *observed]
                 return loss, keras.tree.flatten(shown)
 
-            gradients, observed = backend.gradients_at(loss_at, weights)
+            seed = client.get("seeds")
+            with contextlib.nullcontext() if seed is None else backend.seeded_outside(seed):
+                gradients, observed = backend.gradients_at(loss_at, weights)
             if self.proximal_strength > 0.0:
                 gradients = [
                     gradient + self.proximal_strength * ops.cast(weight - start, gradient.dtype)
@@ -233,7 +236,7 @@ class LocalTraining:
         quicker = keras_private.replaced_calls(self.fast_calls)
         unscaled = keras_private.without_scaling_for_replicas()
         seed = client.get("seeds")
-        scope = keras.StatelessScope(values) if seed is None else Draws(seed).made(values)
+        scope = keras.StatelessScope(values) if seed is None else DrawingScope(values, seed)
         with scope as inside, quicker, unscaled:
             y_pred = keras.tree.map_structure(
                 lambda value: with_rows_masked(value, client["present"]),

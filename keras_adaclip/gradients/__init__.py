@@ -9,7 +9,7 @@ from keras_adaclip.gradients.clipped_sum import (
     clipped_sum,
     with_regularization,
 )
-from keras_adaclip.gradients.draws import Draws
+from keras_adaclip.gradients.draws import DrawingScope, Draws
 from keras_adaclip.gradients.examination import fast_calls_of, layers_outside_loops, unproven_plan
 from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,

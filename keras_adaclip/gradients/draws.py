@@ -47,12 +47,17 @@ class Draws:
         Args:
             values: Pairs of a variable and its value within the context.
         """
-        with backend.seeded_outside(self.seed), _DrawingScope(values, self.seed) as scope:
+        with backend.seeded_outside(self.seed), DrawingScope(values, self.seed) as scope:
             yield scope
 
 
-class _DrawingScope(keras.StatelessScope):
-    """A scope in which every draw of every `keras.random.SeedGenerator` has a seed of its own."""
+class DrawingScope(keras.StatelessScope):
+    """A scope in which every draw of every `keras.random.SeedGenerator` has a seed of its own.
+
+    Args:
+        values: Pairs of a variable and its value within the scope.
+        seed: Int32 tensor of shape `(2,)`, 64 secret bits.
+    """
 
     def __init__(self, values: Iterable[tuple[keras.Variable, Tensor]], seed: Tensor) -> None:
         super().__init__(

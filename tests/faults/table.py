@@ -466,8 +466,8 @@ federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stop
 +         except ZeroDivisionError as error:
 # a client's dropout draws from numbers that other clients move | federated/local_training.py
 federated/test_nodes.py::test_dropout_of_a_client_does_not_depend_on_the_others
-- else backend.seeded_outside(seeds[0])
-+ else contextlib.nullcontext()
+- if seed is None else backend.seeded_outside(seed)
++ if True else backend.seeded_outside(seed)
 # a loss counts padding where all predictions are alike | federated/preparation.py
 federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused_where_all_predictions_are_alike
 - for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):

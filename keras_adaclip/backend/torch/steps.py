@@ -79,7 +79,7 @@ def seeded_outside(seed: Tensor) -> Iterator[None]:
     That of the CPU keeps 32 bits of a seed, so its whole state is set.
     """
     secret, before = _secret(seed), torch.get_rng_state()
-    state = np.zeros_like(before.numpy())
+    state = np.zeros(before.numel(), np.uint8)
     state[_IS_SEEDED].view(np.int32)[:] = 1
     words = np.random.Philox(key=secret).random_raw(_NUM_WORDS // 2).view(np.uint32)
     state[_WORDS].view(np.uint64)[:] = words
