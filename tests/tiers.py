@@ -32,7 +32,7 @@ ONCE = (
 )
 # Not those of survival: they start and kill many processes.
 _RULES = (
-    *("abstention", "around_fit", "ledger", "noise_keys", "noise_scale"),
+    *("abstention", "around_fit", "ledger", "metrics", "noise_keys", "noise_scale"),
     *("plain_gradients", "saved_state", "schedules", "secret_draws", "steps"),
 )
 _CONTRACT = (

@@ -232,6 +232,15 @@ def replaced_jit(jit: Callable[..., Any]) -> AbstractContextManager[None]:
     return replaced_attributes([] if keras.config.is_nnx_enabled() else [(trainer, "jit", jit)])
 
 
+class NestedScope(keras.StatelessScope):
+    """A scope that reads variables whose values it does not hold in the scope around it."""
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        """Return the value of a variable in this scope, or else in the one around it."""
+        value, outer = super().get_current_value(variable), self.original_scope
+        return outer.get_current_value(variable) if value is None and outer else value
+
+
 def is_empty(variable: keras.Variable) -> bool:
     """Return whether Keras's trainer on JAX has emptied `variable`."""
     return variable._value is None

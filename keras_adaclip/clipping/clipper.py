@@ -1,10 +1,12 @@
 """A clipping strategy with its state at one step, for the gradient code."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.clipping.groups import SMALLEST_CLIP_NORM, ParameterGroups
 from keras_adaclip.clipping.strategy import ClippingStrategy, State
 
@@ -47,7 +49,9 @@ class Clipper:
             norms: float32 of shape `(batch_size, num_groups)`, zero where not finite.
             finite: bool of shape `(batch_size,)`, false for padding too.
         """
-        factors = self.strategy.clip_factors(self.state, norms)
+        factors = self._of_each_unit(
+            lambda norms, finite: self.strategy.clip_factors(self.state, norms), norms, finite
+        )
         # No contribution exceeds its bound, whatever a user's own strategy returns: neither with a
         # negative factor, nor if squares underflow and the computed norm is too small.
         longest = self.state["clip_norm"] / ops.maximum(norms, SMALLEST_CLIP_NORM)
@@ -55,24 +59,62 @@ class Clipper:
         counted = ops.logical_and(finite[:, None], ops.logical_not(ops.isnan(factors)))
         return ops.where(counted, factors, 0.0)
 
-    def summed_statistics(self, norms: Tensor, finite: Tensor, present: Tensor) -> Tensor:
+    def summed_statistics(
+        self, norms: Tensor, finite: Tensor, present: Tensor, factors: Tensor
+    ) -> Tensor:
         """Return the sums of the strategy's statistics, float32 of shape `(num_statistics,)`.
+
+        The statistics of each unit are cut to what is paid for.
 
         Args:
             norms: as in `factors`.
             finite: as in `factors`.
             present: bool of shape `(batch_size,)`, false for padding.
+            factors: the result of `factors`.
 
         Raises:
             ValueError: If the strategy returns another number of statistics than it states.
         """
+        if self.num_statistics == 0:
+            return ops.zeros((0,), "float32")
+        statistics = self._of_each_unit(self._checked_statistics, norms, finite)
+        statistics = ops.where(ops.isnan(statistics), 0.0, statistics)
+        if (bound := self.strategy.statistic_bound) is not None:
+            statistics = ops.clip(statistics, -bound, bound)
+        if self.strategy.statistics_fit_the_norm:
+            lengths = ops.sqrt(ops.sum(ops.square(statistics), axis=1, keepdims=True))
+            used = ops.square(factors * norms / self.state["clip_norm"])
+            room = ops.sqrt(ops.maximum(1.0 - used, 0.0))
+            statistics = statistics * ops.where(lengths > room, room / lengths, 1.0)
+        return ops.sum(ops.where(present[:, None], statistics, 0.0), axis=0)
+
+    def _checked_statistics(self, norms: Tensor, finite: Tensor) -> Tensor:
+        """Return the strategy's statistics of each unit, as many as it states."""
         statistics = self.strategy.statistics(self.state, norms, finite)
-        if statistics is None:
-            return ops.zeros((self.num_statistics,), "float32")
-        if statistics.shape[1] not in (None, self.num_statistics):
+        found = 0 if statistics is None else statistics.shape[1]
+        if found not in (None, self.num_statistics):
             raise ValueError(
                 f"`{type(self.strategy).__name__}.statistics` returns another number of statistics "
                 "than `num_statistics`, which are paid for. Let both agree. "
-                f"Received: {statistics.shape[1]} statistics for {self.num_statistics}"
+                f"Received: {found} statistics for {self.num_statistics}"
             )
-        return ops.sum(ops.where(present[:, None], statistics, 0.0), axis=0)
+        return ops.cast(statistics, "float32")
+
+    def _of_each_unit(
+        self, function: Callable[[Tensor, Tensor], Tensor], norms: Tensor, finite: Tensor
+    ) -> Tensor:
+        """Return the rows of a function, to which a strategy of the user's shows one unit each.
+
+        Args:
+            function: takes norms and finiteness of some units and returns a row for each.
+            norms: as in `factors`.
+            finite: as in `factors`.
+        """
+        if type(self.strategy).__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return function(norms, finite)
+
+        def alone(unit: list[Tensor]) -> list[Tensor]:
+            """Return the row of one unit."""
+            return [function(*(value[None] for value in unit))[0]]
+
+        return backend.map_units(alone, [norms, finite])[0]

@@ -53,6 +53,8 @@ class ClippingStrategy(Configurable, abc.ABC):
             coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (least
             total noise).
 
+    `clip_factors` and `statistics` of a subclass outside of this package see one unit at a time.
+
     Guarantees:
         One unit adds at most `state["clip_norm"][k]` (Euclidean) to group k of the sum, under
         addition or removal of that unit and under its replacement by a hole. A unit with a number
@@ -69,7 +71,8 @@ class ClippingStrategy(Configurable, abc.ABC):
     # contributes. In a single group, with the total noise multiplier, they then cost nothing.
     statistics_fit_the_norm: ClassVar[bool] = False
 
-    # The largest absolute value of a statistic of one unit, None if it is not known.
+    # The largest absolute value of a statistic of one unit, to which it is cut. A strategy with
+    # statistics states it, and pays for as much in `noise_split`.
     statistic_bound: ClassVar[float | None] = None
 
     def __init__(self, groups: Groups = "flat", noise_allocation: str = "global") -> None:
@@ -111,8 +114,9 @@ class ClippingStrategy(Configurable, abc.ABC):
     def statistics(self, state: State, norms: Tensor, finite: Tensor) -> Tensor | None:
         """Return the statistics of each unit, which are summed and noised; None if there are none.
 
-        A strategy with statistics states their number in `num_statistics` and pays for them in
-        `noise_split`, unless `statistics_fit_the_norm`.
+        A strategy with statistics states their number in `num_statistics` and their size in
+        `statistic_bound`, and pays for them in `noise_split`, unless `statistics_fit_the_norm`.
+        What exceeds that is cut off.
 
         Args:
             state: the state of this step.

@@ -155,7 +155,7 @@ class LocalTraining:
         def observed_step(values: list[Tensor]) -> list[Tensor]:
             """Return the new carry as a function of everything that the step reads."""
             own, read, server, cohort, tick = keras.tree.pack_sequence_as(structure, values)
-            with keras.StatelessScope(list(zip(changing, read, strict=True))) as scope:
+            with keras_private.NestedScope(list(zip(changing, read, strict=True))) as scope:
                 batch = local_batches(cohort, tick)
                 own, *observed = self._step(own, server, batch)
                 observe(batch, *observed)

@@ -28,7 +28,7 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
     train = functools.partial(
         model.local_training.train,
         {**data, "ends": ops.cast(data["ends"], "bool")},
-        observe=functools.partial(_observe, model),
+        observe=training.keeping_metrics_only(model)(functools.partial(_observe, model)),
         most_at_once=model._private_state.chunk_size,
     )
     combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
@@ -70,12 +70,12 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
             [Materialized(each) for each in contributions],
             ops.shape(present)[0],
         )
-        sums, norms, finite, _ = gradients.clipped_contributions(
+        sums, norms, finite, factors = gradients.clipped_contributions(
             of_clients, present, clipping, weights=weights
         )
         training.observe_norms(model, present, norms, finite, clipping.state["clip_norm"])
         added = []
-        statistics = clipping.summed_statistics(norms, finite, present)
+        statistics = clipping.summed_statistics(norms, finite, present, factors)
         for total, part in zip(totals, [statistics, *sums], strict=True):
             total += part
             added.append(total)

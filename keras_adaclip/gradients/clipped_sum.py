@@ -87,7 +87,7 @@ def clipped_sum(
         (sums, norms, finite, factors), forward = _looped_contributions(
             model, batch, clipping, draws
         )
-    total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present))
+    total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present, factors))
     return total, Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
 
 

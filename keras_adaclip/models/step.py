@@ -89,8 +89,9 @@ def _observe(
     regularization = gradients.regularization_loss(model)
     if regularization is not None:
         losses = losses + regularization
-    keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
-    gradients.update_loss_trackers(model, observed.loss_increments, counted)
     clip_norms = clipping.state["clip_norm"]
-    training.observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
-    return training.update_metrics(model, batch, observed.y_pred)
+    with training.keeping_metrics_only(model):
+        keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
+        gradients.update_loss_trackers(model, observed.loss_increments, counted)
+        training.observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
+        return training.update_metrics(model, batch, observed.y_pred)

@@ -296,23 +296,31 @@ class DPOptimizer(AccountedOptimizer):
         """Return the strategy's split of the total noise multiplier.
 
         Raises:
-            ValueError: If the sum has less noise than the total, or statistics have none.
+            ValueError: If it does not pay for the contributions and the statistics of one unit.
         """
         total, num_groups = row.noise_multiplier, self._clip.current.num_groups
         split = self.clipping.noise_split(total, float(row.expected_batch_size), num_groups)
-        num_statistics = self.clipping.num_statistics(num_groups)
+        number, bound = self.clipping.num_statistics(num_groups), self.clipping.statistic_bound
+        if total == 0.0:
+            return split
         if self.clipping.statistics_fit_the_norm:
             is_paid = num_groups == 1 and min(split) >= total
         else:
-            is_paid = num_statistics == 0 or (split[1] > 0.0 and split[0] > total)
-        if total > 0.0 and not (split[0] >= total and is_paid and math.isfinite(split[0])):
+            # What one unit adds at most to the sum, in clipping norms, and to the statistics.
+            sizes = [1.0, math.sqrt(number) * (math.inf if bound is None else bound)]
+            pairs = list(zip(sizes, split, strict=True))[: 2 if number else 1]
+            shares = [size / noise if noise > 0.0 else math.inf for size, noise in pairs]
+            is_paid = math.hypot(*shares) <= (1.0 + 1e-9) / total
+        if not (is_paid and math.isfinite(split[0])):
             raise ValueError(
                 f"`{type(self.clipping).__name__}.noise_split` does not pay for what the strategy "
-                f"releases: with {num_statistics} statistics a unit, the sum must have more noise "
-                "than the total and the statistics must have some. Override `noise_split`. "
-                "A strategy whose `statistics_fit_the_norm` has a single group, and both have at "
-                "least the noise of the total. "
-                f"Received: noise_multiplier={total}, noise_split -> {split}"
+                f"releases. With {number} statistics a unit, none above `statistic_bound`, "
+                "1 / noise_multiplier**2 must be at least 1 / noise_of_sum**2 + "
+                f"{number} * (statistic_bound / noise_of_statistics)**2. Override `noise_split`, "
+                "and state `statistic_bound`. A strategy whose `statistics_fit_the_norm` has a "
+                "single group, and both have at least the noise of the total. "
+                f"Received: noise_multiplier={total}, noise_split -> {split}, "
+                f"statistic_bound={bound}"
             )
         return split
 

@@ -19,6 +19,7 @@ from keras_adaclip.training.step_isolation import StepIsolation
 from keras_adaclip.training.step_parts import (
     CONVOLUTIONS,
     assign_state,
+    keeping_metrics_only,
     merge_over_chunks,
     observe_norms,
     refuse_lost_metrics,

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -11,8 +12,14 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, ClippedSum, call_model
+from keras_adaclip.training.issues import PrivacyIssue, refuse
 
 Tensor = Any
+_ASSIGNED_BY_METRICS = (
+    "`compute_metrics` or a metric assigns it, and would carry data past clipping and noise.",
+    "Assign nothing but the variables of metrics: those of `compile(metrics=...)`, or attributes "
+    "of the model.",
+)
 # Layers whose kernels on a CPU take one set of weights.
 CONVOLUTIONS = tuple(
     getattr(keras.layers, name)
@@ -65,6 +72,44 @@ def observe_norms(
     if clip_norms is not None:
         is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
         metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), weights)
+
+
+class _NotingScope(keras_private.NestedScope):
+    """A scope that notes the variables that are assigned in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assigned: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        """Note an update and its variable."""
+        self.assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+@contextmanager
+def keeping_metrics_only(model: keras.Model) -> Iterator[None]:
+    """Let what sees raw examples assign the variables of the model's metrics, and nothing else.
+
+    Args:
+        model: A compiled private or federated model.
+
+    Raises:
+        ValueError: If a metric or `compute_metrics` assigns another variable, with its name.
+    """
+    with _NotingScope() as scope:
+        yield
+    own = {id(variable) for variable in model.metrics_variables}
+    # Random numbers tell nothing of the data.
+    foreign = [
+        variable
+        for number, variable in scope.assigned.items()
+        if number not in own and not keras_private.is_seed_generator_state(variable)
+    ]
+    refuse(model, [PrivacyIssue(each.path, *_ASSIGNED_BY_METRICS) for each in foreign])
+    for number, variable in scope.assigned.items():
+        if number in own:
+            variable.assign(scope.get_current_value(variable))
 
 
 def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, Tensor]:

@@ -165,10 +165,11 @@ def test_what_is_not_finite_or_padded_has_no_factor(name, groups, allocation):
     finite = np.array([True, False, False, True])
     present = np.array([True, True, False, True])
     arguments = [ops.convert_to_tensor(value) for value in (norms, finite, present)]
-    found = ops.convert_to_numpy(clipping.factors(*arguments[:2]))
+    factors = clipping.factors(*arguments[:2])
+    found = ops.convert_to_numpy(factors)
     np.testing.assert_array_equal(found[1:3], 0.0)
     assert (found[[0, 3]] > 0.0).all()
-    sums = ops.convert_to_numpy(clipping.summed_statistics(*arguments))
+    sums = ops.convert_to_numpy(clipping.summed_statistics(*arguments, factors))
     # A unit that is not finite counts like one that is as long as can be, padding not at all.
     longest = np.where(finite[:, None], norms, np.float32(1e18))[present]
     np.testing.assert_allclose(sums, summed_statistics(strategy, clipping.state, longest))
@@ -317,3 +318,50 @@ def test_numbers_names_and_schedules_are_strategies(identifier, name):
 def test_anything_else_is_no_strategy(identifier, error):
     with pytest.raises(error, match=f"must be a clipping strategy .* clipping={identifier!r}"):
         ka.clipping.get(identifier)
+
+
+class Pooled(ka.clipping.FixedClipping):
+    """Clips each contribution to the mean norm of the batch."""
+
+    def clip_factors(self, state, norms):
+        return ops.mean(norms, axis=0) / ops.maximum(norms, 1e-6)
+
+
+class Ranked(ka.clipping.QuantileClipping):
+    """Its bits tell who is above the mean of the batch, ten times as loud as is paid for."""
+
+    def statistics(self, state, norms, finite):
+        return 10.0 * ops.sign(norms - ops.mean(norms))
+
+
+class Loud(ka.clipping.SlaClip):
+    """Its slots are longer than contributions leave room for."""
+
+    def statistics(self, state, norms, finite):
+        return ops.ones((ops.shape(norms)[0], 2))
+
+
+@pytest.mark.parametrize(
+    "strategy", [Pooled(2.0), Ranked(initial_clip_norm=2.0), Loud(2.0)], ids=lambda s: str(s)[:6]
+)
+def test_a_users_strategy_sees_one_unit_at_a_time_and_adds_what_is_paid_for(strategy):
+    """Contribution over `clip_norm`, and statistics over what is paid for: at most 1 each."""
+    groups = ParameterGroups.single([(4,)])
+    clipper = Clipper(strategy, groups, tensors(strategy.initial_state(groups)))
+    norms = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 50.0], np.float32)[:, None]
+    norms = ops.convert_to_tensor(norms)
+
+    def sums(present):
+        factors = clipper.factors(norms, present)
+        contributions = ops.sum(factors * norms) / 2.0
+        statistics = clipper.summed_statistics(norms, present, present, factors)
+        return np.array([contributions, *ops.convert_to_numpy(statistics)], np.float64)
+
+    everyone = sums(ops.ones((6,), "bool"))
+    for absent in range(6):
+        moved = everyone - sums(ops.arange(6) != absent)
+        if strategy.statistics_fit_the_norm:
+            moved = [np.linalg.norm(moved)]
+        elif strategy.statistic_bound is not None:
+            moved[1:] /= strategy.statistic_bound
+        assert np.max(np.abs(moved)) <= 1.0001

@@ -165,11 +165,31 @@ def test_a_ledger_that_was_overwritten_is_said_to_be():
 class Unpaid(ka.clipping.FixedClipping):
     """Has a statistic, and forgets to pay for it."""
 
+    statistic_bound = 1.0
+
     def num_statistics(self, num_groups):
         return 1
 
     def statistics(self, state, norms, finite):
         return keras.ops.ones((keras.ops.shape(norms)[0], 1))
+
+
+class Unbounded(Unpaid):
+    """Pays for a statistic, and does not say how large it may be."""
+
+    statistic_bound = None
+
+    def noise_split(self, noise_multiplier, expected_units, num_groups=1):
+        return 2.0 * noise_multiplier, 1e9
+
+
+class Underpaid(Unbounded):
+    """Pays with less noise than so large a statistic needs."""
+
+    statistic_bound = 0.5
+
+    def noise_split(self, noise_multiplier, expected_units, num_groups=1):
+        return 1.01 * noise_multiplier, 1.0
 
 
 class Cheap(ka.clipping.FixedClipping):
@@ -190,6 +210,8 @@ class OneNorm(ka.clipping.FixedClipping):
     ("clipping", "message"),
     [
         (Unpaid(1.0), r"`Unpaid.noise_split` does not pay .* 1 statistics a unit"),
+        (Unbounded(1.0), r"state `statistic_bound`"),
+        (Underpaid(1.0), r"`Underpaid.noise_split` does not pay"),
         (Cheap(1.0), r"`Cheap.noise_split` does not pay"),
         (OneNorm(1.0, groups="per_layer"), r"shape \(num_groups,\) .* here \(2,\)"),
         (ka.clipping.FixedClipping([1.0], groups="per_layer"), "must have one norm for each group"),

@@ -124,6 +124,8 @@ def test_the_noise_of_adaclip_is_z_in_each_scaled_coordinate():
 class ManyStatistics(ka.clipping.FixedClipping):
     """Releases `NUM_DRAWS` statistics, all zero, and keeps what was released in its state."""
 
+    statistic_bound = 1e-6
+
     def num_statistics(self, num_groups):
         return setups.NUM_DRAWS
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip.backend import keras_private
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
@@ -24,7 +25,7 @@ def purified(function: Function, variables: Variables) -> Function:
 
     def pure(values: Tensors, *arguments: Any) -> ResultAndGradients:
         """Run the function in a scope of its own."""
-        with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+        with keras_private.NestedScope(list(zip(variables, values, strict=True))) as scope:
             result = function(*arguments)
         return result, [scope.get_current_value(variable) for variable in variables]
 

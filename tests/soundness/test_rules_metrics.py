@@ -1,0 +1,74 @@
+"""Rule 25: what sees raw rows in a step keeps nothing but the variables of metrics."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_adaclip as ka
+from tests.soundness.setups import MODES, dp_sgd, line_data, line_model, minus_output
+
+OUTSIDE = []
+
+
+class CountsPositives(keras.metrics.Sum):
+    """Adds the number of positive targets to a variable of somebody else."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        for variable in OUTSIDE:
+            variable.assign(variable + keras.ops.sum(keras.ops.cast(y_true > 0.0, "float32")))
+        return super().update_state(y_true, sample_weight)
+
+
+class CountingModel(ka.PrivateSequential):
+    """Its own `compute_metrics` writes to the variables."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        for variable in OUTSIDE:
+            variable.assign(variable + keras.ops.sum(y))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def dense():
+    return [keras.Input((1,)), layers.Dense(1, use_bias=False, name="out")]
+
+
+def model_with(kind, options):
+    if kind == "metric":
+        return line_model(dp_sgd(), metrics=[CountsPositives(name="positives")], **options)
+    model = CountingModel(dense())
+    model.compile(dp_sgd(microbatch_size=kind), loss=minus_output, **options)
+    return model
+
+
+# What assigns, a metric or `compute_metrics` with a size of chunks, and what it assigns.
+CASES = [("metric", "trained"), ("metric", "outside"), (None, "trained"), (2, "optimizer")]
+
+
+@pytest.mark.parametrize(("kind", "what"), CASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_metric_that_assigns_another_variable_is_refused_by_name(mode, what, kind):
+    model = model_with(kind, MODES[mode])
+    other = keras.Variable(np.zeros((1, 1), "float32"), name="somebody_else")
+    found = {"trained": model.weights[0], "outside": other}
+    OUTSIDE[:] = [found[what]] if what in found else [model.optimizer.inner_optimizer.iterations]
+    name = OUTSIDE[0].path
+    x, y = line_data([1.0, 2.0, 3.0, 4.0])
+    before = [keras.ops.convert_to_numpy(each).copy() for each in [*model.weights, other]]
+    with pytest.raises(ValueError, match=f"(?s){name}.*past clipping and noise"):
+        model.fit(x, y + 1.0, batch_size=2, verbose=0)
+    after = [keras.ops.convert_to_numpy(each) for each in [*model.weights, other]]
+    for one, same in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, same)
+    assert model.privacy_ledger.steps == 0
+
+
+def test_metrics_of_clients_are_refused_alike():
+    model = ka.federate(keras.Sequential(dense()))
+    metrics = [CountsPositives(name="positives")]
+    model.compile(dp_sgd(), client_optimizer="sgd", loss=minus_output, metrics=metrics)
+    OUTSIDE[:] = model.weights
+    x, y = line_data([1.0, 2.0, 3.0, 4.0])
+    clients = ka.federated.ClientData.from_arrays(x, y, np.arange(4))
+    with pytest.raises(ValueError, match=r"(?s)out/kernel.*past clipping and noise"):
+        model.fit(clients, cohort_size=4, verbose=0)
