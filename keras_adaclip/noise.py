@@ -52,7 +52,12 @@ def next_key(key: np.ndarray) -> np.ndarray:
 
 
 def add_noise(
-    tensors: Sequence[Tensor], stddevs: Sequence[Tensor], key: Tensor, step: Tensor, stream: int = 0
+    tensors: Sequence[Tensor],
+    stddevs: Sequence[Tensor],
+    key: Tensor,
+    step: Tensor,
+    stream: int = 0,
+    remainders: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """Add independent Gaussian noise to each tensor.
 
@@ -62,6 +67,8 @@ def add_noise(
         key: int32 tensor of shape (2,).
         step: integer scalar tensor, the number of earlier draws with this key.
         stream: number of the draw within the step.
+        remainders: small numbers to add to each tensor with the noise, None for none. Rounding
+            after the noise tells nothing.
 
     Returns:
         Float32 tensors of the same shapes.
@@ -71,10 +78,13 @@ def add_noise(
     ends = np.cumsum(sizes)[:-1].tolist()
     parts = ops.split(draw, ends) if ends else [draw]
     noised = []
-    for tensor, stddev, part in zip(tensors, stddevs, parts, strict=True):
+    lost = remainders or [None] * len(sizes)
+    for tensor, stddev, part, remainder in zip(tensors, stddevs, parts, lost, strict=True):
         part = ops.reshape(part, tensor.shape)
         # In place on PyTorch, where new memory would take longer than the arithmetic.
         part *= stddev
+        if remainder is not None:
+            part += remainder
         part += ops.cast(tensor, "float32")
         noised.append(part)
     return noised

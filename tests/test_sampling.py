@@ -276,3 +276,14 @@ def test_rows_are_split_among_devices_and_none_is_lost():
     np.testing.assert_array_equal(found["mask"], [True, True, True, False, True, False])
     assert sorted(found["x"][:, 0].tolist()) == [0, 2, 4, 6, 8, 10]
     assert split_among_devices(batch, 1) is batch
+
+
+@pytest.mark.parametrize("max_batch_size", [None, 40])
+def test_drawn_rows_stand_in_random_order(max_batch_size):
+    """The first of them is any of the rows: its mean is off by less than six standard errors."""
+    x = np.arange(100)
+    options = {"expected_batch_size": 30, "seed": 1, "max_batch_size": max_batch_size}
+    dataset = PoissonDataset(x, **options)
+    first, last = np.array([dataset.draw()[[0, -1]] for _ in range(2000)]).T
+    assert abs(first.mean() - 49.5) < 6.0 * 28.9 / 2000**0.5
+    assert abs(last.mean() - 49.5) < 6.0 * 28.9 / 2000**0.5

@@ -33,7 +33,7 @@ ONCE = (
 # Not those of survival: they start and kill many processes.
 _RULES = (
     *("abstention", "around_fit", "ledger", "metrics", "noise_keys", "noise_scale"),
-    *("plain_gradients", "saved_state", "schedules", "secret_draws", "steps"),
+    *("plain_gradients", "rounding", "saved_state", "schedules", "secret_draws", "steps"),
 )
 _CONTRACT = (
     "tests/backend",

@@ -265,6 +265,17 @@ def loop_over_chunks(
     raise NotImplementedError
 
 
+def two_sum(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the float32 sum of two tensors, and what the sum lacks, which is exact.
+
+    Reference:
+        Knuth 1997, "The art of computer programming", volume 2, section 4.2.2, theorem B.
+    """
+    total = first + second
+    part = total - first
+    return total, (first - (total - part)) + (second - part)
+
+
 def after(value: Tensor, other: Tensor) -> Tensor:
     """Return `value`, available only once `other` has been computed.
 
@@ -534,9 +545,9 @@ def scope_of_devices(model: keras.Model) -> contextlib.AbstractContextManager[No
     return contextlib.nullcontext()
 
 
-def sums_of_replicas(tensors: Tensors) -> list[Tensor]:
-    """Return the sum of each tensor over all replicas. Called inside of a step."""
-    return list(tensors)
+def of_replicas(tensors: Tensors) -> list[list[Tensor]]:
+    """Return the tensors of each replica, the same lists on all of them, inside of a step."""
+    return [list(tensors)]
 
 
 def shares_of_replica(gradients: Tensors) -> list[Tensor]:

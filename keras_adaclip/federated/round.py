@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_adaclip import gradients, training
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
+from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
 
 Tensor = Any
 
@@ -64,7 +64,7 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
     def merged(
         totals: list[Tensor], contributions: list[Tensor], weights: Tensor, present: Tensor
     ) -> list[Tensor]:
-        """Add clipped contributions and statistics; in place on PyTorch."""
+        """Add clipped contributions and statistics."""
         of_clients = BatchGradients(
             model.trainable_variables,
             [Materialized(each) for each in contributions],
@@ -74,18 +74,13 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
             of_clients, present, clipping, weights=weights
         )
         training.observe_norms(model, present, norms, finite, clipping.state["clip_norm"])
-        added = []
-        statistics = clipping.summed_statistics(norms, finite, present, factors)
-        for total, part in zip(totals, [statistics, *sums], strict=True):
-            total += part
-            added.append(total)
-        return added
+        part = gradients.with_statistics(sums, clipping, norms, finite, present, factors)
+        return Totals.of_flat(totals).plus(part.totals).flat
 
     shapes = [(clipping.num_statistics,), *(each.shape for each in model.trainable_variables)]
-    statistics, *sums = train([ops.zeros(shape, "float32") for shape in shapes], merged)
+    found = Totals.of_flat(train(Totals.zeros(shapes).flat, merged))
     scale = 1.0 if weighting is None else weighting.scale
-    total = training.sum_of_replicas(ClippedSum(sums, statistics))
-    return dataclasses.replace(total, scale=scale)
+    return dataclasses.replace(training.sum_of_replicas(ClippedSum.of(found)), scale=scale)
 
 
 def _aggregated(model: keras.Model, train: Callable[..., list[Tensor]]) -> Any:

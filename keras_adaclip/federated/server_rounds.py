@@ -4,6 +4,7 @@ The clients train on nodes, by `NodeTraining`. See `integrations.flower`.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import uuid
@@ -24,7 +25,7 @@ from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.federated.cohorts import round_key
 from keras_adaclip.federated.fit import FederatedTraining
 from keras_adaclip.federated.rounds_over import usual_cohort_size
-from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized
+from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
 from keras_adaclip.sampling import draw_generator, poisson_draw
 
 _log = logging.getLogger("keras_adaclip")
@@ -198,21 +199,22 @@ class ServerRounds:
         self._drawn = None
         optimizer, variables = model.optimizer, model.trainable_variables
         clipping = optimizer.current_clipping
-        totals = [np.zeros(tuple(variable.shape), np.float32) for variable in variables]
-        statistics = np.zeros(clipping.num_statistics, np.float32)
+        shapes = [(clipping.num_statistics,), *(tuple(each.shape) for each in variables)]
+        totals = [np.zeros(shape) for shape in shapes]
         for each in returned:
             if (reason := self._why_left_out(each)) is not None:
                 _log.warning("Node %s is left out of this round: %s", each.node, reason)
                 continue
-            totals = [total + part for total, part in zip(totals, each.sums, strict=True)]
-            statistics = statistics + each.statistics
+            parts = [each.statistics, *each.sums]
+            totals = [total + part for total, part in zip(totals, parts, strict=True)]
         weighting = model.federated_settings.client_weighting
-        total = ClippedSum(
-            [ops.convert_to_tensor(each) for each in totals],
-            ops.convert_to_tensor(statistics),
-            scale=1.0 if weighting is None else weighting.scale,
+        sums = [total.astype(np.float32) for total in totals]
+        lost = [(total - part).astype(np.float32) for total, part in zip(totals, sums, strict=True)]
+        total = ClippedSum.of(
+            Totals(*([*map(ops.convert_to_tensor, each)] for each in (sums, lost)))
         )
-        optimizer.apply(total, variables)
+        scale = 1.0 if weighting is None else weighting.scale
+        optimizer.apply(dataclasses.replace(total, scale=scale), variables)
         logs: dict[str, Any] = {}
         clip_norm = optimizer.logged_clip_norm
         if np.size(clip_norm) == 1:

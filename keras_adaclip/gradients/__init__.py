@@ -8,6 +8,7 @@ from keras_adaclip.gradients.clipped_sum import (
     clipped_contributions,
     clipped_sum,
     with_regularization,
+    with_statistics,
 )
 from keras_adaclip.gradients.draws import DrawingScope, Draws
 from keras_adaclip.gradients.examination import fast_calls_of, layers_outside_loops, unproven_plan
@@ -29,6 +30,7 @@ from keras_adaclip.gradients.losses import (
     update_loss_trackers,
 )
 from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan
+from keras_adaclip.gradients.totals import MOST_ROWS, Totals
 
 __all__ = [
     "GroupedOuterProduct",

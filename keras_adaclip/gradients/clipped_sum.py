@@ -10,7 +10,7 @@ Guarantees:
     zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
 from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, per_example_gradients
 from keras_adaclip.gradients.losses import regularization_loss
+from keras_adaclip.gradients.totals import Totals
 
 Tensor = Any
 
@@ -38,12 +39,26 @@ class ClippedSum:
         public_gradients: Gradients that do not depend on the data (weight regularization), to be
             added to the noised mean. None if there are none.
         scale: A public number by which the noised mean is multiplied.
+        remainders: What float32 has lost of the statistics and of each of the gradients, in this
+            order. None stands for zeros.
     """
 
     gradients: list[Tensor]
     statistics: Tensor
     public_gradients: list[Tensor] | None = None
     scale: float = 1.0
+    remainders: list[Tensor] | None = None
+
+    @classmethod
+    def of(cls, totals: Totals) -> "ClippedSum":
+        """Return the sums of statistics and gradients, in this order, of a step."""
+        statistics, *gradients = totals.sums
+        return cls(gradients, statistics, remainders=totals.remainders)
+
+    @property
+    def totals(self) -> Totals:
+        """The sums of statistics and gradients, in this order."""
+        return Totals([self.statistics, *self.gradients], self.remainders)
 
 
 @dataclass(frozen=True)
@@ -87,8 +102,26 @@ def clipped_sum(
         (sums, norms, finite, factors), forward = _looped_contributions(
             model, batch, clipping, draws
         )
-    total = ClippedSum(sums, clipping.summed_statistics(norms, finite, batch.present, factors))
-    return total, Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
+    observed = Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
+    return with_statistics(sums, clipping, norms, finite, batch.present, factors), observed
+
+
+def with_statistics(
+    sums: Totals, clipping: Clipper, norms: Tensor, finite: Tensor, present: Tensor, factors: Tensor
+) -> ClippedSum:
+    """Return a clipped sum with the sums of its units' statistics.
+
+    Args:
+        sums: The sums for each variable.
+        clipping: The clipping strategy with the thresholds of this step.
+        norms: As `clipped_contributions` returns them, like `finite` and `factors`.
+        finite: Bool of shape `(batch_size,)`.
+        present: Bool of shape `(batch_size,)`, false for padding.
+        factors: Float32 of shape `(batch_size, num_groups)`.
+    """
+    statistics = clipping.summed_statistics(norms, finite, present, factors)
+    lost = sums.remainders and [ops.zeros_like(statistics), *sums.remainders]
+    return ClippedSum.of(Totals([statistics, *sums.sums], lost))
 
 
 def clipped_contributions(
@@ -97,7 +130,7 @@ def clipped_contributions(
     clipping: Clipper,
     is_sound: Tensor | None = None,
     weights: Tensor | None = None,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+) -> tuple[Totals, Tensor, Tensor, Tensor]:
     """Return the sum of the units' clipped contributions.
 
     Args:
@@ -110,9 +143,9 @@ def clipped_contributions(
             interval from 0 to 1. None means ones.
 
     Returns:
-        One sum per variable; norms of shape `(batch_size, num_groups)`, zero for units that are
-        not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors of
-        shape `(batch_size, num_groups)`.
+        The sum for each variable; norms of shape `(batch_size, num_groups)`, zero for units that
+        are not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors
+        of shape `(batch_size, num_groups)`.
     """
     coordinates = clipping.coordinates
     if coordinates is not None:
@@ -144,12 +177,12 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
     _, gradients = backend.gradients_of(
         lambda: (regularization_loss(model), ()), variables, model.variables
     )
-    return ClippedSum(total.gradients, total.statistics, gradients)
+    return replace(total, public_gradients=gradients)
 
 
 def _looped_contributions(
     model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws | None
-) -> tuple[tuple[list[Tensor], Tensor, Tensor, Tensor], Forward]:
+) -> tuple[tuple[Totals, Tensor, Tensor, Tensor], Forward]:
     """Return the clipped sums of a batch, with each example differentiated alone.
 
     Args:
@@ -174,14 +207,13 @@ def _looped_contributions(
         sums, norms, finite, _ = clipped_contributions(
             BatchGradients(trainable, parts, 1), alone.present, clipping, is_sound
         )
-        totals = [total + part for total, part in zip(carry[:-1], sums, strict=True)]
         found = ops.concatenate([norms, ops.cast(finite, "float32")[:, None]], axis=1)
         rows = ops.slice_update(carry[-1], [index, 0], found)
-        return [*totals, rows]
+        return [*Totals.of_flat(carry[:-1]).plus(sums).flat, rows]
 
-    carry = [ops.zeros(variable.shape, "float32") for variable in trainable]
+    carry = Totals.zeros([variable.shape for variable in trainable]).flat
     carry.append(ops.zeros((batch.num_rows, clipping.num_groups + 1), "float32"))
     forward = forward_alone(model, batch, training=True, draws=draws)
     *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
     norms, finite = rows[:, :-1], rows[:, -1] > 0.0
-    return (sums, norms, finite, clipping.factors(norms, finite)), forward
+    return (Totals.of_flat(sums), norms, finite, clipping.factors(norms, finite)), forward

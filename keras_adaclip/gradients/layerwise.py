@@ -26,6 +26,7 @@ from keras_adaclip.gradients.forms import Materialized, PerExampleGradient, comb
 from keras_adaclip.gradients.forward import Forward, call_model, stateless
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.losses import per_example_losses
+from keras_adaclip.gradients.totals import MOST_ROWS, Totals
 
 Tensor = Any
 Rules = Mapping[keras.Layer, LayerRule]
@@ -196,9 +197,7 @@ class BatchGradients:
         unused = ops.zeros((self.num_rows,), "float32")
         return ops.stack([sum(parts[1:], parts[0]) if parts else unused for parts in norms], axis=1)
 
-    def weighted_sums(
-        self, factors: Tensor, finite: Tensor, groups: ParameterGroups
-    ) -> list[Tensor]:
+    def weighted_sums(self, factors: Tensor, finite: Tensor, groups: ParameterGroups) -> Totals:
         """Return the sum of `factors[i, k]` times contribution i, for each variable of group k.
 
         Args:
@@ -206,15 +205,28 @@ class BatchGradients:
             finite: Bool of shape `(batch_size,)`.
             groups: The groups of the variables.
         """
+
+        def sum_of(rows: slice | None) -> list[Tensor]:
+            """Return the sums over some rows, None for all."""
+            sums = []
+            members = zip(self.variables, self.parts, groups.assignment, strict=True)
+            for variable, part, number in members:
+                if part is None:
+                    sums.append(ops.zeros(variable.shape, "float32"))
+                elif rows is None:
+                    sums.append(part.weighted_sum(factors[:, number], finite))
+                else:
+                    sums.append(part.rows(rows).weighted_sum(factors[rows, number], finite[rows]))
+            return sums
+
         with backend.full_precision():
-            return [
-                ops.zeros(variable.shape, "float32")
-                if part is None
-                else part.weighted_sum(factors[:, number], finite)
-                for variable, part, number in zip(
-                    self.variables, self.parts, groups.assignment, strict=True
-                )
-            ]
+            if not isinstance(self.num_rows, int) or self.num_rows <= MOST_ROWS:
+                return Totals(sum_of(None))
+            starts = range(0, self.num_rows, MOST_ROWS)
+            total = Totals.zeros([variable.shape for variable in self.variables])
+            for start in starts:
+                total = total.plus(sum_of(slice(start, min(start + MOST_ROWS, self.num_rows))))
+            return total
 
 
 def per_example_gradients(

@@ -89,7 +89,7 @@ def _agrees(
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             factors, finite = ops.convert_to_tensor(factors), ops.convert_to_tensor(finite)
-            sums = gradients.weighted_sums(factors, finite, whole)
+            sums = gradients.weighted_sums(factors, finite, whole).sums
         return [norms[:2], *sums]
 
     def plain(arguments: Any) -> list[Tensor]:

@@ -21,8 +21,9 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, clipped_sum, finite_rows, repeated
+from keras_adaclip.gradients import MOST_ROWS, Batch, clipped_sum, finite_rows, repeated
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
@@ -69,6 +70,12 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
         chunk_size = _fitting_chunk_size(model, data)
     elif chunk_size is None:
         chunk_size = usual_chunk_size(model, math.ceil(data.expected_batch_size / num_shards))
+    # The number of rows that one sum covers must be known, or that of each device.
+    is_known = backend.needs_fixed_shapes(model) or backend.loops_in_python()
+    if num_shards > 1 or not is_known:
+        is_foreign = data.sampling in (Sampling.STREAM, Sampling.PASS)
+        if _largest_batch(data) > MOST_ROWS or (is_foreign and not is_known):
+            chunk_size = min(chunk_size or MOST_ROWS, max(MOST_ROWS // num_shards, 1))
     if chunk_size is not None:
         # So many rows on each device.
         chunk_size *= num_shards

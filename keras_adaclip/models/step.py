@@ -62,7 +62,7 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
         """Return the clipped sum of a chunk, and update the metrics."""
         part, observed = _clipped_sum(model, chunk, clipping, draws.at(index))
         logs = _observe(model, chunk, observed, clipping)
-        training.refuse_lost_metrics(model, logs, "microbatch_size")
+        training.refuse_lost_metrics(model, logs, "`microbatch_size` or large batches")
         return part
 
     is_ragged = not backend.needs_fixed_shapes(model)

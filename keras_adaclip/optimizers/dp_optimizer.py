@@ -152,14 +152,15 @@ class DPOptimizer(AccountedOptimizer):
         self._noise.begin_draw()
         clipping = self._clip.current
         clip_norms, expected_units = clipping.state["clip_norm"], self._noise.expected_units
-        means = self._noise.noised_means(grads.gradients, self._noise.sum_stddevs(clip_norms))
+        stddevs, lost = self._noise.sum_stddevs(clip_norms), grads.remainders
+        means = self._noise.noised_means(grads.gradients, stddevs, lost and lost[1:])
         # Each allocation of the noise is proportional to the norms, and so is that of the means.
         mean_stddevs = self._noise.sum_stddevs(grads.scale * clip_norms / expected_units)
         if grads.scale != 1.0:
             means = [grads.scale * mean for mean in means]
         statistics = grads.statistics
         if clipping.num_statistics > 0:
-            statistics = self._noise.noised_statistics(statistics)
+            statistics = self._noise.noised_statistics(statistics, lost and lost[0])
         gradients = self.clipping.gradients(clipping.state, means)
         if grads.public_gradients is not None:
             pairs = zip(gradients, grads.public_gradients, strict=True)

@@ -18,9 +18,9 @@ from keras_adaclip.clipping import ParameterGroups
 
 Tensor = Any
 
-# Norms and products in float32 are exact to about five digits. The noise is wider by that much, and
-# by a little more for each group whose norm is part of a sum.
-_ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.0 + 2.0**-16, 2.0**-23
+# Norms and sums in float32 are exact to three digits and more, see `gradients.totals`. The noise is
+# wider by that much, and by a little more for each group whose norm is part of a sum.
+_ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.001, 2.0**-23
 _STATISTICS_STREAM, _SUMS_STREAM, _LAYERS_STREAM = 0, 1, 2
 
 
@@ -59,7 +59,7 @@ class NoiseState:
         """
         margin = _ROUNDING_MARGIN + _MARGIN_PER_GROUP * self._groups.num_groups
         self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
-        self._statistics_stddev.assign(_rounded_up(statistics_stddev))
+        self._statistics_stddev.assign(_rounded_up(statistics_stddev * margin))
         self._expected_units.assign(np.float32(expected_units))
 
     @property
@@ -79,23 +79,34 @@ class NoiseState:
         of_groups = [stddevs[number] for number in range(self._groups.num_groups)]
         return [of_groups[number] for number in self._groups.assignment]
 
-    def noised_means(self, sums: Sequence[Tensor], stddevs: Sequence[Tensor]) -> list[Tensor]:
+    def noised_means(
+        self,
+        sums: Sequence[Tensor],
+        stddevs: Sequence[Tensor],
+        remainders: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
         """Return the noised sums over the expected number of units, float32.
 
         Args:
             sums: the sum of contributions of each variable.
             stddevs: the standard deviation of the noise on each.
+            remainders: what float32 has lost of each sum, None for nothing.
         """
         means, divisor = [], ops.convert_to_tensor(self.expected_units)
-        for total in self._noised(sums, stddevs, _SUMS_STREAM):
+        for total in self._noised(sums, stddevs, _SUMS_STREAM, remainders):
             total /= divisor  # In place on PyTorch.
             means.append(total)
         return means
 
-    def noised_statistics(self, statistics: Tensor) -> Tensor:
-        """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`."""
-        stddev = self._statistics_stddev.value
-        (noised,) = self._noised([statistics], [stddev], _STATISTICS_STREAM)
+    def noised_statistics(self, statistics: Tensor, remainder: Tensor | None = None) -> Tensor:
+        """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
+
+        Args:
+            statistics: the sums.
+            remainder: what float32 has lost of them, None for nothing.
+        """
+        stddev, lost = self._statistics_stddev.value, None if remainder is None else [remainder]
+        (noised,) = self._noised([statistics], [stddev], _STATISTICS_STREAM, lost)
         return noised
 
     @property
@@ -108,10 +119,15 @@ class NoiseState:
         self._num_draws.assign(self._num_draws.value + 1)
 
     def _noised(
-        self, tensors: Sequence[Tensor], stddevs: Sequence[Tensor], stream: int
+        self,
+        tensors: Sequence[Tensor],
+        stddevs: Sequence[Tensor],
+        stream: int,
+        remainders: Sequence[Tensor] | None,
     ) -> list[Tensor]:
         """Return the tensors with the noise of this step and stream added."""
-        return noise.add_noise(tensors, stddevs, self.key.value, self._num_draws.value, stream)
+        key, number = self.key.value, self._num_draws.value
+        return noise.add_noise(tensors, stddevs, key, number, stream, remainders)
 
 
 def _rounded_up(value: float) -> np.float32:

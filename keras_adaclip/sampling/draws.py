@@ -107,4 +107,4 @@ class ProcessShare:
             sizes = shared.multivariate_hypergeometric(sizes, most)
         own = draw_generator(seed, *key, _FIRST_PROCESS + self.number)
         rows = uniform_draw(own, self.rows_of_processes[self.number], sizes[self.number])
-        return rows, int(sizes.max())
+        return own.permutation(rows), int(sizes.max())

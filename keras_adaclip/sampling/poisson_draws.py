@@ -144,7 +144,10 @@ class PoissonDraws:
         self._process = os.getpid()
 
     def draw(self) -> np.ndarray:
-        """Return the ascending row numbers of one new draw, which may be empty."""
+        """Return the row numbers of one new draw, in random order; it may be empty.
+
+        The order keeps secret which place in the batch is whose: see `gradients.totals`.
+        """
         # A forked process would repeat the draws of its parent.
         seed = self.seed if self._process == os.getpid() else None
         key = (self._steps_before, next(self._draw_numbers))
@@ -155,6 +158,7 @@ class PoissonDraws:
         generator = draw_generator(seed, *key)
         rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
         rows = truncated_draw(generator, rows, self.truncated_to)
+        rows = generator.permutation(rows)
         return rows if self._present is None else rows[self._present[rows]]
 
     def _checked_largest(self, max_batch_size: int | str | None) -> int | str | None:

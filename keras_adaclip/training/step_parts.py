@@ -1,6 +1,6 @@
 """The parts of a compiled step that examples and clients share: chunks, state and metrics."""
 
-import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch, ClippedSum, call_model
+from keras_adaclip.gradients import Batch, ClippedSum, Totals, call_model
 from keras_adaclip.training.issues import PrivacyIssue, refuse
 
 Tensor = Any
@@ -48,8 +48,8 @@ def assign_state(model: keras.Model) -> None:
 
 def sum_of_replicas(total: ClippedSum) -> ClippedSum:
     """Return the clipped sum over the units of all replicas, from that of one replica's units."""
-    sums = backend.sums_of_replicas([total.statistics, *total.gradients])
-    return dataclasses.replace(total, statistics=sums[0], gradients=sums[1:])
+    first, *others = map(Totals.of_flat, backend.of_replicas(total.totals.flat))
+    return ClippedSum.of(functools.reduce(Totals.plus, others, first)) if others else total
 
 
 def observe_norms(
@@ -177,24 +177,15 @@ def sum_over_chunks(
             non-trainable variables and those of its metrics.
     """
 
-    def sums(index: Tensor, chunk: Batch) -> list[Tensor]:
-        """Return statistics and gradients of a chunk."""
-        part = sum_of_chunk(index, chunk)
-        return [part.statistics, *part.gradients]
-
-    def added(totals: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
-        """Return the sums of two lists, entry by entry; in place on PyTorch."""
-        sums = []
-        for total, part in zip(totals, parts, strict=True):
-            total += part
-            sums.append(total)
-        return sums
+    def added(total: list[Tensor], part: ClippedSum) -> list[Tensor]:
+        """Return a total with the sum of a chunk."""
+        return Totals.of_flat(total).plus(part.totals).flat
 
     shapes = [(model.optimizer.current_clipping.num_statistics,)]
     shapes += [variable.shape for variable in model.trainable_variables]
-    start = [ops.zeros(shape, "float32") for shape in shapes]
-    statistics, *gradients = merge_over_chunks(model, batch, size, is_ragged, sums, start, added)
-    return ClippedSum(gradients, statistics)
+    start = Totals.zeros(shapes).flat
+    total = merge_over_chunks(model, batch, size, is_ragged, sum_of_chunk, start, added)
+    return ClippedSum.of(Totals.of_flat(total))
 
 
 def merge_over_chunks(
@@ -202,9 +193,9 @@ def merge_over_chunks(
     batch: Batch,
     size: int,
     is_ragged: bool,
-    parts_of_chunk: Callable[[Tensor, Batch], list[Tensor]],
+    parts_of_chunk: Callable[[Tensor, Batch], Any],
     start: list[Tensor],
-    merged: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
+    merged: Callable[[list[Tensor], Any], list[Tensor]],
 ) -> list[Tensor]:
     """Merge the results of a batch's chunks, one after another; skip chunks of padding alone.
 

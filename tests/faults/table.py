@@ -87,6 +87,26 @@ clipping/test_battery.py::test_a_users_strategy_sees_one_unit_at_a_time_and_adds
 optimizers/test_dp_optimizer.py::test_a_strategy_that_does_not_keep_its_promise_is_refused
 - is_paid = math.hypot(*shares) <= (1.0 + 1e-9) / total
 + is_paid = split[0] > total or number == 0
+# what a sum of two chunks loses is lost | backend/contract.py on jax
+soundness/test_rules_rounding.py::test_a_row_moves_the_sum_by_its_own_length
+- return total, (first - (total - part)) + (second - part)
++ return total, 0.0 * part
+# one float32 sum of all rows | gradients/totals.py
+soundness/test_rules_rounding.py::test_a_row_moves_the_sum_by_its_own_length
+- MOST_ROWS = 1024
++ MOST_ROWS = 1 << 30
+# what float32 has lost never meets the noise | noise.py
+soundness/test_rules_rounding.py::test_the_noise_is_added_to_what_float32_has_lost
+- part += remainder
++ pass
+# rows stand in their order, so that a removed one moves all behind it | sampling/poisson_draws.py
+test_sampling.py::test_drawn_rows_stand_in_random_order
+- rows = generator.permutation(rows)
++ pass
+# no margin for the rounding of sums | optimizers/noise_state.py
+soundness/test_rules_noise_scale.py::test_the_noise_is_wider_by_what_rounding_can_move
+- _ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.001, 2.0**-23
++ _ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.0, 2.0**-23
 # random layers draw from seeds that can be known | gradients/forward.py
 soundness/test_rules_secret_draws.py::test_known_seeds_do_not_tell_what_layers_draw
 - return keras.StatelessScope(values) if draws is None else draws.made(values)

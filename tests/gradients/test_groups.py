@@ -82,4 +82,4 @@ def test_one_group_that_is_not_finite_makes_the_whole_unit_so():
     sums, norms, finite, _ = clipped_contributions(gradients, ops.ones((3,), "bool"), current)
     np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])
     np.testing.assert_array_equal(ops.convert_to_numpy(finite), [False, True, False])
-    np.testing.assert_allclose([ops.convert_to_numpy(part)[0] for part in sums], [1.0, 1.0])
+    np.testing.assert_allclose([ops.convert_to_numpy(part)[0] for part in sums.sums], [1.0, 1.0])

@@ -69,12 +69,14 @@ def unsupported_distribution(model: keras.Model) -> str | None:
     return None
 
 
-def sums_of_replicas(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Override: a single all-reduce of all tensors."""
+def of_replicas(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Override: gathers all tensors at once."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return list(tensors)
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+        return [list(tensors)]
+    number = context.num_replicas_in_sync
+    gathered = context.all_gather([tensor[None] for tensor in tensors], axis=0)
+    return [[tensor[replica] for tensor in gathered] for replica in range(number)]
 
 
 def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:

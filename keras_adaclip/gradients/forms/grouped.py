@@ -1,5 +1,6 @@
 """Gradients of grouped matrix products: grouped convolutions, einsums with shared axes."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,14 @@ class GroupedOuterProduct(PerExampleGradient):
         inputs = backend.masked(finite, self.inputs)
         cotangents = backend.masked(finite, factors[:, None, None, None] * self.cotangents)
         return self._arranged(ops.einsum("bkti,bkto->kio", inputs, cotangents))[0]
+
+    def rows(self, rows: slice) -> "GroupedOuterProduct":
+        """Return the gradients of some examples; what is written out stays so."""
+        part = copy.copy(self)
+        part.inputs, part.cotangents = self.inputs[rows], self.cotangents[rows]
+        groups = int(self._blocks[0])
+        part._rows = self._rows.rows(slice(rows.start * groups, rows.stop * groups))
+        return part
 
     def materialize(self) -> Tensor:
         """Return the gradients, of shape `(batch_size, *shape)`."""

@@ -82,6 +82,12 @@ class Lookup(SumOverPositions):
         rows = ops.reshape(weighted, (-1, self.shape[1]))
         return backend.sum_of_rows(rows, ops.reshape(self.ids, (-1,)), self.shape[0])
 
+    def rows(self, rows: slice) -> "Lookup":
+        """Return the gradients of some examples, with the same shares."""
+        part: Lookup = super().rows(rows)
+        part.shares = self.shares[rows]
+        return part
+
     def materialize(self) -> Tensor:
         """Return the tables, of shape `(batch_size, num_rows, output_size)`."""
         onehot = ops.one_hot(self.ids, self.shape[0], dtype="float32")

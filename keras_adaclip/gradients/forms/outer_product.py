@@ -98,6 +98,12 @@ class OuterProduct(SumOverPositions):
         cotangents = ops.reshape(cotangents, (-1, self.cotangents.shape[2]))
         return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)
 
+    def rows(self, rows: slice) -> "OuterProduct":
+        """Return the gradients of some examples; what is written out stays so."""
+        part: OuterProduct = super().rows(rows)
+        part._products = None if self._products is None else self._products[rows]
+        return part
+
     def materialize(self) -> Tensor:
         """Return the gradients, of shape `(batch_size, *shape)`."""
         return ops.reshape(self._written_out(), (-1, *self.shape))

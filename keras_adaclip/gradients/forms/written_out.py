@@ -77,6 +77,10 @@ class PerExampleGradient(abc.ABC):
     def materialize(self) -> Tensor:
         """Return all gradients, float32 of shape `(batch_size, *variable.shape)`."""
 
+    def rows(self, rows: slice) -> "PerExampleGradient":
+        """Return the gradients of some examples, by default written out."""
+        return Materialized(self.materialize()[rows])
+
     def merged(self, num_copies: int) -> "PerExampleGradient":
         """Return the sums over each `num_copies` consecutive examples, by default written out.
 
@@ -115,6 +119,10 @@ class Materialized(PerExampleGradient):
         flat = backend.masked(finite, ops.reshape(self.values, (-1, math.prod(shape))))
         return ops.reshape(ops.matmul(factors[None, :], flat), shape)
 
+    def rows(self, rows: slice) -> "Materialized":
+        """Return the gradients of some examples."""
+        return type(self)(self.values[rows])
+
     def materialize(self) -> Tensor:
         """Return the values."""
         return self.values
@@ -132,6 +140,11 @@ class SumOverPositions(PerExampleGradient):
     def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
         self.factors = inputs, cotangents
         self.shape = tuple(shape)
+
+    def rows(self, rows: slice) -> Any:
+        """Return the gradients of some examples."""
+        inputs, cotangents = self.factors
+        return type(self)(inputs[rows], cotangents[rows], self.shape)
 
     def merged(self, num_copies: int) -> "SumOverPositions":
         """Return the sums over consecutive examples, whose positions are concatenated."""
