@@ -47,7 +47,7 @@ def precisions_of_products():
         assert part.form == "Gram matrices"
         gradients = BatchGradients(variables, [part], 2)
         norms = gradients.squared_norms(groups)
-        return norms, gradients.weighted_sums(norms, norms[:, 0] > 0.0, groups)
+        return norms, gradients.weighted_sums(norms, norms[:, 0] > 0.0, groups).sums
 
     if keras.backend.backend() == "jax":
         import jax
