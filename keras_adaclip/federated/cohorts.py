@@ -19,6 +19,7 @@ from numpy.random import Generator
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_share import ClientShare
+from keras_adaclip.federated.client_sources import copied
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.lanes import best_num_lanes
 from keras_adaclip.federated.round_batch import (
@@ -279,7 +280,7 @@ class CohortBatches(keras.utils.PyDataset):
         Raises:
             ValueError: If they are unlike those of the first client.
         """
-        client = self._parts(*self.clients.examples_at(position))
+        client = self._parts(*copied(as_arrays(self.clients.examples_at(position))))
         keras.tree.assert_same_structure(self._first, client)
         if self._casts:
             client = keras.tree.map_structure(_as_kind_of, client, self._first)

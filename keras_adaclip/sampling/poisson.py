@@ -102,14 +102,17 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
                 `(x, y, sample_weight)`, a tuple and not a list, where `x` may be a dict or tuple.
                 All entries have the shapes of the first, and fit its dtypes; these are taken to be
                 public. An example that has several numbers is protected as several examples.
-                If the class has `__getitems__(numbers)`, it returns their entries as a list.
+                If the class has `__getitems__(numbers)`, it returns their entries as a list. An
+                example is copied before the next one is read, so the same arrays may be filled
+                anew for each.
             expected_batch_size: An integer from 1 to `len(source)`, as for `PoissonDataset`.
             map: A function of one entry that returns one example, to decode, resize, pad or augment
                 it. It must not look at other examples, or remember any: the accounting holds for
                 examples that are prepared on their own.
             workers: The number of threads that read ahead, two batches each, in which source and
                 `map` are called; 0 reads a batch when a step needs it. Both must allow this: a
-                source must not share the place in an open file. Reading files, decoding images and
+                source must not share the place in an open file, and each call must return arrays
+                of its own, which a few entries are read for. Reading files, decoding images and
                 NumPy use all cores in threads; long Python code does not.
             max_batch_size: As for `PoissonDataset`.
             seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
@@ -118,9 +121,9 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         Raises:
             TypeError: If the source cannot be read by number, or an example is not of numbers (on
                 TensorFlow, or of strings).
-            ValueError: If the source is empty, an example is a tuple of more than three, or an
-                argument is out of range. While training: if an example has another shape than the
-                first.
+            ValueError: If the source is empty, an example is a tuple of more than three, an
+                argument is out of range, or `workers` would fill the same arrays. While training:
+                if an example has another shape than the first.
             RuntimeError: If an example cannot be read, with its number, also while training; steps
                 that ran stay on the ledger. On TensorFlow, errors while training are TensorFlow's
                 own, whose text holds these.

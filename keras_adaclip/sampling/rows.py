@@ -54,7 +54,7 @@ class SourceRows:
 
     Raises:
         TypeError: If the source cannot be read by number, or an example is not of numbers.
-        ValueError: If the source is empty.
+        ValueError: If the source is empty, or several threads would fill the same arrays.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class SourceRows:
         self._num_workers = num_workers
         self._workers: tuple[int, ThreadPoolExecutor] | None = None
         self.num_ahead = 2 * num_workers
+        if num_workers:
+            self._reader.refuse_refilled_arrays()
 
     def begin_run(self) -> None:
         """Prepare for training.

@@ -747,6 +747,37 @@ optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_bud
 optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_budget_of_a_callback
 - num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
 + num_examples = data.num_examples
+# all examples of a source are read before one is copied | sampling/reader.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one
+- for place, number in enumerate(numbers):
+-             stacked.put(place, self._example(number, place, entries), number)
++ examples = [self._example(each, place, entries) for place, each in enumerate(numbers)]
++         for place, number in enumerate(numbers):
++             stacked.put(place, examples[place], number)
+# entries of one memory are believed to be different | sampling/reader.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one
+- return found if len(set(memory)) == len(memory) else None
++ return found
+# threads fill the same arrays | sampling/rows.py
+soundness/test_rules_refilled_arrays.py::test_threads_must_not_fill_the_same_arrays
+- self._reader.refuse_refilled_arrays()
++ pass
+# the examples of clients are kept by reference | federated/client_sources.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_client_are_those_of_no_other
+- return mapped(lambda value: np.array(as_array(value)), examples)
++ return mapped(as_array, examples)
+# batches of a generator are kept by reference | training/training_data.py
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- (copy.deepcopy(batch) for batch in itertools.chain([first], data))
++ (batch for batch in itertools.chain([first], data))
+# batches of threads are kept by reference | training/training_data.py
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- return copy.deepcopy(self._dataset[index])
++ return self._dataset[index]
+# batches of a data loader are kept by reference | training/training_data.py on tensorflow
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- return copy.deepcopy(collate(examples))
++ return collate(examples)
 """
 
 FAULTS = tuple(_fault(row) for row in _ROWS.removeprefix("\n# ").split("\n# "))
