@@ -110,13 +110,8 @@ class CohortBatches(keras.utils.PyDataset):
         if self.settings.client_batch_size is not None:
             return [self.settings.client_batch_size]
         limit = self.settings.client_examples_limit
-        if self._casts:
-            if limit is None:
-                raise ValueError(
-                    "On a node, `client_batch_size=None` needs `client_examples_limit`: otherwise "
-                    "the largest client would decide the shape of the others' batches. Compile "
-                    "with a limit, or with a batch size."
-                )
+        if self._casts and limit is not None:
+            # No client's number of examples decides the shape of another one's batches.
             return [1 << power for power in range(rounded_up(limit).bit_length())]
         sizes: Iterable[int] = self.share.sizes.tolist()
         if self.share.num_processes == 1:

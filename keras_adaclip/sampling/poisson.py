@@ -111,9 +111,9 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
                 examples that are prepared on their own.
             workers: The number of threads that read ahead, two batches each, in which source and
                 `map` are called; 0 reads a batch when a step needs it. Both must allow this: a
-                source must not share the place in an open file, and each call must return arrays
-                of its own, which a few entries are read for. Reading files, decoding images and
-                NumPy use all cores in threads; long Python code does not.
+                source must not share the place in an open file. Where calls return the same arrays,
+                filled anew, threads take turns: a few entries are read to tell. Reading files,
+                decoding images and NumPy use all cores in threads; long Python code does not.
             max_batch_size: As for `PoissonDataset`.
             seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
                 one that ended within an epoch, those of the next do.
@@ -121,9 +121,9 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         Raises:
             TypeError: If the source cannot be read by number, or an example is not of numbers (on
                 TensorFlow, or of strings).
-            ValueError: If the source is empty, an example is a tuple of more than three, an
-                argument is out of range, or `workers` would fill the same arrays. While training:
-                if an example has another shape than the first.
+            ValueError: If the source is empty, an example is a tuple of more than three, or an
+                argument is out of range. While training: if an example has another shape than the
+                first.
             RuntimeError: If an example cannot be read, with its number, also while training; steps
                 that ran stay on the ledger. On TensorFlow, errors while training are TensorFlow's
                 own, whose text holds these.

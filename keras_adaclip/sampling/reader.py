@@ -1,5 +1,7 @@
 """Reads examples of a source and stacks them."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +14,8 @@ from keras_adaclip.sampling.mapped import MappedPages, rows_in_file
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
 _DICT, _TUPLE = "dict", "tuple"
-# Examples that are compared before threads read them.
-_NUM_COMPARED = 8
+# Half the number of examples whose memory is compared before several threads read.
+_NUM_COMPARED = 4
 
 
 class SourceReader:
@@ -22,17 +24,23 @@ class SourceReader:
     Args:
         source: An object with `len(source)` and `source[i]`.
         function: Makes an example of an entry of the source; None if the entries are examples.
+        num_threads: The number of threads that read. They take turns where the user's code fills
+            the same arrays in each call.
 
     Attributes:
         source: The source.
     """
 
-    def __init__(self, source: Any, function: Callable[[Any], Any] | None) -> None:
-        self.source, self._function = source, function
+    def __init__(
+        self, source: Any, function: Callable[[Any], Any] | None, num_threads: int = 1
+    ) -> None:
+        self.source, self._function, self._num_threads = source, function, num_threads
         is_array = type(source) in (np.ndarray, np.memmap)
         self._rows = rows_in_file(source) if is_array else None
         self._pages = MappedPages(source, function)
         self._forms = forms_of(self._example(0))
+        takes_turns = num_threads > 1 and self._fills_the_same_arrays()
+        self._turns: Any = threading.Lock() if takes_turns else contextlib.nullcontext()
 
     def __call__(self, numbers: Sequence[int], size: int) -> Parts:
         """Return the examples with these numbers as structures of arrays `(size, ...)`.
@@ -46,35 +54,24 @@ class SourceReader:
             TypeError: If the source's `__getitems__` returns something else than a list of entries.
             ValueError: If an example has another form than the first.
         """
-        entries = self._read_together(numbers)
         stacked = ExampleStack(self._forms, size)
-        for place, number in enumerate(numbers):
-            stacked.put(place, self._example(number, place, entries), number)
+        with self._turns:
+            entries = self._read_together(numbers)
+            for place, number in enumerate(numbers):
+                stacked.put(place, self._example(number, place, entries), number)
         self._pages.give_back()
         return stacked.parts
 
-    def refuse_refilled_arrays(self) -> None:
-        """Raise a `ValueError` if reading an example changes what was returned for another one.
-
-        Where several threads read, each example must have arrays of its own.
-        """
-        numbers = np.unique(np.linspace(0, len(self.source) - 1, _NUM_COMPARED, dtype=int)).tolist()
-        at_once, later = (ExampleStack(self._forms, len(numbers)) for _ in range(2))
-        examples = []
-        for place, number in enumerate(numbers):
-            examples.append(self._example(number))
-            at_once.put(place, examples[-1], number)
-        for place, number in enumerate(numbers):
-            later.put(place, examples[place], number)
-        if any(map(_differ, *map(keras.tree.flatten, (at_once.parts, later.parts)))):
-            raise ValueError(
-                "With `workers`, several threads read examples at once, and here reading one "
-                "changes the arrays of another: `source` or `map` fills the same arrays in each "
-                "call. Return new arrays, such as `array.copy()`, or leave `workers` at 0."
-            )
+    def _fills_the_same_arrays(self) -> bool:
+        """Return whether some examples that are read one after another have the same memory."""
+        length = min(len(self.source), 2 * _NUM_COMPARED)
+        numbers = np.linspace(0, len(self.source) - 1, length, dtype=int).tolist()
+        halves = map(self._read_together, (numbers[::2], numbers[1::2]))
+        together = [entry for entries in halves for entry in entries or ()]
+        return _share_memory(together) or _share_memory(list(map(self._example, numbers)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self._function)
+        return type(self), (self.source, self._function, self._num_threads)
 
     def _read_together(self, numbers: Sequence[int]) -> list[Any] | None:
         """Return the entries in the order of the numbers, None if they are read one by one."""
@@ -99,8 +96,7 @@ class SourceReader:
                 f"in their order. Received: {type(found).__name__} for {len(numbers)} numbers"
             )
         # Where the source fills the same arrays for each entry, all of the list are the last one.
-        memory = [address for entry in found for address in _memory_of(entry)]
-        return found if len(set(memory)) == len(memory) else None
+        return None if _share_memory(found) else found
 
     def _example(self, number: int, place: int = 0, entries: list[Any] | None = None) -> Parts:
         """Return the parts of an example by name.
@@ -248,6 +244,12 @@ def _is_row(value: Any, shape: Any, dtype: Any) -> bool:
     return type(value) is int and shape == () and dtype == np.int64
 
 
+def _share_memory(entries: list[Any]) -> bool:
+    """Return whether two of the entries hold arrays or tensors at the same place of memory."""
+    memory = [address for entry in entries for address in _memory_of(entry)]
+    return len(set(memory)) < len(memory)
+
+
 def _memory_of(entry: Any) -> set[int]:
     """Return the addresses of the arrays and tensors of an entry."""
     if isinstance(entry, np.ndarray):
@@ -256,12 +258,6 @@ def _memory_of(entry: Any) -> set[int]:
         parts = entry.values() if isinstance(entry, dict) else entry
         return set().union(*map(_memory_of, parts))
     return {entry.data_ptr()} if hasattr(entry, "data_ptr") else set()
-
-
-def _differ(first: np.ndarray, second: np.ndarray) -> bool:
-    """Return whether two arrays hold other values, bit by bit."""
-    is_text = first.dtype.kind == "O"
-    return not np.array_equal(first, second) if is_text else first.tobytes() != second.tobytes()
 
 
 def _check_form(is_same: bool, number: int, name: str) -> None:

@@ -54,19 +54,17 @@ class SourceRows:
 
     Raises:
         TypeError: If the source cannot be read by number, or an example is not of numbers.
-        ValueError: If the source is empty, or several threads would fill the same arrays.
+        ValueError: If the source is empty.
     """
 
     def __init__(
         self, source: Any, function: Callable[[Any], Any] | None, num_workers: int
     ) -> None:
         self.num_rows = _length_of(source)
-        self._reader = SourceReader(source, function)
+        self._reader = SourceReader(source, function, num_workers)
         self._num_workers = num_workers
         self._workers: tuple[int, ThreadPoolExecutor] | None = None
         self.num_ahead = 2 * num_workers
-        if num_workers:
-            self._reader.refuse_refilled_arrays()
 
     def begin_run(self) -> None:
         """Prepare for training.

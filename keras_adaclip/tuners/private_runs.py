@@ -342,12 +342,8 @@ class _StartOfRun(keras.callbacks.Callback):
         trained = {*state.trained, *_digests(model.trainable_weights) - self._untrained}
         self._record.save(dataclasses.replace(state, trained=sorted(trained)))
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Compare the weights that `fit` was given."""
-        self.compare(self.model)
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Compare the weights that callbacks may have set."""
+        """Compare the weights, which callbacks may have set."""
         self.compare(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -4,6 +4,7 @@ A reference that is kept while the user's code runs again shows the data of a la
 one example would be in the contributions of others.
 """
 
+import sys
 import threading
 
 import keras
@@ -107,11 +108,44 @@ def test_examples_of_a_source_are_copied_one_by_one(name, tmp_path):
             np.testing.assert_array_equal(part.reshape(len(rows), -1)[:, 0], VALUES[rows])
 
 
-@pytest.mark.parametrize("name", ["source", "map", "one by one"])
-def test_threads_must_not_fill_the_same_arrays(name, tmp_path):
-    source, function = SOURCES[name](tmp_path)
-    with pytest.raises(ValueError, match=r"several threads read .* Return new arrays"):
-        PoissonDataset.from_source(source, expected_batch_size=9, map=function, workers=2)
+def count():
+    """Python code for which other threads do not wait."""
+    return sum(1 for _ in range(2_000))
+
+
+class Counting(Refilled):
+    """Gives way to other threads between filling the array and returning it."""
+
+    def __getitem__(self, number):
+        array = super().__getitem__(number)
+        count()
+        return array
+
+
+class CountingTogether(Together):
+    def __getitems__(self, numbers):
+        entries = super().__getitems__(numbers)
+        count()
+        return entries
+
+
+@pytest.fixture
+def threads_that_alternate():
+    """Threads of Python that give way to each other as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("threads_that_alternate")
+@pytest.mark.parametrize("source", [Counting, CountingTogether])
+def test_threads_take_turns_where_they_fill_the_same_arrays(source):
+    data = PoissonDataset.from_source(source(), expected_batch_size=50, workers=3, seed=1)
+    drawn = [data.draw() for _ in range(20)]
+    reading = [data.reading(rows) for rows in drawn]
+    for rows, read in zip(drawn, reading, strict=True):
+        np.testing.assert_array_equal(read()["x"][:, 0], VALUES[rows])
 
 
 class Own(ClientData):
