@@ -466,7 +466,7 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused_where_all
 + for each in (y_pred,):
 # clients of a function share one array | federated/client_sources.py
 federated/test_client_sources.py::test_a_function_may_use_its_array_again
-- x, y = mapped(_copied, (
+- x, y = copied((
 + x, y = mapped(as_array, (
 # a client that ends its process ends its node | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
