@@ -32,8 +32,9 @@ ONCE = (
 )
 # Not those of survival: they start and kill many processes.
 _RULES = (
-    *("abstention", "around_fit", "ledger", "metrics", "noise_keys", "noise_scale"),
-    *("plain_gradients", "rounding", "saved_state", "schedules", "secret_draws", "steps"),
+    *("abstention", "around_fit", "ledger", "metrics", "noise_keys", "noise_scale", "passes"),
+    *("plain_gradients", "refilled_arrays", "rounding", "saved_state", "schedules"),
+    *("secret_draws", "steps"),
 )
 _CONTRACT = (
     "tests/backend",

@@ -69,6 +69,7 @@ def private_model() -> Any:
         ),
         client_optimizer=keras.optimizers.SGD(0.1),
         client_batch_size=BATCH_SIZE,
+        client_examples_limit=NUM_EXAMPLES,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model

@@ -40,6 +40,7 @@ def build_model(noise_multiplier: float = 0.6) -> keras.Model:
         ),
         client_optimizer=keras.optimizers.SGD(0.1),
         client_batch_size=10,
+        client_examples_limit=100,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -5,7 +5,7 @@ does.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -38,7 +38,7 @@ class Source:
 
     def all_examples(self) -> Examples:
         """Return the examples of all clients, one client after the other."""
-        return joined([self.examples_at(position) for position in range(len(self.client_ids))])
+        return joined(map(self.examples_at, range(len(self.client_ids))))
 
 
 class ArraySource(Source):
@@ -161,8 +161,7 @@ class FunctionSource(Source):
         try:
             found = self._read(client_id)
             x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-            # Copies: the function may fill the same arrays for the next client.
-            x, y = mapped(_copied, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
+            x, y = copied((keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
         except Exception as error:
             raise RuntimeError(
                 f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
@@ -188,9 +187,9 @@ def rows_of(examples: Examples, rows: Any) -> Examples:
     return mapped(lambda array: array[rows], examples)
 
 
-def joined(parts: Sequence[Examples]) -> Examples:
+def joined(parts: Iterable[Examples]) -> Examples:
     """Return the examples of several clients in one."""
-    return mapped(lambda *arrays: np.concatenate(arrays), *parts)
+    return mapped(lambda *arrays: np.concatenate(arrays), *map(copied, parts))
 
 
 def mapped(function: Callable[..., Any], *examples: Examples) -> Examples:
@@ -202,6 +201,6 @@ def mapped(function: Callable[..., Any], *examples: Examples) -> Examples:
     return x, y
 
 
-def _copied(value: Any) -> np.ndarray:
-    """Return an array of its own."""
-    return np.array(as_array(value))
+def copied(examples: Examples) -> Examples:
+    """Return copies, since the user's code may fill the same arrays for the next client."""
+    return mapped(lambda value: np.array(as_array(value)), examples)

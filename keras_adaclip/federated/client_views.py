@@ -7,8 +7,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.federated.client_ids import generator_of
-from keras_adaclip.federated.client_sources import Examples, Source, mapped, num_rows, rows_of
-from keras_adaclip.sampling import as_array
+from keras_adaclip.federated.client_sources import Examples, Source, copied, num_rows, rows_of
 
 # What the random numbers of a client are for.
 _OF_CLIENTS, _OF_EXAMPLES = 1, 2
@@ -51,7 +50,7 @@ class Mapped(Source):
                 f"Received: {type(found).__name__}"
             )
         x, y = found
-        return mapped(as_array, (keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
+        return copied((keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
 
 
 def divided(clients: Any, test_fraction: float, seed: int) -> tuple[list[int], list[int]]:

@@ -328,7 +328,7 @@ class ClientData(abc.ABC):
             examples = self.examples_at(position)
             num_found = sources.num_rows(examples)
             if num_found > 0:
-                parts.append(sources.rows_of(examples, slice(missing)))
+                parts.append(sources.copied(sources.rows_of(examples, slice(missing))))
                 missing -= num_found
         if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
@@ -336,7 +336,7 @@ class ClientData(abc.ABC):
 
     def all_examples(self) -> tuple[Any, Any]:
         """Return the examples of all clients, one client after the other, as arrays in memory."""
-        return sources.joined([self.examples_at(position) for position in range(len(self))])
+        return sources.joined(map(self.examples_at, range(len(self))))
 
 
 class _Clients(ClientData):

@@ -19,6 +19,7 @@ from numpy.random import Generator
 
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated.client_share import ClientShare
+from keras_adaclip.federated.client_sources import copied
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.lanes import best_num_lanes
 from keras_adaclip.federated.round_batch import (
@@ -109,13 +110,8 @@ class CohortBatches(keras.utils.PyDataset):
         if self.settings.client_batch_size is not None:
             return [self.settings.client_batch_size]
         limit = self.settings.client_examples_limit
-        if self._casts:
-            if limit is None:
-                raise ValueError(
-                    "On a node, `client_batch_size=None` needs `client_examples_limit`: otherwise "
-                    "the largest client would decide the shape of the others' batches. Compile "
-                    "with a limit, or with a batch size."
-                )
+        if self._casts and limit is not None:
+            # No client's number of examples decides the shape of another one's batches.
             return [1 << power for power in range(rounded_up(limit).bit_length())]
         sizes: Iterable[int] = self.share.sizes.tolist()
         if self.share.num_processes == 1:
@@ -279,7 +275,7 @@ class CohortBatches(keras.utils.PyDataset):
         Raises:
             ValueError: If they are unlike those of the first client.
         """
-        client = self._parts(*self.clients.examples_at(position))
+        client = self._parts(*copied(as_arrays(self.clients.examples_at(position))))
         keras.tree.assert_same_structure(self._first, client)
         if self._casts:
             client = keras.tree.map_structure(_as_kind_of, client, self._first)

@@ -41,8 +41,8 @@ class NodeTraining:
 
     Raises:
         TypeError: If `clients` is no `ClientData`.
-        ValueError: If the model is not compiled, or breaks the guarantee; or if the rows of
-            `made_up` are all alike.
+        ValueError: If the model is not compiled, has no `client_examples_limit`, or breaks the
+            guarantee; or if the rows of `made_up` are all alike.
     """
 
     def __init__(self, model: Any, clients: ClientData, made_up: tuple[Any, Any]) -> None:
@@ -63,6 +63,13 @@ class NodeTraining:
                 f"Received: {len(inputs[0])} examples, all alike"
             )
         model._require_compiled()
+        if model.federated_settings.client_examples_limit is None:
+            raise ValueError(
+                "A client with very many examples would make its node late, and the node's other "
+                "clients would be missing from the round because of it. Compile the model with "
+                "`client_examples_limit`, the most examples of a client that train in a round. "
+                "Received: client_examples_limit=None"
+            )
         self._batches = CohortBatches(
             clients,
             cohort_size=1,

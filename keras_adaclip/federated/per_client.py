@@ -13,6 +13,7 @@ from keras import ops
 from keras_adaclip import training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.client_scores import ClientScores
+from keras_adaclip.federated.client_sources import copied
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.round_batch import rounded_up
@@ -127,7 +128,7 @@ class PerClient:
         """
         waiting: list[tuple[int, int, tuple[Any, Any]]] = []
         for position in range(len(clients)):
-            examples = as_arrays(clients.examples_at(position))
+            examples = copied(as_arrays(clients.examples_at(position)))
             if num_rows := len(keras.tree.flatten(examples[0])[0]):
                 waiting.append((position, num_rows, examples))
             is_last = position == len(clients) - 1

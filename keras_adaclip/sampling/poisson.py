@@ -102,15 +102,18 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
                 `(x, y, sample_weight)`, a tuple and not a list, where `x` may be a dict or tuple.
                 All entries have the shapes of the first, and fit its dtypes; these are taken to be
                 public. An example that has several numbers is protected as several examples.
-                If the class has `__getitems__(numbers)`, it returns their entries as a list.
+                If the class has `__getitems__(numbers)`, it returns their entries as a list. An
+                example is copied before the next one is read, so the same arrays may be filled
+                anew for each.
             expected_batch_size: An integer from 1 to `len(source)`, as for `PoissonDataset`.
             map: A function of one entry that returns one example, to decode, resize, pad or augment
                 it. It must not look at other examples, or remember any: the accounting holds for
                 examples that are prepared on their own.
             workers: The number of threads that read ahead, two batches each, in which source and
                 `map` are called; 0 reads a batch when a step needs it. Both must allow this: a
-                source must not share the place in an open file. Reading files, decoding images and
-                NumPy use all cores in threads; long Python code does not.
+                source must not share the place in an open file. Where calls return the same arrays,
+                filled anew, threads take turns: a few entries are read to tell. Reading files,
+                decoding images and NumPy use all cores in threads; long Python code does not.
             max_batch_size: As for `PoissonDataset`.
             seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
                 one that ended within an epoch, those of the next do.

@@ -1,5 +1,7 @@
 """Reads examples of a source and stacks them."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,8 @@ from keras_adaclip.sampling.mapped import MappedPages, rows_in_file
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
 _DICT, _TUPLE = "dict", "tuple"
+# Half the number of examples whose memory is compared before several threads read.
+_NUM_COMPARED = 4
 
 
 class SourceReader:
@@ -20,17 +24,23 @@ class SourceReader:
     Args:
         source: An object with `len(source)` and `source[i]`.
         function: Makes an example of an entry of the source; None if the entries are examples.
+        num_threads: The number of threads that read. They take turns where the user's code fills
+            the same arrays in each call.
 
     Attributes:
         source: The source.
     """
 
-    def __init__(self, source: Any, function: Callable[[Any], Any] | None) -> None:
-        self.source, self._function = source, function
+    def __init__(
+        self, source: Any, function: Callable[[Any], Any] | None, num_threads: int = 1
+    ) -> None:
+        self.source, self._function, self._num_threads = source, function, num_threads
         is_array = type(source) in (np.ndarray, np.memmap)
         self._rows = rows_in_file(source) if is_array else None
         self._pages = MappedPages(source, function)
-        self._forms = forms_of(self._examples([0])[0])
+        self._forms = forms_of(self._example(0))
+        takes_turns = num_threads > 1 and self._fills_the_same_arrays()
+        self._turns: Any = threading.Lock() if takes_turns else contextlib.nullcontext()
 
     def __call__(self, numbers: Sequence[int], size: int) -> Parts:
         """Return the examples with these numbers as structures of arrays `(size, ...)`.
@@ -44,13 +54,24 @@ class SourceReader:
             TypeError: If the source's `__getitems__` returns something else than a list of entries.
             ValueError: If an example has another form than the first.
         """
-        examples = self._examples(numbers, self._read_together(numbers))
-        stacked = stacked_parts(examples, self._forms, numbers, size)
+        stacked = ExampleStack(self._forms, size)
+        with self._turns:
+            entries = self._read_together(numbers)
+            for place, number in enumerate(numbers):
+                stacked.put(place, self._example(number, place, entries), number)
         self._pages.give_back()
-        return stacked
+        return stacked.parts
+
+    def _fills_the_same_arrays(self) -> bool:
+        """Return whether some examples that are read one after another have the same memory."""
+        length = min(len(self.source), 2 * _NUM_COMPARED)
+        numbers = np.linspace(0, len(self.source) - 1, length, dtype=int).tolist()
+        halves = map(self._read_together, (numbers[::2], numbers[1::2]))
+        together = [entry for entries in halves for entry in entries or ()]
+        return _share_memory(together) or _share_memory(list(map(self._example, numbers)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self._function)
+        return type(self), (self.source, self._function, self._num_threads)
 
     def _read_together(self, numbers: Sequence[int]) -> list[Any] | None:
         """Return the entries in the order of the numbers, None if they are read one by one."""
@@ -74,28 +95,26 @@ class SourceReader:
                 "`source.__getitems__(numbers)` must return a list with one entry for each number, "
                 f"in their order. Received: {type(found).__name__} for {len(numbers)} numbers"
             )
-        return found
+        # Where the source fills the same arrays for each entry, all of the list are the last one.
+        return None if _share_memory(found) else found
 
-    def _examples(self, numbers: Sequence[int], found: list[Any] | None = None) -> list[Parts]:
-        """Return the parts of examples by name.
+    def _example(self, number: int, place: int = 0, entries: list[Any] | None = None) -> Parts:
+        """Return the parts of an example by name.
 
         Args:
-            numbers: The numbers of the examples.
-            found: The entries of the source, if they have been read.
+            number: The number of the example.
+            place: Its place in `entries`.
+            entries: Entries of the source, if they have been read.
         """
-        examples = []
-        for place, number in enumerate(numbers):
-            try:
-                example = self.source[number] if found is None else found[place]
-                if self._function is not None:
-                    example = self._function(example)
-            except Exception as error:
-                raise RuntimeError(
-                    f"Example {number} of the source could not be read: {type(error).__name__}: "
-                    f"{error}"
-                ) from error
-            examples.append(parts_of(example, number))
-        return examples
+        try:
+            example = self.source[number] if entries is None else entries[place]
+            if self._function is not None:
+                example = self._function(example)
+        except Exception as error:
+            raise RuntimeError(
+                f"Example {number} of the source could not be read: {type(error).__name__}: {error}"
+            ) from error
+        return parts_of(example, number)
 
 
 def parts_of(example: Any, number: int) -> Parts:
@@ -123,30 +142,42 @@ def parts_of(example: Any, number: int) -> Parts:
     return parts
 
 
-def stacked_parts(
-    examples: Sequence[Parts], forms: Parts, numbers: Sequence[int], size: int
-) -> Parts:
-    """Return examples as structures of arrays of shape `(size, ...)`.
+class ExampleStack:
+    """Arrays into which examples are copied one by one.
+
+    An example is copied before the next one is read, since the user's code may fill the same arrays
+    for each.
 
     Args:
-        examples: The parts of each example.
-        forms: The form that they must have, by the name of the part.
-        numbers: The number of each example.
-        size: The number of rows, with padding behind the examples.
+        forms: The form of each part of an example, as `forms_of` returns it.
+        size: The number of rows; those without an example are padding.
 
-    Raises:
-        ValueError: If an example has another form.
+    Attributes:
+        parts: Structures of arrays of shape `(size, ...)` by name.
     """
-    for number, example in zip(numbers, examples, strict=True):
-        if example.keys() != forms.keys():
+
+    def __init__(self, forms: Parts, size: int) -> None:
+        self.parts = {name: _empty(form, size) for name, form in forms.items()}
+        self._forms = forms
+
+    def put(self, place: int, example: Parts, number: int) -> None:
+        """Copy an example into a row.
+
+        Args:
+            place: The row.
+            example: The parts of the example.
+            number: The number of the example, for messages.
+
+        Raises:
+            ValueError: If the example has another form.
+        """
+        if example.keys() != self._forms.keys():
             raise ValueError(
                 f"Example {number} of the source has the parts {list(example)}, and the first one "
-                f"has {list(forms)}. All examples must have the same."
+                f"has {list(self._forms)}. All examples must have the same."
             )
-    return {
-        name: _stacked([example[name] for example in examples], form, name, numbers, size)
-        for name, form in forms.items()
-    }
+        for name, value in example.items():
+            _copy_row(self.parts[name], place, value, self._forms[name], name, number)
 
 
 def forms_of(parts: Parts) -> Parts:
@@ -170,53 +201,63 @@ def _form_of(part: Any, name: str) -> Any:
     return array.shape[1:], array.dtype
 
 
-def _stacked(values: list[Any], form: Any, name: str, numbers: Sequence[int], size: int) -> Any:
-    """Return parts of examples as a structure of arrays, if they have this form."""
+def _empty(form: Any, size: int) -> Any:
+    """Return a structure of arrays of padding for examples of this form."""
     kind, of_kind = form
     if kind == _DICT:
-        for number, value in zip(numbers, values, strict=True):
-            _check_form(isinstance(value, dict) and value.keys() == of_kind.keys(), number, name)
-        return {
-            key: _stacked(
-                [value[key] for value in values], of_key, f"{name}[{key!r}]", numbers, size
-            )
-            for key, of_key in of_kind.items()
-        }
+        return {key: _empty(of_key, size) for key, of_key in of_kind.items()}
     if kind == _TUPLE:
-        for number, value in zip(numbers, values, strict=True):
-            is_same = isinstance(value, (list, tuple)) and len(value) == len(of_kind)
-            _check_form(is_same, number, name)
-        return tuple(
-            _stacked(
-                [value[place] for value in values], of_place, f"{name}[{place}]", numbers, size
-            )
-            for place, of_place in enumerate(of_kind)
-        )
-    stacked = padding((size, *kind), of_kind)
-    if _are_rows(values, kind, of_kind):
-        np.stack(values, out=stacked[: len(values)])
-        return stacked
-    for place, value in enumerate(values):
+        return tuple(_empty(each, size) for each in of_kind)
+    return padding((size, *kind), of_kind)
+
+
+def _copy_row(rows: Any, place: int, value: Any, form: Any, name: str, number: int) -> None:
+    """Copy a part of an example into a row of a structure of arrays, if it has this form."""
+    kind, of_kind = form
+    if _is_row(value, kind, of_kind):
+        rows[place] = value
+    elif kind == _DICT:
+        _check_form(isinstance(value, dict) and value.keys() == of_kind.keys(), number, name)
+        for key, of_key in of_kind.items():
+            _copy_row(rows[key], place, value[key], of_key, f"{name}[{key!r}]", number)
+    elif kind == _TUPLE:
+        is_same = isinstance(value, (list, tuple)) and len(value) == len(of_kind)
+        _check_form(is_same, number, name)
+        for key, of_key in enumerate(of_kind):
+            _copy_row(rows[key], place, value[key], of_key, f"{name}[{key}]", number)
+    else:
         row = _as_row(value)
         if row.shape != kind or not _fits(row.dtype, of_kind):
             raise ValueError(
-                f"Example {numbers[place]} of the source has the shape {row.shape} and dtype "
+                f"Example {number} of the source has the shape {row.shape} and dtype "
                 f"{row.dtype} in `{name}`, and the first example has {kind} and {of_kind}. All "
                 "must have the shape of the first, and a dtype that its dtype can hold; a function "
                 "`map=` of the entry can pad, crop or convert."
             )
-        stacked[place] = row[()]
-    return stacked
+        rows[place] = row[()]
 
 
-def _are_rows(values: list[Any], shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    """Return whether values are arrays or numbers that can be stacked as they are."""
-    if shape == () and set(map(type, values)) == {int}:
-        return dtype == np.int64
-    are_arrays = all(
-        type(each) is np.ndarray and each.dtype == dtype and each.shape == shape for each in values
-    )
-    return are_arrays and len(values) > 0
+def _is_row(value: Any, shape: Any, dtype: Any) -> bool:
+    """Return whether a value is an array or a number that can be copied as it is."""
+    if type(value) is np.ndarray:
+        return value.shape == shape and value.dtype == dtype
+    return type(value) is int and shape == () and dtype == np.int64
+
+
+def _share_memory(entries: list[Any]) -> bool:
+    """Return whether two of the entries hold arrays or tensors at the same place of memory."""
+    memory = [address for entry in entries for address in _memory_of(entry)]
+    return len(set(memory)) < len(memory)
+
+
+def _memory_of(entry: Any) -> set[int]:
+    """Return the addresses of the arrays and tensors of an entry."""
+    if isinstance(entry, np.ndarray):
+        return {entry.__array_interface__["data"][0]}
+    if isinstance(entry, (dict, list, tuple)):
+        parts = entry.values() if isinstance(entry, dict) else entry
+        return set().union(*map(_memory_of, parts))
+    return {entry.data_ptr()} if hasattr(entry, "data_ptr") else set()
 
 
 def _check_form(is_same: bool, number: int, name: str) -> None:

@@ -61,7 +61,7 @@ class SourceRows:
         self, source: Any, function: Callable[[Any], Any] | None, num_workers: int
     ) -> None:
         self.num_rows = _length_of(source)
-        self._reader = SourceReader(source, function)
+        self._reader = SourceReader(source, function, num_workers)
         self._num_workers = num_workers
         self._workers: tuple[int, ThreadPoolExecutor] | None = None
         self.num_ahead = 2 * num_workers

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.mapped import rows_in_file
-from keras_adaclip.sampling.reader import PARTS, Parts, forms_of, parts_of, stacked_parts
+from keras_adaclip.sampling.reader import PARTS, ExampleStack, Parts, forms_of, parts_of
 
 _INDEX = "index.json"
 _ROWS_AT_A_TIME = 64
@@ -108,36 +108,33 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
         files: dict[str, _GrowingFile] = {}
         names: dict[str, Any] = {}
         forms: Parts = {}
-        waiting: list[Parts] = []
+        waiting = ExampleStack(forms, _ROWS_AT_A_TIME)
         length = 0
 
-        def write() -> None:
-            """Write the examples that wait."""
-            numbers = range(length - len(waiting), length)
-            arrays = stacked_parts(waiting, forms, numbers, len(waiting))
-            for file, array in zip(files.values(), keras.tree.flatten(arrays), strict=True):
-                file.append(array)
-            waiting.clear()
+        def write(num_rows: int) -> None:
+            """Write the first rows of the examples that wait."""
+            for file, array in zip(files.values(), keras.tree.flatten(waiting.parts), strict=True):
+                file.append(array[:num_rows])
 
         for example in examples:
             parts = parts_of(example, length)
             if not forms:
                 forms = forms_of(parts)
-                arrays = stacked_parts([parts], forms, [0], 1)
-                flat = keras.tree.flatten(arrays)
+                waiting = ExampleStack(forms, _ROWS_AT_A_TIME)
+                flat = keras.tree.flatten(waiting.parts)
                 files_of = [f"{number}.npy" for number in range(len(flat))]
-                names = keras.tree.pack_sequence_as(arrays, files_of)
+                names = keras.tree.pack_sequence_as(waiting.parts, files_of)
                 for name, array in zip(files_of, flat, strict=True):
                     _refuse_strings(array)
                     opened = stack.enter_context((folder / name).open("wb"))
                     files[name] = _GrowingFile(opened, array)
-            waiting.append(parts)
+            waiting.put(length % _ROWS_AT_A_TIME, parts, length)
             length += 1
-            if len(waiting) == _ROWS_AT_A_TIME:
-                write()
+            if length % _ROWS_AT_A_TIME == 0:
+                write(_ROWS_AT_A_TIME)
         if not forms:
             raise ValueError("There must be an example to write. Received: no example")
-        write()
+        write(length % _ROWS_AT_A_TIME)
         for file in files.values():
             file.finish()
     content = json.dumps(names)

@@ -62,7 +62,8 @@ class SavedState(PlainCopy):
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
         """Return Keras's state tree, with the ledger among the non-trainable variables.
 
-        The noise key is left out.
+        The noise key is left out, and so are the metrics: they hold sums over training rows without
+        noise.
 
         Args:
             value_format: `"backend_tensor"` or `"numpy_array"`, as for Keras.
@@ -71,6 +72,7 @@ class SavedState(PlainCopy):
         for variable in getattr(getattr(self, "optimizer", None), "secret_variables", ()):
             *folders, name = variable.path.split("/")
             del functools.reduce(dict.__getitem__, folders, tree["optimizer_variables"])[name]
+        tree["metrics_variables"] = {}
         # Orbax takes no arrays without numbers.
         state = {key: value for key, value in self._privacy_state().items() if value.size}
         if value_format == "backend_tensor":

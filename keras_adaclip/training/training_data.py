@@ -1,5 +1,6 @@
 """The data given to `fit`, how it is sampled, and the facts of it that the ledger needs."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -218,7 +219,7 @@ def from_data_set(
         steps_per_epoch=steps_per_epoch or num_batches,
         rows=rows,
         fit_arguments={
-            "x": data,
+            "x": _with_copied_batches(data),
             "class_weight": class_weight,
             # Keras shuffles no other kind of data set, and warns if asked to.
             "shuffle": shuffle and isinstance(data, keras.utils.PyDataset),
@@ -304,7 +305,7 @@ def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
 def _first_rows(name: str, value: Any) -> np.ndarray:
     """Return up to three rows of an array, which sparse and ragged ones do not have."""
     try:
-        head, _ = as_array(value[:3]), len(value)
+        head, _ = np.array(as_array(value[:3])), len(value)
     # Every framework has its own error for this.
     except Exception as error:
         raise TypeError(
@@ -407,7 +408,7 @@ def peek(data: Any) -> tuple[Any, Any]:
             return data[0], data
         if hasattr(data, "__next__"):
             first = next(data)
-            return first, (batch for batch in itertools.chain([first], data))
+            return first, (copy.deepcopy(batch) for batch in itertools.chain([first], data))
         return next(iter(data)), data
     except StopIteration:
         raise ValueError("The training data hold no batch.") from None
@@ -417,6 +418,42 @@ def peek(data: Any) -> tuple[Any, Any]:
             "`torch.utils.data.DataLoader` or a generator of batches. "
             f"Received: x of type {type(data).__name__}"
         ) from None
+
+
+class _CopiedBatches(keras.utils.PyDataset):
+    """A `PyDataset` with copies of the batches of another, in module scope for processes."""
+
+    def __init__(self, dataset: keras.utils.PyDataset) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset = dataset
+        self.on_epoch_begin, self.on_epoch_end = dataset.on_epoch_begin, dataset.on_epoch_end
+
+    def __getitem__(self, index: int) -> Any:
+        return copy.deepcopy(self._dataset[index])
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in a pass, None if it has no end."""
+        return known_length(self._dataset)
+
+
+def _with_copied_batches(data: Any) -> Any:
+    """Return a data set whose batches are copied as soon as they are made.
+
+    Keras keeps batches while it asks for others, for which the user's code may fill the same
+    arrays. Generators come with copies from `peek`.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        return _CopiedBatches(data)
+    if hasattr(data, "collate_fn"):
+        data = copy.copy(data)
+        data.collate_fn = functools.partial(_collated, data.collate_fn)
+    return data
+
+
+def _collated(collate: Callable[[Any], Any], examples: Any) -> Any:
+    """Return a copy of a batch of a `DataLoader`, before another process or step sees it."""
+    return copy.deepcopy(collate(examples))
 
 
 def known_length(data: Any) -> int | None:

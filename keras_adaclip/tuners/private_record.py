@@ -40,12 +40,14 @@ class SearchState:
         values: The hyperparameters of the run under way; None between two runs.
         best: The best run so far: its `hyperparameters`, `score`, `build_config` and `slot`, the
             number of its file; None if no run has a finite score.
+        trained: Digests of the weights that private training has left, after every epoch.
     """
 
     num_runs: int
     num_done: int = 0
     values: dict[str, Any] | None = None
     best: dict[str, Any] | None = None
+    trained: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def free_slot(self) -> int:

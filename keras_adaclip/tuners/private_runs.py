@@ -9,14 +9,16 @@ hold.
 
 import copy
 import dataclasses
+import hashlib
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
 import keras_tuner
+import numpy as np
 
 from keras_adaclip.accounting import Ledger, RandomSelection, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
@@ -38,6 +40,11 @@ _CONTINUED = (
     "The model that `build` returned has not spent the same as the first one: it continues an "
     "earlier run or another training, and runs must be independent. Nothing is released. Build a "
     "new model each time, and begin another search."
+)
+_WARM_STARTED = (
+    "A run has weights as private training of an earlier run has left them, and runs must be "
+    "independent. Nothing is released. Begin each run with new weights, or with weights that do "
+    "not come from this search, and begin another search."
 )
 _FATAL = (
     "A run raised a `FatalError`, which ends the search: repeating the run would choose among runs "
@@ -197,7 +204,8 @@ class SearchLoop:
                 "build_config": model.get_build_config(),
                 "slot": slot,
             }
-        state = private_record.SearchState(state.num_runs, state.num_done + 1, None, best)
+        num_done, trained = state.num_done + 1, self.record.state.trained
+        state = private_record.SearchState(state.num_runs, num_done, None, best, trained)
         self.record.save(state)
         self.record.run_weights(state.free_slot).unlink(missing_ok=True)
 
@@ -208,11 +216,13 @@ class SearchLoop:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(_RANDOM.getrandbits(32))
         best_epoch = _BestEpoch(self.objective)
-        callbacks = [*copy.deepcopy(self.fit_kwargs["callbacks"]), best_epoch]
+        start = _StartOfRun(self.record)
+        callbacks = [*copy.deepcopy(self.fit_kwargs["callbacks"]), best_epoch, start]
         arguments = {**self.fit_kwargs, "callbacks": callbacks}
         model, score, problem = None, math.nan, None
         try:
             model = self.hypermodel.build(hp)
+            start.compare(model)
             if model.privacy_ledger == self.record.first_ledger:
                 results = self.hypermodel.fit(hp, model, *self.fit_args, **arguments)
                 score = best_epoch.score(results)
@@ -226,7 +236,9 @@ class SearchLoop:
             score = math.nan
         # Failed runs must keep to the account too.
         if problem is None and model is not None:
-            problem = self._problem(model)
+            problem = _WARM_STARTED if start.is_warm else self._problem(model)
+            if model.privacy_ledger != self.record.first_ledger:
+                start.keep(model)
         if new := new_names(hp, self.space):
             problem = (
                 f"A run has asked for {new}, which the search space does not have, so its "
@@ -297,6 +309,53 @@ class _BestEpoch(keras.callbacks.EarlyStopping):
         elif isinstance(results, Mapping):
             results = results[self.monitor]
         return math.nan if results is None else float(results)
+
+
+class _StartOfRun(keras.callbacks.Callback):
+    """Compares the weights with which a run begins with those that earlier runs have trained.
+
+    Single weights are compared, at the beginning of each epoch too. Frozen ones can be copies,
+    but only those that are trained count as trained.
+
+    Args:
+        record: The record of the search, which keeps the digests of trained weights.
+
+    Attributes:
+        is_warm: Whether a weight is that of an earlier run.
+    """
+
+    def __init__(self, record: private_record.SearchRecord) -> None:
+        super().__init__()
+        self.is_warm = False
+        self._record, self._earlier = record, set(record.state.trained)
+        self._untrained: set[str] = set()
+
+    def compare(self, model: Any) -> None:
+        """Compare the present weights."""
+        found = _digests(model.weights)
+        self._untrained |= found
+        self.is_warm |= not found.isdisjoint(self._earlier)
+
+    def keep(self, model: Any) -> None:
+        """Keep the digests of the weights that training has changed since they were compared."""
+        state = self._record.state
+        trained = {*state.trained, *_digests(model.trainable_weights) - self._untrained}
+        self._record.save(dataclasses.replace(state, trained=sorted(trained)))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Compare the weights, which callbacks may have set."""
+        self.compare(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keep what the epoch has left."""
+        self.keep(self.model)
+
+
+def _digests(weights: Iterable[keras.Variable]) -> set[str]:
+    """Return digests of weights, without those of zeros and ones, with which many runs begin."""
+    values = map(keras.ops.convert_to_numpy, weights)
+    told = [value.tobytes() for value in values if not np.isin(value, (0, 1)).all()]
+    return {hashlib.sha256(each).hexdigest()[:32] for each in told}
 
 
 def _has_seed(model: Any) -> bool:

@@ -61,8 +61,8 @@ class PrivateSearch(keras_tuner.Tuner):
         declares, whatever earlier runs gave. A run that fails, or whose score is not finite, counts
         and loses. An interrupted run runs again, with the same hyperparameters and new noise. Each
         run begins with `keras.utils.clear_session` and new global seeds. A run that continues
-        another one, or whose noise or batches come from a `seed`, ends the search without a
-        release.
+        another one, that has a weight as an earlier run left it, or whose noise or batches come
+        from a `seed`, ends the search without a release.
 
         The released model carries the search's epsilon on its ledger and in its files; so does
         every model when its run has ended. What callbacks and hypermodels print, write or keep

@@ -514,7 +514,7 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused_where_all
 + for each in (y_pred,):
 # clients of a function share one array | federated/client_sources.py
 federated/test_client_sources.py::test_a_function_may_use_its_array_again
-- x, y = mapped(_copied, (
+- x, y = copied((
 + x, y = mapped(as_array, (
 # a client that ends its process ends its node | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
@@ -796,6 +796,53 @@ optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_bud
 optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_budget_of_a_callback
 - num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
 + num_examples = data.num_examples
+# all examples of a source are read before one is copied | sampling/reader.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one
+- for place, number in enumerate(numbers):
+-                 stacked.put(place, self._example(number, place, entries), number)
++ examples = [self._example(each, place, entries) for place, each in enumerate(numbers)]
++             for place, number in enumerate(numbers):
++                 stacked.put(place, examples[place], number)
+# entries of one memory are believed to be different | sampling/reader.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one
+- return None if _share_memory(found) else found
++ return found
+# threads fill the same arrays at once | sampling/reader.py
+soundness/test_rules_refilled_arrays.py::test_threads_take_turns_where_they_fill_the_same_arrays
+- takes_turns = num_threads > 1 and self._fills_the_same_arrays()
++ takes_turns = False
+# the examples of clients are kept by reference | federated/client_sources.py
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_client_are_those_of_no_other
+- return mapped(lambda value: np.array(as_array(value)), examples)
++ return mapped(as_array, examples)
+# batches of a generator are kept by reference | training/training_data.py
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- (copy.deepcopy(batch) for batch in itertools.chain([first], data))
++ (batch for batch in itertools.chain([first], data))
+# batches of threads are kept by reference | training/training_data.py
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- return copy.deepcopy(self._dataset[index])
++ return self._dataset[index]
+# batches of a data loader are kept by reference | training/training_data.py on tensorflow
+soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
+- return copy.deepcopy(collate(examples))
++ return collate(examples)
+# a state tree holds the sums of metrics | training/saved_state.py
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_the_values_of_metrics
+- tree["metrics_variables"] = {}
++ pass
+# weights of an earlier run are taken for new ones | tuners/private_runs.py
+tuners/test_private_search.py::test_runs_that_take_over_trained_weights_end_the_search
+- self.is_warm |= not found.isdisjoint(self._earlier)
++ pass
+# a search forgets what an interrupted run has trained | tuners/private_runs.py
+tuners/test_private_search.py::test_an_interrupted_run_is_not_taken_over_either
+- self.keep(self.model)
++ pass
+# a client makes its node late | federated/node_training.py
+federated/test_nodes.py::test_nodes_limit_the_examples_of_a_client
+- if model.federated_settings.client_examples_limit is None:
++ if False:
 """
 
 FAULTS = tuple(_fault(row) for row in _ROWS.removeprefix("\n# ").split("\n# "))

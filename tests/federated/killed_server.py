@@ -13,8 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from keras_adaclip.federated.server_rounds import ServerRounds
-from tests.federated.support import clients_of, compiled, weights
-from tests.federated.test_nodes import COHORT, SIZES, Nodes
+from tests.federated.support import clients_of, weights
+from tests.federated.test_nodes import COHORT, SIZES, Nodes, compiled
 
 
 def main(checkpoint, sent, moment):

@@ -1,5 +1,6 @@
 """Rounds whose clients train on nodes, against `fit` on the same clients in one process."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,14 @@ import keras_adaclip as ka
 from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.node_training import NodeTraining
 from keras_adaclip.federated.server_rounds import NodeSum, ServerRounds
-from tests.federated.support import assert_close, clients_of, compiled, weights
+from tests.federated import support
+from tests.federated.support import assert_close, clients_of, weights
 
 SIZES = (7, 0, 5, 12, 1, 6, 3, 9, 4, 8)
 NODES = (range(4), range(4, 5), range(5, 10))
 COHORT, ROUNDS = 4, 3
+# No client has so many.
+compiled = functools.partial(support.compiled, client_examples_limit=100)
 
 
 MADE_UP = (np.random.default_rng(9).normal(size=(8, 4)).astype("float32"), np.zeros(8, "int64"))
@@ -336,9 +340,12 @@ def test_made_up_rows_must_differ(x):
         NodeTraining(compiled(), clients_of(SIZES), (x, np.zeros(len(x), "int64")))
 
 
-def test_whole_batches_need_a_limit_on_nodes():
-    with pytest.raises(ValueError, match="needs `client_examples_limit`"):
-        NodeTraining(compiled(client_batch_size=None), clients_of(SIZES), MADE_UP)
+@pytest.mark.parametrize("client_batch_size", [None, 4])
+def test_nodes_limit_the_examples_of_a_client(client_batch_size):
+    """A client with very many would make its node late, and its other clients go missing."""
+    model = compiled(client_batch_size=client_batch_size, client_examples_limit=None)
+    with pytest.raises(ValueError, match="Compile the model with `client_examples_limit`"):
+        NodeTraining(model, clients_of(SIZES), MADE_UP)
 
 
 def test_a_checkpoint_continues_the_run(tmp_path):

@@ -164,6 +164,94 @@ def test_no_state_holds_the_key_of_noise_that_was_drawn(drawn_keys, tmp_path):
     assert taken == [*FORMS] * 2
 
 
+class LabelSums(keras.metrics.Metric):
+    """Sums of labels, which no other number of a run resembles."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        weights = 1.0 if sample_weight is None else keras.ops.reshape(sample_weight, (-1, 1))
+        weighted = weights * y_true
+        self.sums.assign_add(keras.ops.stack([keras.ops.sum(weighted), 0.7310585]))
+
+    def result(self):
+        return self.sums[0]
+
+
+class Tracked(keras.layers.Dense):
+    """A layer with a metric."""
+
+    def __init__(self, units, **options):
+        super().__init__(units, **options)
+        self.tracker = LabelSums(name="of_layer")
+
+
+def watched(kind):
+    """A compiled model with metrics of `compile` and as attributes, and what to train it on."""
+    inputs = keras.Input((1,))
+    outputs = Tracked(1, activation="sigmoid")(inputs)
+    y = np.array([1.0, 0.0, 1.0, 1.0], "float32")[:, None]
+    options = {
+        "optimizer": dp_sgd(),
+        "loss": "binary_crossentropy",
+        "metrics": [LabelSums(name="labels"), keras.metrics.AUC(name="auc")],
+        "weighted_metrics": [keras.metrics.BinaryAccuracy(name="accuracy")],
+    }
+    if kind == "federated":
+        model = ka.FederatedModel(inputs, outputs)
+        model.compile(client_optimizer="sgd", client_batch_size=2, **options)
+        data, options = ka.federated.ClientData.from_arrays(X, y, [1, 2, 3, 4]), {"cohort_size": 3}
+    else:
+        model = ka.PrivateModel(inputs, outputs)
+        model.compile(**options)
+        data, options = (X, y), {"batch_size": 3}
+    model.tracker = LabelSums(name="tracker")
+    model.trackers = {"one": [LabelSums(name="one")]}
+    return model, data, {**options, "epochs": 2, "verbose": 0}
+
+
+# Orbax says on JAX that it takes the sharding from the file.
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+@pytest.mark.parametrize("kind", ["private", "federated"])
+def test_nothing_that_leaves_a_model_holds_the_values_of_metrics(kind, tmp_path):
+    """Each form is taken after a batch, after an epoch and after the run."""
+    model, data, options = watched(kind)
+    taken, leaks = [], set()
+
+    def take_all(when):
+        if BACKEND == "jax":
+            model.jax_state_sync()
+        for number, tracker in enumerate([model.tracker, *model.trackers["one"]]):
+            tracker.sums.assign(tracker.sums + 0.1234567 * (number + 1))
+        model.layers[-1].tracker.sums.assign([0.7654321, 7.6543210])
+        values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in model.metrics_variables]
+        # Not numbers such as 1.5, which are anywhere.
+        told = [value.tobytes() for value in values if value.any()]
+        told = [data for data in told if len(data) > 4 or 0 not in data]
+        assert len(told) > 3
+        for name, take in {**FORMS, "plain file": plain_file}.items():
+            folder = tmp_path / f"{when} {len(taken)}" / name
+            folder.mkdir(parents=True)
+            parts = [*(take(model, folder) or []), *file_bytes(folder)]
+            parts = [data for part in parts for data in unpacked(part)]
+            leaks.update(name for data in parts if any(value in data for value in told))
+        taken.append(when)
+
+    def plain_file(model, folder):
+        model.to_keras().save(folder / "plain.keras")
+
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: taken or take_all("batch"),
+        on_epoch_end=lambda epoch, logs: epoch or take_all("epoch"),
+    )
+    model.fit(*data if kind == "private" else [data], **options, callbacks=[callback])
+    take_all("run")
+    assert taken == ["batch", "epoch", "run"]
+    assert not leaks
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_key_is_gone_when_the_run_ends(seed, drawn_keys):
     model = trained(line_model(dp_sgd(seed=seed)))

@@ -209,6 +209,96 @@ def test_runs_that_continue_each_other_end_the_search(tmp_path, monkeypatch):
         run(search)
 
 
+class WarmStarted(Regression):
+    """Keeps weights of a run, and takes them over in the next one.
+
+    Args:
+        kept: When weights are kept: after the run, after its first epoch, or before the run.
+        taken: When they are taken over: in `build`, before training, or after the first epoch; or
+            those of one layer alone, frozen.
+    """
+
+    def __init__(self, kept, taken):
+        super().__init__()
+        self.when_kept, self.taken, self.weights = kept, taken, None
+
+    def build(self, hp):
+        model = super().build(hp)
+        if self.taken == "one, frozen":
+            first = keras.layers.Dense(3, trainable=False, name="first")
+            optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=self.noise_multiplier)
+            model = ka.PrivateSequential([keras.Input((3,)), first, *model.layers])
+            first.trainable = self.weights is None
+            model.compile(optimizer, loss="mean_squared_error")
+            if self.weights is not None:
+                first.set_weights([self.weights[0], np.ones(3)])
+        if self.taken == "build":
+            self.take(model)
+        if self.when_kept == "before":
+            self.keep(model)
+        return model
+
+    def keep(self, model):
+        self.weights = model.get_weights()
+
+    def take(self, model):
+        if self.weights is not None:
+            model.set_weights(self.weights)
+
+    def fit(self, hp, model, *data, callbacks, **arguments):
+        if self.taken == "fit":
+            self.take(model)
+        own = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                self.take(model) if epoch and self.taken == "epoch" else None
+            ),
+            on_epoch_end=lambda epoch, logs: (
+                self.keep(model) if not epoch and self.when_kept == "epoch" else None
+            ),
+        )
+        history = super().fit(hp, model, *data, callbacks=[own, *callbacks], **arguments)
+        if self.when_kept == "run":
+            self.keep(model)
+        return history
+
+
+@pytest.mark.parametrize("kept", ["run", "epoch"])
+@pytest.mark.parametrize("taken", ["build", "fit", "epoch", "one, frozen"])
+def test_runs_that_take_over_trained_weights_end_the_search(tmp_path, monkeypatch, kept, taken):
+    draw_numbers(monkeypatch, 2)
+    search = search_of(WarmStarted(kept, taken), tmp_path)
+    if (kept, taken) == ("epoch", "epoch"):
+        search.hypermodel.keep = lambda model: setattr(
+            search.hypermodel, "weights", search.hypermodel.weights or model.get_weights()
+        )
+    with pytest.raises(RuntimeError, match="as private training of an earlier run has left them"):
+        run(search)
+
+
+def test_an_interrupted_run_is_not_taken_over_either(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 1)
+    hypermodel = WarmStarted("epoch", "build")
+    with pytest.raises(KeyboardInterrupt):
+        run(search_of(hypermodel, tmp_path), callbacks=[InterruptsOnce()])
+    with pytest.raises(RuntimeError, match="as private training of an earlier run has left them"):
+        run(search_of(hypermodel, tmp_path))
+
+
+class InterruptsOnce(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("taken", ["build", "fit"])
+def test_runs_may_begin_with_the_same_weights(tmp_path, monkeypatch, taken):
+    """Pretrained weights in all runs, and biases of zero."""
+    draw_numbers(monkeypatch, 3)
+    hypermodel = WarmStarted("never", taken)
+    hypermodel.weights = [np.full((3, 1), 0.3), np.zeros(1)]
+    assert run(search_of(hypermodel, tmp_path)).best_model() is not None
+
+
 # What leaves.
 
 

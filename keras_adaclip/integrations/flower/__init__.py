@@ -90,8 +90,8 @@ def client_app(
     Each client's contribution is clipped on its node, and nodes return sums.
 
     Args:
-        build_model: Takes nothing and returns the compiled `FederatedModel`, the same one as on the
-            server.
+        build_model: Takes nothing and returns the `FederatedModel`, the same one as on the server,
+            compiled with a `client_examples_limit`.
         clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
             on two nodes. Prefer clients that are read when they train (`from_folder`,
             `from_function`): what fails here takes the whole node with it.
@@ -110,7 +110,12 @@ def client_app(
 
         def build_model():
             model = ka.federated.FederatedSequential([keras.Input((28, 28)), ...])
-            model.compile(ka.optimizers.DPOptimizer(...), client_optimizer="sgd", loss=...)
+            model.compile(
+                ka.optimizers.DPOptimizer(...),
+                client_optimizer="sgd",
+                client_examples_limit=100,
+                loss=...,
+            )
             return model
 
         def clients(context):

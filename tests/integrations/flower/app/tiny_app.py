@@ -23,6 +23,7 @@ def build_model():
         ),
         client_optimizer=keras.optimizers.SGD(0.1),
         client_batch_size=5,
+        client_examples_limit=20,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model

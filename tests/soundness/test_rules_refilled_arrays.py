@@ -1,0 +1,267 @@
+"""Rule 29: the user's code may fill the same arrays in each call, and examples stay their own.
+
+A reference that is kept while the user's code runs again shows the data of a later example, so that
+one example would be in the contributions of others.
+"""
+
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import keras_adaclip as ka
+from keras_adaclip.federated import ClientData
+from keras_adaclip.federated.cohorts import CohortBatches
+from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.sampling import PoissonDataset, write_source
+from tests.soundness.setups import dp_sgd, flat_weights, line_model
+
+VALUES = np.arange(1.0, 101.0, dtype="float32")
+CLIENTS = (1, 2, 3, 4)
+
+
+class Refilled:
+    """A source that fills one array for each entry."""
+
+    def __init__(self):
+        self.array = np.zeros(3, "float32")
+
+    def __len__(self):
+        return len(VALUES)
+
+    def __getitem__(self, number):
+        self.array[:] = VALUES[number]
+        return self.array
+
+
+class OneByOne(Refilled):
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+class InStructures(Refilled):
+    def __getitem__(self, number):
+        array = super().__getitem__(number)
+        return {"a": array, "b": (array[:1], array)}, array[0:1]
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+class Together(Refilled):
+    """Fills one table for all entries that are read together."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = np.zeros((len(VALUES), 3), "float32")
+
+    def __getitems__(self, numbers):
+        self.table[: len(numbers)] = VALUES[numbers][:, None]
+        return list(self.table[: len(numbers)])
+
+
+def refilled(function=lambda value: value):
+    """A function that fills one array."""
+    array = np.zeros(3, "float32")
+
+    def fill(entry):
+        array[:] = function(entry)
+        return array
+
+    return fill
+
+
+class Tensors(Refilled):
+    def __getitem__(self, number):
+        import torch
+
+        return torch.from_numpy(super().__getitem__(number))
+
+
+def written(tmp_path):
+    fill = refilled()
+    return write_source(map(fill, VALUES), tmp_path / "written")
+
+
+SOURCES = {
+    "source": lambda _: (Refilled(), None),
+    "map": lambda _: (VALUES, refilled()),
+    "list": lambda _: (list(VALUES), refilled()),
+    "read together": lambda _: (Together(), None),
+    "read together and mapped": lambda _: (Together(), refilled()),
+    "one by one": lambda _: (OneByOne(), None),
+    "structures": lambda _: (InStructures(), None),
+    "tensors": lambda _: (Tensors(), None),
+    "written": lambda tmp_path: (written(tmp_path), None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_examples_of_a_source_are_copied_one_by_one(name, tmp_path):
+    source, function = SOURCES[name](tmp_path)
+    data = PoissonDataset.from_source(source, expected_batch_size=50, map=function, seed=1)
+    for _ in range(3):
+        rows = data.draw()
+        for part in keras.tree.flatten({**data.take(rows), "mask": VALUES[rows]}):
+            np.testing.assert_array_equal(part.reshape(len(rows), -1)[:, 0], VALUES[rows])
+
+
+def count():
+    """Python code for which other threads do not wait."""
+    return sum(1 for _ in range(2_000))
+
+
+class Counting(Refilled):
+    """Gives way to other threads between filling the array and returning it."""
+
+    def __getitem__(self, number):
+        array = super().__getitem__(number)
+        count()
+        return array
+
+
+class CountingTogether(Together):
+    def __getitems__(self, numbers):
+        entries = super().__getitems__(numbers)
+        count()
+        return entries
+
+
+@pytest.fixture
+def threads_that_alternate():
+    """Threads of Python that give way to each other as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("threads_that_alternate")
+@pytest.mark.parametrize("source", [Counting, CountingTogether])
+def test_threads_take_turns_where_they_fill_the_same_arrays(source):
+    data = PoissonDataset.from_source(source(), expected_batch_size=50, workers=3, seed=1)
+    drawn = [data.draw() for _ in range(20)]
+    reading = [data.reading(rows) for rows in drawn]
+    for rows, read in zip(drawn, reading, strict=True):
+        np.testing.assert_array_equal(read()["x"][:, 0], VALUES[rows])
+
+
+class Own(ClientData):
+    """A user's own clients, whose arrays are filled for each."""
+
+    client_ids = CLIENTS
+
+    def __init__(self):
+        self.read = refilled_examples(lambda client: client)
+
+    def examples_at(self, position):
+        return self.read(CLIENTS[position]), None
+
+
+def refilled_examples(function):
+    array = np.zeros((2, 1), "float32")
+
+    def fill(*given):
+        array[:] = function(*given)
+        return array
+
+    return fill
+
+
+def mapped(clients):
+    fill = refilled_examples(lambda x: x)
+    return clients.map(lambda x, y: (fill(x), None))
+
+
+def arrays():
+    x = np.repeat(np.array(CLIENTS, "float32"), 2)[:, None]
+    return ClientData.from_arrays(x, None, np.repeat(CLIENTS, 2))
+
+
+CLIENT_DATA = {
+    "function": lambda: ClientData.from_function(CLIENTS, refilled_examples(lambda client: client)),
+    "map": lambda: mapped(arrays()),
+    "map of map": lambda: mapped(mapped(arrays())),
+    "subset of map": lambda: mapped(arrays()).subset(CLIENTS),
+    "own class": Own,
+}
+
+
+@pytest.mark.parametrize("name", CLIENT_DATA)
+def test_examples_of_a_client_are_those_of_no_other(name):
+    clients = CLIENT_DATA[name]()
+    cohorts = CohortBatches(
+        clients,
+        *(4, 1, ka.accounting.Sampling.FIXED),
+        FederatedSettings(client_optimizer="sgd", client_batch_size=2),
+        seed=1,
+    )
+    expected = np.repeat(CLIENTS, 2)
+    joined = [cohorts.client(position, position, key=1).examples["x"] for position in range(4)]
+    np.testing.assert_array_equal(np.ravel(joined), expected)
+    np.testing.assert_array_equal(np.ravel(clients.all_examples()[0]), expected)
+    np.testing.assert_array_equal(np.ravel(clients.first_examples(8)[0]), expected)
+
+
+@pytest.mark.parametrize("name", CLIENT_DATA)
+def test_predictions_for_a_client_are_made_from_its_examples(name):
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    model = ka.federate(keras.Sequential([keras.Input((1,)), layer]))
+    found = model.predict(CLIENT_DATA[name](), verbose=0)
+    assert {client: values[0, 0] for client, values in found.items()} == dict(
+        zip(CLIENTS, CLIENTS, strict=True)
+    )
+
+
+def generator(x):
+    """Batches in one array."""
+    array = np.zeros((4, 1), "float32")
+    for batch in x:
+        array[:] = batch
+        yield array, array
+
+
+class ThreadsOwn(keras.utils.PyDataset):
+    """Batches in an array of each thread."""
+
+    def __init__(self, x):
+        super().__init__(workers=2, max_queue_size=8)
+        self.x, self.local, self.num_epochs = x, threading.local(), 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if not hasattr(self.local, "array"):
+            self.local.array = np.zeros((4, 1), "float32")
+        self.local.array[:] = self.x[index]
+        return self.local.array, self.local.array
+
+    def on_epoch_end(self):
+        self.num_epochs += 1
+
+
+def loader(x):
+    """A `DataLoader` that collates into one array."""
+    import torch
+
+    tensor = torch.zeros(4, 1)
+
+    def collate(rows):
+        tensor[:] = torch.as_tensor(np.array(rows))
+        return tensor, tensor
+
+    return torch.utils.data.DataLoader(list(x.reshape(-1, 1)), batch_size=4, collate_fn=collate)
+
+
+@pytest.mark.parametrize("make", [generator, ThreadsOwn, loader])
+def test_batches_of_a_stream_are_trained_on_as_they_were_made(make):
+    """The gradients are minus the inputs, so the weight is the sum of the batches' means."""
+    x = 2.0 ** np.arange(8).repeat(4).reshape(8, 4, 1)
+    data = make(x.astype("float32"))
+    model = line_model(dp_sgd(clipping=1e3, noise_multiplier=1e-9))
+    model.fit(data, num_examples=32, steps_per_epoch=8 if make is generator else None, verbose=0)
+    np.testing.assert_allclose(flat_weights(model), [255.0], rtol=1e-5)
+    assert getattr(data, "num_epochs", 1) > 0
