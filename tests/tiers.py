@@ -33,7 +33,7 @@ ONCE = (
 # Not those of survival: they start and kill many processes.
 _RULES = (
     *("abstention", "around_fit", "ledger", "noise_keys", "noise_scale"),
-    *("plain_gradients", "saved_state", "schedules", "steps"),
+    *("passes", "plain_gradients", "saved_state", "schedules", "steps"),
 )
 _CONTRACT = (
     "tests/backend",

@@ -21,8 +21,6 @@ from keras_adaclip.models.step import private_step
 from keras_adaclip.sampling import from_frames
 from keras_adaclip.training import training_data
 
-_SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
-
 
 class PrivateTraining(training.TrainingBase):
     """Trains a Keras model on clipped and noised gradients of single examples."""
@@ -186,7 +184,8 @@ class PrivateTraining(training.TrainingBase):
             )
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        is_cut = data.fit_arguments.get("steps_per_epoch") is not None
+        is_pass = data.sampling.is_counted_in_passes and not is_cut
         data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
         is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
         kind = None if is_traced_again else self._kind_of_steps(data)

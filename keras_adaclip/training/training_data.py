@@ -204,12 +204,11 @@ def from_data_set(
             "`fit(..., num_examples=...)`, the number of distinct examples (it is treated as "
             "public), and `steps_per_epoch=...` if the batches have no end."
         )
-    if once_per_pass and steps_per_epoch is not None and num_batches is None:
-        raise ValueError(
-            "With `once_per_pass=True` and `steps_per_epoch`, the length of the data set must be "
-            "known, or a pass has no end. Leave `steps_per_epoch` out, or give a data set with a "
-            f"length. Received: steps_per_epoch={steps_per_epoch}"
-        )
+    if once_per_pass:
+        _refuse_cut_passes(steps_per_epoch, num_batches)
+        # Keras then begins an iterator with every epoch, and ends it there.
+        steps_per_epoch = None
+    _refuse_repetition(data, num_batches, batch_size, int(num_examples), once_per_pass)
     return TrainingData(
         sampling=Sampling.PASS if once_per_pass else Sampling.STREAM,
         expected_batch_size=batch_size,
@@ -225,6 +224,55 @@ def from_data_set(
             "steps_per_epoch": steps_per_epoch,
         },
     )
+
+
+def _refuse_cut_passes(steps_per_epoch: int | None, num_batches: int | None) -> None:
+    """Raise if an epoch is not a pass.
+
+    Keras lets data sets change their order between epochs, and reads ahead. In an iterator that
+    goes on for several epochs, an example may come again at any step.
+    """
+    most = keras.config.max_steps_per_epoch()
+    if most is not None or steps_per_epoch not in (None, num_batches):
+        raise ValueError(
+            "With `once_per_pass=True`, an epoch must be a whole pass: data may change their order "
+            "between epochs, and examples would come again before the pass ends. Leave "
+            "`steps_per_epoch` (and Keras's `max_steps_per_epoch`) out, or leave `once_per_pass` "
+            "out; every step is then accounted as a full release. Received: steps_per_epoch="
+            f"{steps_per_epoch}, max_steps_per_epoch={most}, passes of {num_batches} batches"
+        )
+
+
+def _refuse_repetition(
+    data: Any, num_batches: int | None, batch_size: int, num_examples: int, once_per_pass: bool
+) -> None:
+    """Raise if the data show that a batch, or a pass, holds an example twice.
+
+    Args:
+        data: A data set. The sampler of a `DataLoader` is read for a pass.
+        num_batches: Batches in a pass, None if unknown.
+        batch_size: Examples in the first batch.
+        num_examples: Number of distinct examples.
+        once_per_pass: The user's word that a pass holds each example at most once.
+    """
+    batches = getattr(data, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", getattr(data, "sampler", None))
+    drawn = itertools.islice(batches or (), num_batches or num_examples // batch_size + 2)
+    # Examples that are read in order have no numbers.
+    parts = [[number for number in batch if number is not None] for batch in drawn]
+    repeats = getattr(sampler, "replacement", False) and (once_per_pass or batch_size > 1)
+    if once_per_pass:
+        parts = [list(itertools.chain(*parts))]
+        repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples
+    if repeats or any(len(set(part)) < len(part) for part in parts):
+        whole = "pass (`once_per_pass=True`)" if once_per_pass else "batch"
+        raise ValueError(
+            f"A {whole} must hold each example at most once, and these data repeat examples: they "
+            "are drawn with replacement, or there are more draws than examples. Draw without "
+            "replacement, or give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`, which "
+            f"draw by themselves. Received: x of type {type(data).__name__}, {num_batches} batches "
+            f"of {batch_size}, num_examples={num_examples}"
+        )
 
 
 def _from_poisson(

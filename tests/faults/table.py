@@ -747,6 +747,30 @@ optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_bud
 optimizers/test_planned_delta.py::test_a_smaller_data_set_does_not_renew_the_budget_of_a_callback
 - num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
 + num_examples = data.num_examples
+# data that are shuffled within a pass are counted as one pass | training/training_data.py
+soundness/test_rules_passes.py::test_epochs_within_a_pass_are_refused_if_passes_are_released
+- if most is not None or steps_per_epoch not in (None, num_batches):
++ if most is not None:
+# epochs that Keras cuts are counted as passes | training/training_data.py
+soundness/test_rules_passes.py::test_epochs_that_keras_cuts_are_refused_if_passes_are_released
+- if most is not None or steps_per_epoch not in (None, num_batches):
++ if steps_per_epoch not in (None, num_batches):
+# later passes are not counted | models/private_training.py
+soundness/test_rules_passes.py::test_each_pass_uses_each_row_once_and_is_one_release
+- is_pass = data.sampling.is_counted_in_passes and not is_cut
++ is_pass = False
+# a sampler that draws with replacement is believed | training/training_data.py
+soundness/test_rules_passes.py::test_samplers_that_repeat_rows_are_refused
+- repeats = getattr(sampler, "replacement", False) and (once_per_pass or batch_size > 1)
++ repeats = False
+# a sampler that repeats rows is believed | training/training_data.py
+soundness/test_rules_passes.py::test_samplers_that_repeat_rows_are_refused
+- if repeats or any(len(set(part)) < len(part) for part in parts):
++ if repeats:
+# a pass over repeated data is believed | training/training_data.py on tensorflow
+soundness/test_rules_passes.py::test_a_pass_with_more_rows_than_examples_is_refused
+- repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples
++ pass
 """
 
 FAULTS = tuple(_fault(row) for row in _ROWS.removeprefix("\n# ").split("\n# "))
