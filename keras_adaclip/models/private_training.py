@@ -114,7 +114,8 @@ class PrivateTraining(training.TrainingBase):
             epochs: As for Keras.
             verbose: As for Keras.
             callbacks: As for Keras.
-            validation_split: As for Keras; the training part counts as the private data.
+            validation_split: As for Keras, with arrays. The rows that are held out are not
+                protected, and their number counts as public.
             validation_data: As for Keras.
             shuffle: As for Keras, with `sampling="shuffle"` and data sets.
             class_weight: As for Keras.
