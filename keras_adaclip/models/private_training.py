@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, training
-from keras_adaclip.accounting import Sampling, default_delta
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import Augmentation, make_plan, mapped
@@ -337,8 +337,7 @@ class PrivateTraining(training.TrainingBase):
         plan(data.settings)
         if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
             rows = optimizer.planned_rows(num_epochs, False, data.settings)
-            num_examples = max(data.num_examples, self.privacy_ledger.num_examples, 2)
-            chosen = optimizer.delta or delta or default_delta(num_examples)
+            chosen = self.privacy_ledger.budget_delta(optimizer.delta or delta, data.num_examples)
             data = data.with_max_batch_size(rows, chosen)
             plan(data.settings)
         if optimizer.target_epsilon is not None and num_epochs > 0:

@@ -156,7 +156,7 @@ class LedgerState:
 
     def _write_closed(self, ledger: Ledger) -> None:
         """Write the table of closed rows."""
-        # One row fewer than the table has: the current row must fit too.
-        rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)
+        # Two rows fewer than the table has: the current row and the promised delta must fit too.
+        rows, noise_multipliers = ledger.compact(MAX_ROWS - 2).to_arrays(MAX_ROWS)
         self._closed.assign(rows)
         self._closed_noise.assign(noise_multipliers)

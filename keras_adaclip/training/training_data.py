@@ -205,15 +205,23 @@ def from_data_set(
             "public), and `steps_per_epoch=...` if the batches have no end."
         )
     if once_per_pass:
-        _refuse_cut_passes(steps_per_epoch, num_batches)
-        # Keras then begins an iterator with every epoch, and ends it there.
+        # Between epochs data sets change their order, and Keras reads ahead. In an iterator that
+        # goes on for several epochs, an example may come again at any step.
+        most = keras.config.max_steps_per_epoch()
+        if most is not None or steps_per_epoch not in (None, num_batches):
+            raise ValueError(
+                "With `once_per_pass=True` an epoch must be a whole pass: data may change their "
+                "order between epochs, and examples would come again before the pass ends. Leave "
+                "`steps_per_epoch` (and Keras's `max_steps_per_epoch`) out, or leave "
+                "`once_per_pass` out and have every step accounted as a full release. Received: "
+                f"steps_per_epoch={steps_per_epoch or most}, passes of {num_batches} batches"
+            )
         steps_per_epoch = None
     _refuse_repetition(data, num_batches, batch_size, int(num_examples), once_per_pass)
     return TrainingData(
         sampling=Sampling.PASS if once_per_pass else Sampling.STREAM,
         expected_batch_size=batch_size,
         num_examples=int(num_examples),
-        steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
         rows=rows,
         fit_arguments={
@@ -224,23 +232,6 @@ def from_data_set(
             "steps_per_epoch": steps_per_epoch,
         },
     )
-
-
-def _refuse_cut_passes(steps_per_epoch: int | None, num_batches: int | None) -> None:
-    """Raise if an epoch is not a pass.
-
-    Keras lets data sets change their order between epochs, and reads ahead. In an iterator that
-    goes on for several epochs, an example may come again at any step.
-    """
-    most = keras.config.max_steps_per_epoch()
-    if most is not None or steps_per_epoch not in (None, num_batches):
-        raise ValueError(
-            "With `once_per_pass=True`, an epoch must be a whole pass: data may change their order "
-            "between epochs, and examples would come again before the pass ends. Leave "
-            "`steps_per_epoch` (and Keras's `max_steps_per_epoch`) out, or leave `once_per_pass` "
-            "out; every step is then accounted as a full release. Received: steps_per_epoch="
-            f"{steps_per_epoch}, max_steps_per_epoch={most}, passes of {num_batches} batches"
-        )
 
 
 def _refuse_repetition(
@@ -267,11 +258,10 @@ def _refuse_repetition(
     if repeats or any(len(set(part)) < len(part) for part in parts):
         whole = "pass (`once_per_pass=True`)" if once_per_pass else "batch"
         raise ValueError(
-            f"A {whole} must hold each example at most once, and these data repeat examples: they "
-            "are drawn with replacement, or there are more draws than examples. Draw without "
-            "replacement, or give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`, which "
-            f"draw by themselves. Received: x of type {type(data).__name__}, {num_batches} batches "
-            f"of {batch_size}, num_examples={num_examples}"
+            f"A {whole} must hold each example at most once, and these data repeat some. Draw "
+            "without replacement, and no more often than there are examples, or give `fit` arrays, "
+            f"which it samples itself. Received: x of type {type(data).__name__}, {num_batches} "
+            f"batches of {batch_size}, num_examples={num_examples}"
         )
 
 
