@@ -22,8 +22,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     Args:
         delta: float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
             `num_examples ** -1.1` of the largest data set so far, which the first line of `fit`
-            says. For a federated model, the number of clients replaces `num_examples`.
-        target_epsilon: positive float; None means no limit.
+            says, and never more than was promised. For a federated model, the number of clients
+            replaces `num_examples`.
+        target_epsilon: positive float; None means no limit. It holds for the smallest delta that
+            was promised for this model, here or by an earlier target, also if `delta` is larger.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: file to which `model.privacy_report` is written when training ends, as HTML,
             JSON, Markdown or text by its suffix (`.html`, `.json`, `.md`, `.txt`); None writes
@@ -91,9 +93,9 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             )
         if delta and data.num_examples > 0:
             accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
-        self.effective_delta = self.delta or ledger.budget_delta(delta, data.num_examples)
-        if self.target_epsilon is not None:
-            self.effective_delta = min(self.effective_delta, ledger.promised_delta)
+        self.effective_delta = ledger.budget_delta(delta, data.num_examples)
+        if self.delta and self.target_epsilon is None:  # It only reports.
+            self.effective_delta = self.delta
         self._steps_done = self._steps_when_counted = 0
         self.has_stopped = False
         self._counted_ledger = ledger

@@ -44,7 +44,8 @@ class AutoDPOptimizer(DPOptimizer):
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
         delta: float in (0, 1), of every `fit`; None takes that of a `PrivacyCallback` in the same
-            `fit`, or else `num_examples ** -1.1` of the largest data set so far.
+            `fit`, or else `num_examples ** -1.1` of the largest data set so far. If a smaller one
+            was promised for this model before, the target is held to that.
         optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
         plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in

@@ -257,6 +257,8 @@ def test_the_promised_delta_stays_with_the_ledger(way, tmp_path):
 def test_a_larger_delta_does_not_renew_the_budget(first, later):
     model = trained(first, 1e-8, Stops())
     trained(later, 1e-5, model=model)
+    if later is planned:  # All of its steps fit the budget.
+        assert model.privacy_ledger.steps == 10 + 120
     assert 2.5 < model.privacy_spent(1e-8).epsilon <= 3.0
     with pytest.raises(ValueError, match=r"budget is spent|past the target of 3"):
         trained(later, 0.5, model=model)
@@ -324,3 +326,12 @@ def test_clients_hold_the_delta_that_was_promised():
         with pytest.raises(ValueError, match="past the target of 3"):
             model.fit(clients, **options)
     assert model.privacy_spent(1e-8).epsilon <= 3.0
+
+
+def test_a_default_delta_is_that_of_the_largest_data_set():
+    """Also if nothing was promised for it."""
+    model = compiled(ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0))
+    fit(model, batch_size=20)
+    compile_with(model, AutoDPOptimizer(3.0))
+    fit(model, 50)
+    assert model.privacy_spent(N**-1.1).epsilon <= 3.0
