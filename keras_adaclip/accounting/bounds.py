@@ -140,8 +140,7 @@ class RunBounds:
         """The plans as plain values for a JSON file, which `from_list` reads."""
         listed = []
         for plan in self.plans:
-            num_rows = max(2, sum(row.num_table_rows for row in plan))
-            integers, noise_multipliers = plan.to_arrays(num_rows)
+            integers, noise_multipliers = plan.to_arrays()
             listed.append(
                 {"integers": integers.tolist(), "noise_multipliers": noise_multipliers.tolist()}
             )

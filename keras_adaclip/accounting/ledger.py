@@ -5,7 +5,7 @@
 Epsilon is a function of the ledger alone (`ledger_epsilon`), so a saved model can be accounted for
 after loading. The ledger only grows: new noise, sampling rates or data start another row, a full
 table merges rows upward in epsilon, and loading a checkpoint removes nothing that this process has
-released.
+released. The smallest delta that was promised stays with it: a larger one would renew a budget.
 """
 
 import collections
@@ -16,10 +16,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip._checks import check_integer
+from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip.accounting.epsilon import default_delta
 from keras_adaclip.accounting.kinds import NUM_COST_ROWS, NUM_INTEGERS, SelectionCost, Unit
 from keras_adaclip.accounting.merging import add_rows, compact_rows
 from keras_adaclip.accounting.row import SELECTED, LedgerRow, Mechanism
+
+# The first integer of a row of a table that holds the promised delta, in the next two.
+_PROMISE = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Ledger:
 
     Args:
         rows: The rows.
+        promised_delta: The smallest delta for which a target epsilon was promised; 1 if none was.
 
     Raises:
         ValueError: If some steps are about examples and others about clients.
@@ -53,6 +58,7 @@ class Ledger:
     """
 
     rows: tuple[LedgerRow, ...] = ()
+    promised_delta: float = 1.0
 
     def __post_init__(self) -> None:
         rows = tuple(self.rows)
@@ -96,6 +102,17 @@ class Ledger:
         """Releases in all rows."""
         return sum(row.releases for row in self.rows)
 
+    def budget_delta(self, delta: float | None, num_examples: int) -> float:
+        """The delta at which a target epsilon holds from now on, never above the promised one.
+
+        Args:
+            delta: The delta that was asked for; None for the default of the largest data set.
+            num_examples: Units of the next data set.
+        """
+        # With a larger delta, a smaller data set would renew the budget.
+        delta = delta or default_delta(max(num_examples, self.num_examples, 2))
+        return min(delta, self.promised_delta)
+
     def append(self, row: LedgerRow) -> Self:
         """The ledger with `row` as the one that runs from now on.
 
@@ -114,7 +131,7 @@ class Ledger:
                 row = add_rows(present, row)
             else:
                 others.append(present)
-        return type(self)((*others, row))
+        return dataclasses.replace(self, rows=(*others, row))
 
     def advance(self, num_steps: int) -> Self:
         """The ledger after `num_steps` more steps of the running row.
@@ -130,11 +147,12 @@ class Ledger:
         """
         if not self.rows:
             raise ValueError("An empty `Ledger` has no row that could run: `append` one first.")
-        return type(self)((*self.rows[:-1], self.rows[-1].advance(num_steps)))
+        return dataclasses.replace(self, rows=(*self.rows[:-1], self.rows[-1].advance(num_steps)))
 
     def begin_segment(self) -> Self:
         """The ledger at the start of another `fit` call, which begins a pass."""
-        return type(self)((*self.rows[:-1], *(row.begin_segment() for row in self.rows[-1:])))
+        last = tuple(row.begin_segment() for row in self.rows[-1:])
+        return dataclasses.replace(self, rows=(*self.rows[:-1], *last))
 
     def compact(self, max_rows: int) -> Self:
         """The ledger in at most `max_rows` rows, merged upward in epsilon, never downward.
@@ -153,7 +171,7 @@ class Ledger:
                 longer fit int32.
         """
         max_rows = check_integer("max_rows", max_rows, minimum=2)
-        return type(self)(compact_rows(self.rows, max_rows))
+        return dataclasses.replace(self, rows=compact_rows(self.rows, max_rows))
 
     def is_covered_by(self, other: "Ledger") -> bool:
         """Whether `other` holds at least these steps and releases of each mechanism.
@@ -179,12 +197,13 @@ class Ledger:
                 again by a process that continues from a checkpoint of another.
 
         Returns:
-            A ledger whose epsilon is not below that of either. If this ledger has a running row,
-            the result has a running row with the same mechanism.
+            A ledger whose epsilon is not below that of either, with the smaller promised delta. If
+            this ledger has a running row, the result has a running row with the same mechanism.
         """
+        promised = min(self.promised_delta, other.promised_delta)
         if same_run and other.is_covered_by(self):
-            return self
-        theirs = type(self)(other.rows).begin_segment()
+            return dataclasses.replace(self, promised_delta=promised)
+        theirs = type(self)(other.rows, promised).begin_segment()
         if self.current is None:
             return theirs
         if same_run and self.is_covered_by(other):
@@ -195,23 +214,30 @@ class Ledger:
             theirs = theirs.append(row)
         return theirs
 
-    def to_arrays(self, max_rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def to_arrays(
+        self, max_rows: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """The ledger as a table of fixed size, for the variables of an optimizer.
 
         Args:
-            max_rows: Rows of the table, at least 2. A longer ledger is merged upward to fit.
+            max_rows: Rows of the table, at least 2, or 3 with a promised delta. A longer ledger is
+                merged upward to fit. None takes as many as are needed.
 
         Returns:
             Integers of shape `(max_rows, 7)` and noise multipliers of shape `(max_rows,)`. Unused
-            rows are 0, and the running row is the last one in use.
+            rows are 0, a promised delta takes the first, and the running row is the last in use.
 
         Raises:
             ValueError: If `max_rows` is below 2, or the counts no longer fit int32.
         """
+        max_rows = max_rows or 3 + sum(row.num_table_rows for row in self.rows)
         integers = np.zeros((max_rows, NUM_INTEGERS), dtype=np.int32)
         noise_multipliers = np.zeros(max_rows, dtype=np.float32)
-        index = 0
-        for row in self.compact(max_rows):
+        index = int(self.promised_delta < 1.0)
+        if index:
+            integers[0, 0] = _PROMISE
+            integers[0, 1:3] = np.array([self.promised_delta]).view(np.int32)
+        for row in self.compact(max_rows - index):
             integers[index] = row.to_integers()
             noise_multipliers[index] = row.noise_multiplier
             if row.selection is not None:
@@ -241,7 +267,10 @@ class Ledger:
                 f"{NUM_INTEGERS}) and (rows,), the first one of integers. Received: shapes "
                 f"{table.shape} and {noise.shape}, integers of type {table.dtype}"
             )
-        rows, index = [], 0
+        rows, index, promised = [], 0, 1.0
+        if len(table) and table[0, 0] == _PROMISE:
+            delta = np.ascontiguousarray(table[0, 1:3], np.int32).view(np.float64).item()
+            index, promised = 1, check_between_0_and_1("promised_delta", delta)
         while index < len(table):
             selection, end = None, index + 1
             if table[index, 0] & SELECTED and table[index, 0] > 0:
@@ -250,7 +279,7 @@ class Ledger:
             if table[index].any():
                 rows.append(LedgerRow.from_integers(table[index], float(noise[index]), selection))
             index = end
-        return cls(tuple(rows))
+        return cls(tuple(rows), promised)
 
 
 def _totals(rows: Iterable[LedgerRow]) -> collections.Counter[tuple[Mechanism, str]]:

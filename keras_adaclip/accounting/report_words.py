@@ -37,6 +37,7 @@ _NOT_COVERED = (
     "{choices}",
     "Stopping early by a score on private data, unless those data are covered otherwise.",
     "The number of {unit}s, which counts as public.",
+    "The validation {unit}s of `validation_split`, and their number, which counts as public.",
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
     "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
 )

@@ -22,8 +22,10 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     Args:
         delta: float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
             `num_examples ** -1.1` of the largest data set so far, which the first line of `fit`
-            says. For a federated model, the number of clients replaces `num_examples`.
-        target_epsilon: positive float; None means no limit.
+            says, and never more than was promised. For a federated model, the number of clients
+            replaces `num_examples`.
+        target_epsilon: positive float; None means no limit. It holds for the smallest delta that
+            was promised for this model, here or by an earlier target, also if `delta` is larger.
         accountant: `"pld"` (tight) or `"rdp"`.
         report_path: file to which `model.privacy_report` is written when training ends, as HTML,
             JSON, Markdown or text by its suffix (`.html`, `.json`, `.md`, `.txt`); None writes
@@ -82,29 +84,27 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
         unit = data.unit.label
-        delta = self.delta or model.optimizer.delta
-        num_examples = max(data.num_examples, model.privacy_ledger.num_examples)
-        if delta is not None:
-            self.effective_delta = delta
-            if data.num_examples > 0:
-                accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
-        elif num_examples > 1:
-            # With a larger delta, a smaller data set would renew the budget.
-            self.effective_delta = accounting.default_delta(num_examples)
-        else:
+        delta, ledger = self.delta or model.optimizer.delta, model.privacy_ledger
+        if delta is None and max(data.num_examples, ledger.num_examples) < 2:
             raise ValueError(
                 f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "
                 "must be known and above one. Give `delta`. "
                 f"Received: {data.num_examples} {unit}s (0: unknown)"
             )
+        if delta and data.num_examples > 0:
+            accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
+        self.effective_delta = ledger.budget_delta(delta, data.num_examples)
+        if self.delta and self.target_epsilon is None:  # It only reports.
+            self.effective_delta = self.delta
         self._steps_done = self._steps_when_counted = 0
         self.has_stopped = False
-        self._counted_ledger = model.privacy_ledger
+        self._counted_ledger = ledger
         self._num_inclusions = model.optimizer.num_inclusions
         self._steps_per_execution = int(model.steps_per_execution)
         self._allowed_steps = None
         if self.target_epsilon is not None:
             self._allowed_steps = self._find_allowed_steps(model, self.target_epsilon)
+            model.optimizer.promise(self.effective_delta)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count the allowed steps again if the ledger is not the counted one plus the steps done.
@@ -118,10 +118,8 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
             self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
-            if not (self.delta or self.model.optimizer.delta) and ledger.num_examples > 1:
-                delta = accounting.default_delta(ledger.num_examples)
-                self.effective_delta = min(delta, self.effective_delta)
-                self.params["delta"] = self.effective_delta
+            delta = ledger.budget_delta(self.delta or self.model.optimizer.delta, 0)
+            self.params["delta"] = self.effective_delta = min(delta, self.effective_delta)
             self._allowed_steps = self._steps_done + self._find_allowed_steps(
                 self.model, self.target_epsilon
             )

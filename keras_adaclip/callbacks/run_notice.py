@@ -188,8 +188,11 @@ class RunNotice(keras.callbacks.Callback):
     def _delta_in_words(self) -> str:
         """The delta, and where it comes from if nobody has chosen it."""
         words, num_examples = f"delta {self._delta:.3g}", self._num_examples
-        is_default = self._delta == accounting.default_delta(num_examples)
-        return f"{words} ({num_examples:,} ** -1.1)" if is_default else words
+        if self._delta == accounting.default_delta(num_examples):
+            return f"{words} ({num_examples:,} ** -1.1)"
+        asked = self._budget and (self._budget.delta or self.model.optimizer.delta)
+        is_held = self._delta < (asked or self._delta)
+        return f"{words} (promised before, so that it stays)" if is_held else words
 
     @property
     def _num_examples(self) -> int:

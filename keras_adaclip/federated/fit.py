@@ -175,7 +175,8 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 another, which moves the sum twice as far. `"shuffle"`: an epoch goes through the
                 clients once at most, and is one full release without amplification.
             validation_split: Share of the *clients* that is held out for validation, in [0, 1): the
-                same ones in every `fit` on these clients. The other clients are the population.
+                same ones in every `fit` on these clients. They are not protected. The other clients
+                are the population.
             class_weight: As for Keras, in the loss of the clients' local steps.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, training
-from keras_adaclip.accounting import Sampling, default_delta
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import Augmentation, make_plan, mapped
@@ -20,8 +20,6 @@ from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.sampling import from_frames
 from keras_adaclip.training import training_data
-
-_SAMPLED_IN_PASSES = (Sampling.PASS, Sampling.SHUFFLE)
 
 
 class PrivateTraining(training.TrainingBase):
@@ -116,7 +114,8 @@ class PrivateTraining(training.TrainingBase):
             epochs: As for Keras.
             verbose: As for Keras.
             callbacks: As for Keras.
-            validation_split: As for Keras; the training part counts as the private data.
+            validation_split: As for Keras, with arrays. The rows that are held out are not
+                protected, and their number counts as public.
             validation_data: As for Keras.
             shuffle: As for Keras, with `sampling="shuffle"` and data sets.
             class_weight: As for Keras.
@@ -186,7 +185,8 @@ class PrivateTraining(training.TrainingBase):
             )
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
-        is_pass = steps_per_epoch is None and data.sampling in _SAMPLED_IN_PASSES
+        is_cut = data.fit_arguments.get("steps_per_epoch") is not None
+        is_pass = data.sampling.is_counted_in_passes and not is_cut
         data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
         is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
         kind = None if is_traced_again else self._kind_of_steps(data)
@@ -337,8 +337,7 @@ class PrivateTraining(training.TrainingBase):
         plan(data.settings)
         if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
             rows = optimizer.planned_rows(num_epochs, False, data.settings)
-            num_examples = max(data.num_examples, self.privacy_ledger.num_examples, 2)
-            chosen = optimizer.delta or delta or default_delta(num_examples)
+            chosen = self.privacy_ledger.budget_delta(optimizer.delta or delta, data.num_examples)
             data = data.with_max_batch_size(rows, chosen)
             plan(data.settings)
         if optimizer.target_epsilon is not None and num_epochs > 0:

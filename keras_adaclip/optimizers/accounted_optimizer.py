@@ -33,7 +33,6 @@ class RunSettings:
         sampling: How the units are sampled.
         expected_batch_size: Expected number of units in a step, the divisor of the noised sum.
         num_examples: Number of units in the data set, 0 if unknown.
-        steps_per_release: Steps in a pass, where passes are released.
         steps_per_epoch: Steps in an epoch, for schedules; None if unknown.
         noise_scale: Factor of the noise multiplier in this run. The row counts the product, which
             is what is drawn.
@@ -44,7 +43,6 @@ class RunSettings:
     sampling: Sampling
     expected_batch_size: int
     num_examples: int
-    steps_per_release: int | None = None
     steps_per_epoch: int | None = None
     noise_scale: float = 1.0
     unit: Unit = Unit.EXAMPLE
@@ -147,6 +145,14 @@ class AccountedOptimizer(WrappingOptimizer):
             self._ledger.include(run)
         else:
             self._past_run = self._past_run.union_upward(run)
+
+    def promise(self, delta: float) -> None:
+        """Keep a delta with the ledger: no later target epsilon is for a larger one.
+
+        Args:
+            delta: the delta of a target epsilon.
+        """
+        self.include_run(Run(Ledger(promised_delta=delta)))
 
     def renew_after_fork(self) -> None:
         """Take a new identity and new keys in a process that was forked.
@@ -415,7 +421,6 @@ class AccountedOptimizer(WrappingOptimizer):
             settings.expected_batch_size,
             settings.num_examples,
             noise_multiplier=self._noise_multiplier_at(step, settings.steps_per_epoch),
-            steps_per_release=settings.steps_per_release,
             unit=settings.unit,
             max_batch_size=settings.max_batch_size,
         )

@@ -44,7 +44,8 @@ class AutoDPOptimizer(DPOptimizer):
     Args:
         target_epsilon: positive float, the budget of everything that this model's training spends.
         delta: float in (0, 1), of every `fit`; None takes that of a `PrivacyCallback` in the same
-            `fit`, or else `num_examples ** -1.1` of the largest data set so far.
+            `fit`, or else `num_examples ** -1.1` of the largest data set so far. If a smaller one
+            was promised for this model before, the target is held to that.
         optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
         plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
@@ -185,15 +186,14 @@ class AutoDPOptimizer(DPOptimizer):
             ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
                 no noise reaches the target.
         """
-        # With a larger delta, a smaller data set would renew the budget.
-        num_examples = max(settings.num_examples, ledger.num_examples)
-        if not (self.delta or delta) and num_examples < 2:
+        asked = self.delta or delta
+        if not asked and max(settings.num_examples, ledger.num_examples) < 2:
             raise ValueError(
                 "`AutoDPOptimizer` takes delta from the number of examples, which must be known "
                 "and above one. Give `delta`. "
                 f"Received: {settings.num_examples} examples (0: unknown)"
             )
-        used: float = self.delta or delta or accounting.default_delta(max(num_examples, 2))
+        used = ledger.budget_delta(asked, settings.num_examples)
         if num_epochs < 1:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
@@ -210,7 +210,7 @@ class AutoDPOptimizer(DPOptimizer):
                 f"The budget is spent: epsilon is {spent:.4g} of {self.target_epsilon:g}, and one "
                 "`fit` of `AutoDPOptimizer` uses all of it. Give all `epochs` to one `fit`, or "
                 "compile with a larger `target_epsilon`. "
-                f"Received: target_epsilon={self.target_epsilon}, delta={used:g}"
+                f"Received: target_epsilon={self.target_epsilon}, delta={asked} (held to {used:g})"
             )
         self._is_planned = "noise_multiplier" in self.plan
         if self._is_planned:

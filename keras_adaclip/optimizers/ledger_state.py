@@ -156,7 +156,8 @@ class LedgerState:
 
     def _write_closed(self, ledger: Ledger) -> None:
         """Write the table of closed rows."""
-        # One row fewer than the table has: the current row must fit too.
-        rows, noise_multipliers = ledger.compact(MAX_ROWS - 1).to_arrays(MAX_ROWS)
+        # Fewer rows than the table has: the current row and a promised delta must fit too.
+        num_rows = MAX_ROWS - 1 - (ledger.promised_delta < 1.0)
+        rows, noise_multipliers = ledger.compact(num_rows).to_arrays(MAX_ROWS)
         self._closed.assign(rows)
         self._closed_noise.assign(noise_multipliers)

@@ -39,7 +39,8 @@ class Run:
             other: another run, or another state of this one.
         """
         if other.ledger.steps == 0:
-            return self
+            ledger = self.ledger.union_upward(other.ledger, same_run=True)
+            return dataclasses.replace(self, ledger=ledger)
         if self.identity == other.identity != _NOBODY:
             ledger = self.ledger.union_upward(other.ledger, same_run=True)
         elif other._is_within(self):
@@ -54,6 +55,8 @@ class Run:
             known = included.get(identity)
             included[identity] = state if known is None or known.is_covered_by(state) else known
         included.pop(self.identity, None)
+        promised = min(self.ledger.promised_delta, other.ledger.promised_delta)
+        ledger = dataclasses.replace(ledger, promised_delta=promised)
         return Run(ledger, self.identity, included)
 
     @property
@@ -78,9 +81,8 @@ class Run:
         """Return `included` as rows of identity, integers of a ledger row and bits of its noise."""
         tables = [np.zeros((0, 2 + NUM_INTEGERS + 1), np.int32)]
         for identity, ledger in self.included.items():
-            num_rows = max(2, sum(row.num_table_rows for row in ledger))
-            owners = np.tile(identity, (num_rows, 1))
-            integers, noise_multipliers = ledger.to_arrays(num_rows)
+            integers, noise_multipliers = ledger.to_arrays()
+            owners = np.tile(identity, (len(integers), 1))
             tables.append(np.column_stack([owners, integers, noise_multipliers.view(np.int32)]))
         return np.concatenate(tables).astype(np.int32)
 

@@ -205,17 +205,24 @@ def from_data_set(
             "`fit(..., num_examples=...)`, the number of distinct examples (it is treated as "
             "public), and `steps_per_epoch=...` if the batches have no end."
         )
-    if once_per_pass and steps_per_epoch is not None and num_batches is None:
-        raise ValueError(
-            "With `once_per_pass=True` and `steps_per_epoch`, the length of the data set must be "
-            "known, or a pass has no end. Leave `steps_per_epoch` out, or give a data set with a "
-            f"length. Received: steps_per_epoch={steps_per_epoch}"
-        )
+    if once_per_pass:
+        # Between epochs data sets change their order, and Keras reads ahead. In an iterator that
+        # goes on for several epochs, an example may come again at any step.
+        most = keras.config.max_steps_per_epoch()
+        if most is not None or steps_per_epoch not in (None, num_batches):
+            raise ValueError(
+                "With `once_per_pass=True` an epoch must be a whole pass: data may change their "
+                "order between epochs, and examples would come again before the pass ends. Leave "
+                "`steps_per_epoch` (and Keras's `max_steps_per_epoch`) out, or leave "
+                "`once_per_pass` out and have every step accounted as a full release. Received: "
+                f"steps_per_epoch={steps_per_epoch or most}, passes of {num_batches} batches"
+            )
+        steps_per_epoch = None
+    _refuse_repetition(data, num_batches, batch_size, int(num_examples), once_per_pass)
     return TrainingData(
         sampling=Sampling.PASS if once_per_pass else Sampling.STREAM,
         expected_batch_size=batch_size,
         num_examples=int(num_examples),
-        steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
         rows=rows,
         fit_arguments={
@@ -226,6 +233,37 @@ def from_data_set(
             "steps_per_epoch": steps_per_epoch,
         },
     )
+
+
+def _refuse_repetition(
+    data: Any, num_batches: int | None, batch_size: int, num_examples: int, once_per_pass: bool
+) -> None:
+    """Raise if the data show that a batch, or a pass, holds an example twice.
+
+    Args:
+        data: A data set. The sampler of a `DataLoader` is read for a pass.
+        num_batches: Batches in a pass, None if unknown.
+        batch_size: Examples in the first batch.
+        num_examples: Number of distinct examples.
+        once_per_pass: The user's word that a pass holds each example at most once.
+    """
+    batches = getattr(data, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", getattr(data, "sampler", None))
+    drawn = itertools.islice(batches or (), num_batches or num_examples // batch_size + 2)
+    # Examples that are read in order have no numbers.
+    parts = [[number for number in batch if number is not None] for batch in drawn]
+    repeats = getattr(sampler, "replacement", False) and (once_per_pass or batch_size > 1)
+    if once_per_pass:
+        parts = [list(itertools.chain(*parts))]
+        repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples
+    if repeats or any(len(set(part)) < len(part) for part in parts):
+        whole = "pass (`once_per_pass=True`)" if once_per_pass else "batch"
+        raise ValueError(
+            f"A {whole} must hold each example at most once, and these data repeat some. Draw "
+            "without replacement, and no more often than there are examples, or give `fit` arrays, "
+            f"which it samples itself. Received: x of type {type(data).__name__}, {num_batches} "
+            f"batches of {batch_size}, num_examples={num_examples}"
+        )
 
 
 def _from_poisson(

@@ -230,6 +230,8 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
         model.pledged_ledger = Ledger((planned.advance(epochs * steps_per_epoch),))
+        if self.target_epsilon is not None:
+            model.optimizer.promise(self.delta)
         try:
             return model.fit(**arguments, batch_size=batch_size, sampling="poisson")
         finally:

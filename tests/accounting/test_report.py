@@ -193,6 +193,14 @@ def test_the_odds_of_an_attacker_are_those_of_the_best_test(epsilon, delta):
     assert report_words.best_guess(epsilon, delta) == pytest.approx(right)
 
 
+def test_validation_rows_are_not_covered_and_their_number_is_public():
+    for row in (POISSON, dataclasses.replace(POISSON, unit=Unit.CLIENT)):
+        found = report(row, group_sizes=())
+        words = f"validation {found.unit}s of `validation_split`, and their number, which counts as"
+        for text in (found.to_text(), found.to_markdown(), found.to_json()):
+            assert words in text
+
+
 def test_the_words_follow_what_ran():
     quick_report = functools.partial(report, group_sizes=())
     a_pass = LedgerRow.open(

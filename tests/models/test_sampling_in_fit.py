@@ -87,7 +87,11 @@ def test_foreign_data_are_one_release_a_step_or_a_pass(kind):
         (Batches, {"validation_split": 0.5}, "`validation_split` cannot be combined with"),
         (lambda: iter(()), {}, "hold no batch"),
         (generator, {"steps_per_epoch": 4}, r"`fit\(..., num_examples=...\)`"),
-        (generator, {"steps_per_epoch": 2, "num_examples": 24, "once_per_pass": True}, "no end"),
+        (
+            generator,
+            {"steps_per_epoch": 2, "num_examples": 24, "once_per_pass": True},
+            "whole pass",
+        ),
     ],
 )
 def test_data_sets_that_cannot_be_accounted_for_are_refused(data, options, message):

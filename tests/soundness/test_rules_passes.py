@@ -1,0 +1,173 @@
+"""Passes and epochs: no row is used more often than releases are counted.
+
+Row i is the i-th unit vector and the loss is minus the output, so the kernel counts the uses of
+each row. Without noise, nothing blurs the count.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.soundness import setups
+
+N, BATCH = 24, 3
+ROWS = np.eye(N, dtype="float32"), np.zeros((N, 1), "float32")
+BACKEND = keras.backend.backend()
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches in the order of `order`."""
+
+    order = np.arange(N)
+
+    def __len__(self):
+        return N // BATCH
+
+    def __getitem__(self, index):
+        numbers = self.order[BATCH * index : BATCH * (index + 1)]
+        return tuple(part[numbers] for part in ROWS)
+
+    def shuffle(self):
+        self.order = np.random.default_rng(self.order[:2]).permutation(N)
+
+
+class ShuffledAtTheEnd(Rows):
+    def on_epoch_end(self):
+        self.shuffle()
+
+
+class ShuffledAtTheBeginning(Rows):
+    def on_epoch_begin(self):
+        self.shuffle()
+
+
+def tf_dataset():
+    tensorflow = pytest.importorskip("tensorflow")
+    return tensorflow.data.Dataset.from_tensor_slices(ROWS).shuffle(N).batch(BATCH)
+
+
+def of_unknown_length():
+    return tf_dataset().filter(lambda x, y: True)
+
+
+def loader(shuffle=False, **samplers):
+    """A `DataLoader`; a sampler is a function of `torch.utils.data`."""
+    data = pytest.importorskip("torch.utils.data")
+    samplers = {name: make(data) for name, make in samplers.items()}
+    options = {} if "batch_sampler" in samplers else {"batch_size": BATCH, "shuffle": shuffle}
+    return data.DataLoader(list(zip(*ROWS, strict=True)), **options, **samplers)
+
+
+def generator():
+    yield from (Rows()[index] for index in range(N // BATCH))
+
+
+DATA_SETS = {
+    "in order": Rows,
+    "order of batches": Rows,  # Keras shuffles it.
+    "shuffled at the end": ShuffledAtTheEnd,
+    "shuffled at the beginning": ShuffledAtTheBeginning,
+    "workers": lambda: ShuffledAtTheEnd(workers=2, max_queue_size=3),
+    "generator": generator,
+    **({"tf.data": tf_dataset, "no length": of_unknown_length} if BACKEND == "tensorflow" else {}),
+    **({"loader": lambda: loader(shuffle=True)} if BACKEND == "torch" else {}),
+}
+
+
+def uses(data, **options):
+    """Train on a data set; return the uses of the rows and the number of releases."""
+    model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N)
+    model.fit(data, verbose=0, num_examples=N, **options)
+    return np.rint(np.ravel(model.get_weights()[0]) * BATCH), model.privacy_ledger.releases
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_each_pass_uses_each_row_once_and_is_one_release(name):
+    shuffle = name == "order of batches"
+    used, releases = uses(DATA_SETS[name](), epochs=3, once_per_pass=True, shuffle=shuffle)
+    if name != "generator":  # Keras repeats its beginning in each later epoch.
+        np.testing.assert_array_equal(used, 3)
+    assert used.max() == releases == 3
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_epochs_within_a_pass_are_refused_if_passes_are_released(name):
+    """Data change their order between epochs, and are read ahead: no count of epochs is enough."""
+    with pytest.raises(ValueError, match="an epoch must be a whole pass"):
+        uses(DATA_SETS[name](), epochs=9, once_per_pass=True, steps_per_epoch=3)
+
+
+def test_epochs_that_keras_cuts_are_refused_if_passes_are_released(monkeypatch):
+    monkeypatch.setattr(keras.config, "max_steps_per_epoch", lambda: 3)
+    with pytest.raises(ValueError, match="an epoch must be a whole pass"):
+        uses(ShuffledAtTheEnd(), epochs=9, once_per_pass=True)
+
+
+def test_as_many_steps_as_a_pass_has_are_a_pass():
+    used, releases = uses(
+        ShuffledAtTheEnd(), epochs=3, once_per_pass=True, steps_per_epoch=N // BATCH
+    )
+    assert used.max() == releases == 3
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_without_the_word_of_the_user_a_row_is_in_no_more_steps_than_are_counted(name):
+    used, releases = uses(DATA_SETS[name](), epochs=9, steps_per_epoch=3)
+    assert used.max() <= releases
+
+
+@pytest.mark.parametrize("steps_per_epoch", [3, 8, 11])
+@pytest.mark.parametrize("mode", setups.COMPILED)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_cut_epochs_of_shuffled_arrays_count_each_started_pass(steps_per_epoch, mode):
+    model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N, **setups.MODES[mode])
+    options = {"epochs": 9, "steps_per_epoch": steps_per_epoch, "sampling": "shuffle"}
+    model.fit(*ROWS, BATCH, verbose=0, **options)
+    used = np.rint(np.ravel(model.get_weights()[0]) * BATCH)
+    assert used.max() == model.privacy_ledger.releases == -(-model.privacy_ledger.steps // 8)
+
+
+REPEATING = {
+    "replacement": lambda data: data.RandomSampler(range(N), replacement=True),
+    "few draws with replacement": lambda data: data.RandomSampler(range(N), True, 2),
+    "weights": lambda data: data.WeightedRandomSampler([1.0] * N, N),
+    "a row twice in a batch": lambda data: [0, *range(N - 1)],
+}
+REPEATING_IN_A_PASS = {
+    "more draws than rows": lambda data: data.RandomSampler(range(N), num_samples=N + 1),
+    "a row in two batches": lambda data: [*range(N - 1), 0],
+}
+
+
+def loader_of(sampler, in_batches):
+    def batches(data):
+        return data.BatchSampler(sampler(data), BATCH, drop_last=False)
+
+    return loader(batch_sampler=batches) if in_batches else loader(sampler=sampler)
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("name", [*REPEATING, *REPEATING_IN_A_PASS])
+def test_samplers_that_repeat_rows_are_refused(name, in_batches):
+    if BACKEND != "torch":
+        pytest.skip("what is tested is decided before any backend comes in")
+    sampler = {**REPEATING, **REPEATING_IN_A_PASS}[name]
+    with pytest.raises(ValueError, match=r"A pass .* must hold each example at most once"):
+        uses(loader_of(sampler, in_batches), once_per_pass=True)
+    if name in REPEATING:
+        with pytest.raises(ValueError, match="A batch must hold each example at most once"):
+            uses(loader_of(sampler, in_batches))
+    else:
+        used, releases = uses(loader_of(sampler, in_batches))
+        assert used.max() == 2 <= releases
+
+
+def test_a_pass_with_more_rows_than_examples_is_refused():
+    if BACKEND != "tensorflow":
+        pytest.skip("only tf.data has passes that repeat")
+    with pytest.raises(ValueError, match=r"A pass .* must hold each example at most once"):
+        uses(tf_dataset().repeat(2), once_per_pass=True)
+    used, releases = uses(tf_dataset().repeat(2))
+    assert used.max() == 2 <= releases
