@@ -49,8 +49,8 @@ soundness/test_rules_noise_scale.py::test_the_noise_is_what_the_ledger_says
 + _rounded_up(sum_noise_multiplier / 2)
 # a third of the noise | optimizers/noise_state.py
 soundness/test_rules_noise_scale.py::test_the_noise_is_what_the_ledger_says
-- for total in self._noised(sums, stddevs, _SUMS_STREAM):
-+ for total in self._noised(sums, [each / 3 for each in stddevs], _SUMS_STREAM):
+- for total in self._noised(sums, stddevs, _SUMS_STREAM, remainders):
++ for total in self._noised(sums, [each / 3 for each in stddevs], _SUMS_STREAM, remainders):
 # noise of one group's norm instead of the joint one | noise.py
 soundness/test_rules_noise_scale.py::test_the_noise_of_each_group_is_what_the_ledger_says
 - joint = ops.sqrt(ops.sum(ops.square(clip_norms)))
