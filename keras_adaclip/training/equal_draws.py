@@ -80,7 +80,7 @@ class EqualDraws:
     def _axis(self, shapes: dict[str, Shape]) -> int | None:
         """Return the axis of the rows in the next draw, None if it does not move."""
         shape: Shape = next(iter(shapes.values()), ())
-        if self._order is None or not shape:
+        if self._order is None or self._larger is not None or not shape:
             return None
         if self.others is not None:
             number = len(self.shapes)

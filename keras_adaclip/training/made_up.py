@@ -1,5 +1,7 @@
 """Made-up rows, and values that variables may come to have, for an examination."""
 
+import copy
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,10 +153,6 @@ class SampleRows:
     Attributes:
         structure: Inputs and, by name, targets and weights, whose leaves are the rows.
         num_inputs: The number of inputs.
-        names: The names of the inputs.
-        undeclared: The numbers of the inputs of which nothing is declared.
-        sources: The laws of all inputs and targets, for each source.
-        reads_data: Whether the last source is that of the data.
 
     Raises:
         ValueError: If `ranges` do not fit the inputs.
@@ -164,32 +162,60 @@ class SampleRows:
         self, model: keras.Model, rows: Batch, known: Batch | None = None, ranges: Any = None
     ) -> None:
         parts = {"y": rows.y, "sample_weight": rows.sample_weight}
-        parts = {name: part for name, part in parts.items() if part is not None}
-        self.structure = (rows.x, parts)
-        inputs, targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
+        self.structure = rows.x, {name: part for name, part in parts.items() if part is not None}
+        self._model, self._rows, self._known = model, rows, known
+        self._inputs, self._targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
         self._weights = [np.ones_like(value[:1]) for value in weights]
-        self._forms = [(value.shape[1:], value.dtype) for value in (*inputs, *targets)]
-        self.num_inputs = len(inputs)
-        self.names = _names_of(model, rows.x)
-        self._words = known_words(model)
-        declared = _laws_of_inputs(model, inputs)
-        for number, law in enumerate(_laws_of_user(ranges, rows.x, inputs)):
-            declared[number] = law or declared[number]
-        self.undeclared = [number for number, law in enumerate(declared) if law is None]
-        of_targets = _laws_of_targets(model, rows, targets)
-        self.sources = [
-            [law or self._small(value, low) for law, value in zip(declared, inputs, strict=True)]
-            + of_targets
-            for low in (-2.0, 0.0)
+        self.num_inputs = len(self._inputs)
+        self._declared = _laws_of_user(ranges, rows.x, self._inputs)
+
+    @functools.cached_property
+    def undeclared(self) -> list[int]:
+        """The numbers of the inputs of which nothing is declared."""
+        layers = _laws_of_inputs(self._model, self._inputs)
+        pairs = zip(self._declared, layers, strict=True)
+        self._declared = [one or other for one, other in pairs]
+        return [number for number, law in enumerate(self._declared) if law is None]
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the last source is that of the data."""
+        return self._known is not None and bool(self.undeclared or self._targets)
+
+    @functools.cached_property
+    def sources(self) -> list[list[Law]]:
+        """The laws of all inputs and targets, for each source."""
+        has_floats = any(self._inputs[number].dtype.kind == "f" for number in self.undeclared)
+        words, known = known_words(self._model), self._known
+        targets = _laws_of_targets(self._model, self._rows, self._targets)
+        pairs = list(zip(self._declared, self._inputs, strict=True))
+        sources = [
+            [law or _small(value, low, words) for law, value in pairs] + targets
+            for low in ([-2.0, 0.0] if has_floats else [0.0])
         ]
-        if all(inputs[number].dtype.kind != "f" for number in self.undeclared):
-            del self.sources[1]
-        self.reads_data = known is not None and bool(self.undeclared or targets)
         if known is not None and self.reads_data:
-            laws = zip(declared, _leaves(known.x), strict=True)
-            of_data = [law or self._of_columns(value) for law, value in laws]
-            known_targets = _leaves(known.y) if targets else []
-            self.sources.append(of_data + [self._of_columns(value) for value in known_targets])
+            columns = zip(self._declared, _leaves(known.x), strict=True)
+            of_data = [law or _of_columns(value, words) for law, value in columns]
+            parts = _leaves(known.y) if self._targets else []
+            sources.append(of_data + [_of_columns(value, words) for value in parts])
+        return sources
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, for messages."""
+        paths = keras.tree.flatten_with_path(self.structure[0])
+        named = [".".join(map(str, path)) for path, _ in paths]
+        of_model = [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
+        is_named = len(of_model) == len(named) and "keras_tensor" not in "".join(of_model)
+        return of_model if is_named else [name or "x" for name in named]
+
+    def of_inputs(self) -> "SampleRows":
+        """Return the same rows of the one input alone, as an augmentation takes them."""
+        alone = copy.copy(self)
+        alone._targets, alone._weights = [], []
+        alone.structure = (keras.tree.flatten(self.structure[0])[0], {})
+        alone.sources = [laws[:1] for laws in self.sources]
+        return alone
 
     def drawn(self, source: int, size: int, state: int, generator: Generator) -> list[np.ndarray]:
         """Return rows: inputs, targets and weights.
@@ -200,8 +226,11 @@ class SampleRows:
             state: Decides from which parts of the ranges they are.
             generator: Draws the rows.
         """
-        pairs = zip(self.sources[source], self._forms, strict=True)
-        rows = [law.drawn((size, *shape), kind, state, generator) for law, (shape, kind) in pairs]
+        pairs = zip(self.sources[source], [*self._inputs, *self._targets], strict=True)
+        rows = [
+            law.drawn((size, *value.shape[1:]), value.dtype, state, generator)
+            for law, value in pairs
+        ]
         return rows + [np.repeat(value, size, axis=0) for value in self._weights]
 
     def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
@@ -210,43 +239,43 @@ class SampleRows:
         x, parts = keras.tree.pack_sequence_as(self.structure, rows)
         return gradients.finite_rows(Batch(x, **parts))
 
-    def _small(self, value: np.ndarray, lowest: float) -> Law:
-        """Return the law of an input of which nothing is declared."""
-        if value.dtype.kind == "O":
-            return Law(values=self._words)
-        # 0 and 1 are valid in any table. So are small numbers, cut to whole ones.
-        return Law(lowest, 2.0, is_whole=False) if value.dtype.kind == "f" else Law()
+    def batches(self) -> tuple[list[Batch], Batch | None]:
+        """Return batches of the sources that do not read the data, and one of that which does.
 
-    def _of_columns(self, value: np.ndarray) -> Law:
-        """Return the law of a part of the data, from the range of each of its columns."""
-        if value.dtype.kind in "Ob":
-            return self._small(value, 0.0)
-        value = value[: max(_MOST_READ // max(math.prod(value.shape[1:]), 1), 1)]
-        if value.dtype.kind != "f":
-            return Law(value.min(axis=0).astype("float64"), value.max(axis=0).astype("float64"))
-        lowest, highest = np.fmin.reduce(value), np.fmax.reduce(value)
-        if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
-            value = np.where(np.isfinite(value), value, np.nan)
-            lowest, highest = (
-                np.nan_to_num(each.reduce(value)) for each in (np.fmin, np.fmax)
-            )
-        few = np.nan_to_num(value[:: math.ceil(len(value) / _NUM_LOOKED_AT)])
-        is_whole = (few == np.floor(few)).all(axis=0)
-        return Law(lowest.astype("float64"), highest.astype("float64"), is_whole)
+        The latter is None if all inputs are declared.
+        """
+        batches = [self.batch(number) for number in range(len(self.sources))]
+        of_data = batches.pop() if self.reads_data else None
+        return batches, of_data if self.undeclared else None
+
+
+def _small(value: np.ndarray, lowest: float, words: list[str]) -> Law:
+    """Return the law of an input of which nothing is declared."""
+    if value.dtype.kind == "O":
+        return Law(values=words)
+    # 0 and 1 are valid in any table. So are small numbers, cut to whole ones.
+    return Law(lowest, 2.0, is_whole=False) if value.dtype.kind == "f" else Law()
+
+
+def _of_columns(value: np.ndarray, words: list[str]) -> Law:
+    """Return the law of a part of the data, from the range of each of its columns."""
+    if value.dtype.kind in "Ob":
+        return _small(value, 0.0, words)
+    value = value[: max(_MOST_READ // max(math.prod(value.shape[1:]), 1), 1)]
+    if value.dtype.kind != "f":
+        return Law(value.min(axis=0).astype("float64"), value.max(axis=0).astype("float64"))
+    lowest, highest = np.fmin.reduce(value), np.fmax.reduce(value)
+    if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
+        value = np.where(np.isfinite(value), value, np.nan)
+        lowest, highest = (np.nan_to_num(each.reduce(value)) for each in (np.fmin, np.fmax))
+    few = np.nan_to_num(value[:: math.ceil(len(value) / _NUM_LOOKED_AT)])
+    is_whole = (few == np.floor(few)).all(axis=0)
+    return Law(lowest.astype("float64"), highest.astype("float64"), is_whole)
 
 
 def _leaves(part: Any) -> list[np.ndarray]:
     """Return the arrays of a part of a batch, none for None."""
     return [] if part is None else [as_array(value) for value in keras.tree.flatten(part)]
-
-
-def _names_of(model: keras.Model, x: Any) -> list[str]:
-    """Return the names of the inputs, for messages."""
-    paths = [".".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(x)]
-    of_model = [tensor.name for tensor in getattr(model, "inputs", None) or ()]
-    if len(of_model) == len(paths) and not any("keras_tensor" in name for name in of_model):
-        return of_model
-    return [path or "x" for path in paths]
 
 
 def _laws_of_inputs(model: keras.Model, inputs: list[np.ndarray]) -> list[Law | None]:

@@ -23,12 +23,23 @@ from keras_adaclip.training.issues import (
     batch_normalization_issue,
     refuse,
 )
+from keras_adaclip.training.made_up import SampleRows
 from keras_adaclip.training.probe import Probe
 
 Tensor = Any
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 _NUM_LOSS_ROWS = 3
+_MIXING_LOSS = (
+    "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it compares "
+    "examples with each other; private training evaluates it on each example alone.",
+    "Use a loss that is defined for one example, such as those of `keras.losses`.",
+)
+_UNEXAMINED_LOSS = (
+    "The loss is zero or not finite on all made-up rows, so it is not known whether it compares "
+    "examples with each other.",
+    "Use a loss that is finite for targets within the range of each column of the data.",
+)
 _LOSS_TOLERANCE = 1e-3
 
 
@@ -51,13 +62,13 @@ def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
 
 
 def refuse_unsound_training(
-    model: keras.Model, rows: Batch, probe: Probe | None, is_known: bool
+    model: keras.Model, sample: SampleRows, probe: Probe | None, is_known: bool
 ) -> Finding | None:
-    """Raise if running `model` on rows like `rows` shows that training is not private.
+    """Raise if running `model` on made-up rows shows that training is not private.
 
     Args:
         model: A compiled and built private model.
-        rows: A few training examples to run the model on.
+        sample: Makes the rows up.
         probe: Runs the model; None does not run it.
         is_known: Whether this probe has examined the model before.
 
@@ -73,7 +84,7 @@ def refuse_unsound_training(
     if probe is None:
         return None
     finding = probe.examined(is_known=is_known)
-    found = [*finding.issues, *loss_issues(model, rows)]
+    found = [*finding.issues, *loss_issues(model, sample)]
     refuse(model, found)
     return finding
 
@@ -215,7 +226,7 @@ def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
     ]
 
 
-def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
+def loss_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
     """Return the loss of the user's own if it compares the examples of a batch with each other.
 
     A private step evaluates the loss on each example alone. If the loss of a batch is a mean (in
@@ -225,25 +236,31 @@ def loss_issues(model: keras.Model, rows: Batch) -> list[PrivacyIssue]:
 
     Args:
         model: A compiled and built model.
-        rows: At least one example, with targets.
+        sample: Makes the rows up, with targets.
     """
     own = OwnLoss.of(model)
     if own is None:
         return []
-    batch = gradients.repeated(gradients.finite_rows(Batch(rows.x, rows.y)), _NUM_LOSS_ROWS)
     variables = [*model.variables, *model.metrics_variables]
-    (losses,) = backend.evaluate_each(lambda _: _losses(model, batch), variables, [()])
-    if _is_separable(*losses):
-        return []
-    return [
-        PrivacyIssue(
-            own.name,
-            "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it "
-            "compares examples with each other; private training evaluates it on each example "
-            "alone.",
-            "Use a loss that is defined for one example, such as those of `keras.losses`.",
-        )
-    ]
+    told, failure = _UNEXAMINED_LOSS, None
+    # The ranges of the data come first, which every loss takes.
+    for batch in reversed([sample.batch(number) for number in range(len(sample.sources))]):
+        batch = gradients.repeated(Batch(batch.x, batch.y), _NUM_LOSS_ROWS)
+        try:
+            (losses,) = backend.evaluate_each(
+                lambda batch: _losses(model, Batch(*batch)), variables, [(batch.x, batch.y)]
+            )
+        except Exception as error:
+            failure = failure or error
+            continue
+        if np.isfinite(losses[0]) and any(map(np.any, losses)):
+            if _is_separable(*losses):
+                return []
+            told = _MIXING_LOSS
+            break
+    if told is _UNEXAMINED_LOSS and failure is not None:
+        raise failure
+    return [PrivacyIssue(own.name, *told)]
 
 
 def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
@@ -264,7 +281,7 @@ def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
 
 def _is_separable(value: np.ndarray, again: np.ndarray, singles: np.ndarray) -> bool:
     """Return whether `value` may be a weighted mean or a sum of `singles`, or cannot be judged."""
-    if not np.isfinite(value) or not np.isclose(value, again, rtol=1e-5):
+    if not np.isclose(value, again, rtol=1e-5):
         return True
     if not np.isfinite(singles).all():
         return False

@@ -217,8 +217,8 @@ class Probe:
 
         def runs(values: list[Any]) -> bool:
             """Return whether a pass shows something."""
-            for self._source in self._sources(state):
-                self._is_shown = False
+            for source in self._sources(state):
+                self._source, self._is_shown = source, False
                 try:
                     self._first(self._rows(state, generator), values, state)
                 except Exception:
@@ -243,7 +243,9 @@ class Probe:
 
         present = [variable.value for variable in variables]
         kept = [
-            made_up.with_sign_of(backend.array_of(variable), np.asarray(ops.convert_to_numpy(value)))
+            made_up.with_sign_of(
+                backend.array_of(variable), np.asarray(ops.convert_to_numpy(value))
+            )
             for variable, value in zip(variables, values, strict=True)
         ]
         numbers = list(range(len(values)))
@@ -304,7 +306,8 @@ class Probe:
                 tried[number] = calm[number].copy()
                 tried[number][place] = rows[number][place]
                 if not shows(tried):
-                    columns.append(f"{sample.names[number]!r}, column {column[0] if len(column) == 1 else column}")
+                    at = column[0] if len(column) == 1 else column
+                    columns.append(f"{sample.names[number]!r}, column {at}")
         columns = columns or [f"{sample.names[n]!r}" for n in sample.undeclared]
         where = f"layer {layer.name!r}" if layer is not None else "a layer"
         what = "numbers that are not finite" if failure is None else f"an error ({failure})"

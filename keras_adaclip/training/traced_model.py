@@ -60,7 +60,7 @@ class TracedModel:
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
         self.model, self.sample, self.size = model, sample, size
-        self._draws = EqualDraws(size, None if larger is None else larger._draws)
+        self._draws: EqualDraws = EqualDraws(size, None if larger is None else larger._draws)
         x, targets = sample.structure
         self._structure = (x, {} if self.loss is None else targets)
         layers = keras_private.flatten_layers(model)

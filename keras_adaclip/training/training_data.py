@@ -37,7 +37,8 @@ class TrainingData(RunSettings):
     """Training data, ready for Keras's `fit`, on top of the facts of the run.
 
     Args:
-        rows: A few examples, to build and examine the model.
+        rows: A few examples, to build the model.
+        known: Inputs and targets whose columns may be read, for the ranges of made-up rows.
         num_not_finite: Number of examples with NaN or infinity, 0 if they were not looked at.
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
@@ -46,6 +47,7 @@ class TrainingData(RunSettings):
     """
 
     rows: Batch
+    known: Batch | None = None
     num_not_finite: int = 0
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
@@ -125,6 +127,7 @@ def from_arrays(
             num_examples=num_examples,
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
             rows=rows,
+            known=Batch(x, y),
             num_not_finite=num_not_finite,
             fit_arguments={
                 "x": for_keras(x),
@@ -217,6 +220,7 @@ def from_data_set(
         steps_per_release=num_batches if once_per_pass else None,
         steps_per_epoch=steps_per_epoch or num_batches,
         rows=rows,
+        known=Batch(x, y),
         fit_arguments={
             "x": data,
             "class_weight": class_weight,
@@ -234,6 +238,7 @@ def _from_poisson(
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = _with_class_weights(dataset.first_rows, class_weight)
+    known = dataset.known_rows
     sampling, most = _sampling_of(dataset)
     return TrainingData(
         sampling=sampling,
@@ -242,6 +247,7 @@ def _from_poisson(
         num_examples=dataset.num_examples,
         steps_per_epoch=steps_per_epoch or dataset.num_batches,
         rows=Batch(rows["x"], rows.get("y"), rows.get("sample_weight")),
+        known=Batch(known["x"], known.get("y")),
         fit_arguments={"shuffle": False},
         poisson=dataset,
         class_weight=class_weight,
