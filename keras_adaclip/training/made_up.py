@@ -1,5 +1,6 @@
 """Made-up rows, and values that variables may come to have, for an examination."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -9,10 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 from numpy.random import Generator
 
-from keras_adaclip import gradients
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_array
@@ -338,22 +338,25 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
 
 def _laws_of_targets(model: keras.Model, rows: Batch, targets: list[np.ndarray]) -> list[Law]:
     """Return laws that most losses take, from dtypes and the shapes of the model's outputs."""
-    if not targets:
-        return []
-    outputs = getattr(model, "outputs", None)
-    if not outputs:
-        x = keras.tree.map_structure(ops.convert_to_tensor, rows.x)
-        outputs = keras.tree.flatten(keras_private.compute_output_spec(model, x, training=True))
+    shapes: list[Any] = [tuple(each.shape) for each in getattr(model, "outputs", None) or ()]
+
+    def run() -> None:
+        """Call the model on zeros, for the shapes of its outputs."""
+        zeros = keras.tree.map_structure(lambda value: np.zeros_like(as_array(value)), rows.x)
+        with keras.StatelessScope():
+            outputs = gradients.call_model(model, gradients.finite_rows(Batch(zeros)).x, True)
+        shapes.extend(tuple(each.shape) for each in keras.tree.flatten(outputs))
+
+    if targets and not shapes:
+        with contextlib.suppress(Exception):  # The model may not take zeros.
+            backend.trace(run)
     laws = []
     for number, value in enumerate(targets):
-        output = tuple(outputs[number].shape[1:]) if len(outputs) == len(targets) else ()
         shape = value.shape[1:]
-        if output and output[-1] is not None and output[-1] > 1 and len(output) >= len(shape):
-            is_dense = len(output) == len(shape) and output[-1] == shape[-1]
-            if not is_dense:
-                laws.append(Law(0, output[-1] - 1))
-                continue
-        laws.append(Law(is_whole=value.dtype.kind != "f"))
+        output = shapes[number][1:] if len(shapes) == len(targets) else shape
+        is_class = len(output) >= len(shape) and output != shape and (output[-1] or 0) > 1
+        law = Law(0, output[-1] - 1) if is_class else Law(is_whole=value.dtype.kind != "f")
+        laws.append(law)
     return laws
 
 

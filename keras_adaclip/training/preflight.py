@@ -3,7 +3,9 @@
 `fit` refuses a model with an issue and leaves it as it was.
 """
 
+import functools
 import inspect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -244,11 +246,13 @@ def loss_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
     variables = [*model.variables, *model.metrics_variables]
     told, failure = _UNEXAMINED_LOSS, None
     # The ranges of the data come first, which every loss takes.
-    for batch in reversed([sample.batch(number) for number in range(len(sample.sources))]):
+    batches = reversed([sample.batch(number) for number in range(len(sample.sources))])
+    # Where predictions are zero, so may be the loss.
+    for spread, batch in itertools.product((0.0, 0.3), batches):
         batch = gradients.repeated(Batch(batch.x, batch.y), _NUM_LOSS_ROWS)
         try:
             (losses,) = backend.evaluate_each(
-                lambda batch: _losses(model, Batch(*batch)), variables, [(batch.x, batch.y)]
+                functools.partial(_losses, model, spread), variables, [(batch.x, batch.y)]
             )
         except Exception as error:
             failure = failure or error
@@ -263,11 +267,23 @@ def loss_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
     return [PrivacyIssue(own.name, *told)]
 
 
-def _losses(model: keras.Model, batch: Batch) -> list[Tensor]:
-    """Return the loss of the batch, twice, and the losses of its rows, of shape `(rows,)`."""
+def _losses(model: keras.Model, spread: float, parts: tuple[Any, Any]) -> list[Tensor]:
+    """Return the loss of the batch, twice, and the losses of its rows, of shape `(rows,)`.
+
+    Args:
+        model: A compiled and built model.
+        spread: What is added to the predictions at most.
+        parts: Inputs and targets.
+    """
+
+    def moved(value: Tensor) -> Tensor:
+        """Return other predictions, without their mask, so that no mask rescales anything."""
+        noise = np.random.default_rng(0).uniform(0.0, spread, tuple(value.shape))
+        return value + ops.cast(noise, value.dtype)
+
+    batch = Batch(*parts)
     y_pred = gradients.call_model(model, batch.x, training=False)
-    # Operations drop Keras's masks, so that no mask rescales anything.
-    y_pred = keras.tree.map_structure(lambda value: value + 0, y_pred)
+    y_pred = keras.tree.map_structure(moved, y_pred)
     whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
 
     def loss(part: Batch) -> Tensor:
