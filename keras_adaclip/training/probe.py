@@ -85,7 +85,7 @@ class Probe:
         }
         # The source of rows that is tried; whether it has shown something; and whether any has
         # shown that outputs depend on their rows.
-        self._source, self._is_shown, self._depends = 0, False, False
+        self._source, self._is_shown, self._depends = (0, False), False, False
 
     def examined(
         self, at_step_shape: bool = False, is_known: bool = False, eagerly: bool = False
@@ -195,17 +195,20 @@ class Probe:
             return []  # Nothing that is not finite adds to a sum.
         raise ValueError(self._told(self._culprits(failure))) from failure
 
-    def _sources(self, state: int) -> list[int]:
-        """Return the numbers of the sources of rows in the order to try them."""
+    def _sources(self, state: int) -> list[tuple[int, bool]]:
+        """Return the sources of rows in the order to try them, and whether sequences are padded."""
         numbers = list(range(len(self.traced.sample.sources)))
+        if state % 2:
+            return [*((number, True) for number in numbers), *((n, False) for n in numbers)]
         # The data's own ranges are the last source.
-        return numbers if state % 2 else [*numbers[-1:], *numbers[:-1]]
+        return [(number, False) for number in (*numbers[-1:], *numbers[:-1])]
 
     def _rows(
         self, state: int, generator: Generator, with_padding: bool = True
     ) -> list[np.ndarray]:
         """Return rows from the source that is tried."""
-        return self.traced.rows(state, generator, self._source, with_padding)
+        number, is_padded = self._source
+        return self.traced.rows(state, generator, number, with_padding and is_padded)
 
     def _bearable(self, values: list[Any], state: int) -> list[Any]:
         """Return values at which the model runs, where the given ones are kept if possible.
@@ -293,17 +296,17 @@ class Probe:
                 layer = layer or traced.layers[wrong[0]]
             return self._is_shown
 
-        self._source = len(sample.sources) - 1
-        rows = self._rows(0, generator, with_padding=False)
-        calm = [
-            each * 0 if number in sample.undeclared and each.dtype.kind in "fiu" else each
-            for number, each in enumerate(rows)
-        ]
-        columns, is_calm = [], shows(calm) and not shows(rows)
-        for number in sample.undeclared if is_calm else ():
+        self._source = len(sample.sources) - 1, False
+        rows, columns = self._rows(0, generator), []
+        undeclared = [n for n in sample.undeclared if rows[n].dtype.kind in "fiu"]
+        calm = [each * (number not in undeclared) for number, each in enumerate(rows)]
+        is_calm = shows(calm)
+        for number in () if shows(rows) else undeclared:
             for column in itertools.islice(np.ndindex(rows[number].shape[1:]), _MOST_COLUMNS):
-                tried, place = list(calm), (slice(None), *column)
-                tried[number] = calm[number].copy()
+                tried, place = list(calm if is_calm else rows), (slice(None), *column)
+                # Beside zeros if the model takes them, or in all columns.
+                tried[number] = tried[number].copy()
+                tried[number].T[...] = tried[number].T if is_calm else rows[number][place]
                 tried[number][place] = rows[number][place]
                 if not shows(tried):
                     at = column[0] if len(column) == 1 else column
