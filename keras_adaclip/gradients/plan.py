@@ -37,8 +37,8 @@ def make_plan(
             that is private they must be made up, without a look at the data.
         method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
             another if no layer-wise plan is exact.
-        of_data: Examples within the ranges of private data. If the others show nothing, these must
-            prove a layer-wise plan: the ranges never lead to another one.
+        of_data: Examples within the ranges of private data, which must prove a layer-wise plan
+            too, or alone where the others show nothing. They never lead to another one.
 
     Raises:
         ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact, or if `of_data`
@@ -47,18 +47,21 @@ def make_plan(
     plan = None
     for each in [rows] if isinstance(rows, Batch) else rows:
         plan = plan or _proven_plan(model, finite_rows(each))
-    if plan is None and of_data is not None:
-        plan = _proven_plan(model, finite_rows(of_data))
-        if plan is None or not plan.is_layerwise:
-            reason = "gradients are zero or not finite" if plan is None else plan.looped_reason
+    if of_data is not None and (plan is None or plan.is_layerwise):
+        of_ranges = _proven_plan(model, finite_rows(of_data))
+        # Where the made-up rows prove a plan, ranges that show nothing are no objection.
+        if (of_ranges or plan or layerwise.looped_plan("")).is_layerwise:
+            plan = plan or of_ranges
+        else:
+            reason = "gradients are zero or not finite"
+            reason = of_ranges.looped_reason or reason if of_ranges else reason
             raise ValueError(
-                f"No gradient plan can be proved for model {model.name!r}: it does not run on rows "
-                "that are made up without the data, and on rows within the range of each column "
-                f"of the data ({reason}) it must not be decided. Give public ranges of the inputs "
-                "with `fit(..., input_ranges=)`."
+                f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within "
+                f"the range of each column of the data: {reason}. These ranges are private and "
+                "must not choose another plan, and small made-up numbers do not show that it is "
+                "needed. Give public ranges of the inputs with `fit(..., input_ranges=)`."
             )
-    if plan is None:
-        plan = layerwise.looped_plan("on made-up rows gradients are zero or not finite")
+    plan = plan or layerwise.looped_plan("on made-up rows gradients are zero or not finite")
     if method != "auto" and not plan.is_layerwise:
         raise ValueError(
             f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "

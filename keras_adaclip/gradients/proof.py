@@ -63,18 +63,17 @@ def objection(
     """
     variables = model.trainable_variables
     unseen = {number for number, each in enumerate(variables) if id(each) in used}
-    num_agreed = num_differed = 0
+    found: list[bool] = []
     for trial, kind in enumerate(_TRIALS):
         weights = _moved_weights(model, trial, *kind)
         agrees, seen = _agrees(model, _varied(rows, trial), plan, training, weights)
-        num_agreed += bool(agrees)
-        num_differed += agrees is False
+        found += [] if agrees is None else [agrees]
         unseen -= seen if agrees else set()
-        if num_differed > 1 or (num_agreed > num_differed and not unseen):
+        if found.count(False) > 1 or (2 * sum(found) > len(found) and not unseen):
             break
-    if num_agreed + num_differed == 0:
+    if not found:
         raise ShowsNothingError
-    if num_agreed <= num_differed:
+    if 2 * sum(found) <= len(found):
         return "layer-wise gradients differ from plain ones on a few rows"
     if unseen:
         paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))

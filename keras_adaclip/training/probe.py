@@ -24,6 +24,7 @@ value does not depend on the rows. So would anything else that a pass leaves beh
 `outside_state`.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -32,7 +33,6 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from numpy.random import Generator
 
 from keras_adaclip import backend
 from keras_adaclip.gradients import Batch
@@ -83,9 +83,17 @@ class Probe:
             if math.prod(variable.shape) == 1
             and all(variable is not state for state in self.traced.seeds)
         }
-        # The source of rows that is tried; whether it has shown something; and whether any has
-        # shown that outputs depend on their rows.
-        self._source, self._is_shown, self._depends = (0, False), False, False
+        # The variables whose assigned value depends on the rows, by their `id`.
+        self._dependent = set[int]()
+        self._begin(0)
+        # Whether any rows have shown that outputs depend on them.
+        self._depends = False
+
+    def _begin(self, number: int) -> None:
+        """Begin an examination; another number takes other rows, halves and random numbers."""
+        self._generator = np.random.default_rng([self.traced.size, number])
+        # The state, the source of rows that is tried, and whether it has shown something.
+        self._state, self._source, self._is_shown = number, (0, False), False
 
     def examined(
         self, at_step_shape: bool = False, is_known: bool = False, eagerly: bool = False
@@ -98,33 +106,33 @@ class Probe:
             is_known: Whether the model was examined before; then the present state is enough.
             eagerly: Whether two eager runs are compared too: compiled code draws random numbers of
                 Python only once.
-        """
-        traced, generator = self.traced, np.random.default_rng(self.traced.size)
-        found: list[PrivacyIssue] = []
-        dependent = set[int]()
-        updated: dict[int, keras.Variable] = {}
 
-        def first_look(values: list[Any]) -> list[PrivacyIssue]:
-            """Look for state outside of Keras's variables."""
-            found = [] if at_step_shape else self._outside_state(generator)
-            if eagerly and not found:
-                rows = self._rows(0, generator)
-                found = self._unrepeatable(*(traced.eager_outputs(rows) for _ in range(2)))
-            return found or compared(values)
+        Raises:
+            ValueError: If no made-up rows show anything.
+        """
+        traced, dependent = self.traced, self._dependent
+        found: list[PrivacyIssue] = []
+        updated: dict[int, keras.Variable] = {}
+        dependent.clear()
+        self._begin(0)
 
         def compared(values: list[Any]) -> list[PrivacyIssue]:
             """Compare at one of the states."""
-            if at_step_shape and state > 0:
-                return self._found_at(values, state, generator)
-            return self._compared_at(values, state, generator, at_step_shape, dependent)
+            if at_step_shape and self._state:
+                return self._found_at(values)
+            found = [] if at_step_shape or self._state else self._outside_state()
+            if eagerly and not (found or self._state):
+                rows = self._rows()
+                found = self._unrepeatable(*(traced.eager_outputs(rows) for _ in range(2)))
+            return found or self._compared_at(values, at_step_shape)
 
         for state in range(1 if is_known else made_up.NUM_STATES + made_up.NUM_FAR_STATES):
             if found or (state >= made_up.NUM_STATES and not self._counting):
                 break
             if at_step_shape and state > 1 and self._few is None:
                 break
-            values = self._values_at(state, generator)
-            found = self._tried(compared if state else first_look, values, state, state > 0)
+            self._state = state
+            found = self._tried(compared, self._values_at(state))
             updated |= {id(variable): variable for variable in traced.updated}
             self._counting |= updated.keys()
         if not (found or self._depends or is_known):
@@ -150,39 +158,41 @@ class Probe:
 
         Args:
             number: Another number takes other rows, halves and random numbers.
+
+        Raises:
+            ValueError: If no made-up rows show anything, unless weights are not finite any more.
         """
-        values = [variable.value for variable in self.traced.variables]
-        generator = np.random.default_rng([self.traced.size, number])
-        return Finding(
-            self._tried(
-                lambda values: self._found_at(values, number, generator, number % 3 == 1),
-                values,
-                number,
-                is_moved=False,
+        self._begin(number)
+        trained = map(backend.array_of, self.traced.model.trainable_variables)
+        try:
+            return Finding(
+                self._tried(lambda values: self._found_at(values, number % 3 == 1), self._present())
             )
-        )
+        except ValueError:
+            # What is examined has run before, and what is not finite adds nothing to a sum.
+            if all(np.isfinite(value).all() for value in trained):
+                raise
+            return Finding([])
+
+    def _present(self) -> list[Any]:
+        """Return the values of the variables."""
+        return [variable.value for variable in self.traced.variables]
 
     def _tried(
-        self,
-        compare: Callable[[list[Any]], list[PrivacyIssue]],
-        values: list[Any],
-        state: int,
-        is_moved: bool,
+        self, compare: Callable[[list[Any]], list[PrivacyIssue]], values: list[Any]
     ) -> list[PrivacyIssue]:
         """Return what a comparison finds on the first rows that show something.
 
         Args:
             compare: Compares at given values of the variables.
             values: Values that the variables may come to have.
-            state: The number of the state, which decides which rows are tried first.
-            is_moved: Whether the values are not the present ones.
 
         Raises:
             ValueError: If no rows show anything.
         """
         failure: Exception | None = None
-        for is_last in [False, True] if is_moved else [True]:
-            for source in self._sources(state):
+        for is_last in (False, True):
+            for source in self._sources():
                 self._source, self._is_shown = source, False
                 try:
                     if (found := compare(values)) or self._is_shown:
@@ -190,79 +200,68 @@ class Probe:
                 except Exception as error:
                     failure = failure or error
             if not is_last:
-                values = self._bearable(values, state)
-        if not self._is_trained_finitely():
-            return []  # Nothing that is not finite adds to a sum.
+                values = self._bearable(values)
         raise ValueError(self._told(self._culprits(failure))) from failure
 
-    def _sources(self, state: int) -> list[tuple[int, bool]]:
+    def _sources(self) -> list[tuple[int, bool]]:
         """Return the sources of rows in the order to try them, and whether sequences are padded."""
         numbers = list(range(len(self.traced.sample.sources)))
-        if state % 2:
+        if self._state % 2:
             return [*((number, True) for number in numbers), *((n, False) for n in numbers)]
         # The data's own ranges are the last source.
         return [(number, False) for number in (*numbers[-1:], *numbers[:-1])]
 
-    def _rows(
-        self, state: int, generator: Generator, with_padding: bool = True
-    ) -> list[np.ndarray]:
+    def _rows(self, with_padding: bool = True) -> list[np.ndarray]:
         """Return rows from the source that is tried."""
         number, is_padded = self._source
-        return self.traced.rows(state, generator, number, with_padding and is_padded)
+        return self.traced.rows(self._state, self._generator, number, with_padding and is_padded)
 
-    def _bearable(self, values: list[Any], state: int) -> list[Any]:
+    def _bearable(self, values: list[Any]) -> list[Any]:
         """Return values at which the model runs, where the given ones are kept if possible.
 
         Others keep their sign, such as those of which a layer takes the logarithm, or their present
         value.
         """
-        variables, generator = self.traced.variables, np.random.default_rng(state)
 
-        def runs(values: list[Any]) -> bool:
-            """Return whether a pass shows something."""
-            for source in self._sources(state):
+        def shows(values: list[Any]) -> bool:
+            """Return whether a pass over rows of any source shows something."""
+            for source in self._sources():
                 self._source, self._is_shown = source, False
-                try:
-                    self._first(self._rows(state, generator), values, state)
-                except Exception:
-                    continue
+                with contextlib.suppress(Exception):
+                    self._first(self._rows(), values)
                 if self._is_shown:
                     return True
             return False
 
         def with_moved(numbers: list[int], values: list[Any], moved: list[Any]) -> list[Any]:
             """Return values of which as many as possible of these are the moved ones."""
-            if not numbers:
-                return values
             tried = [moved[n] if n in numbers else value for n, value in enumerate(values)]
-            if runs(tried):
+            if shows(tried):
                 return tried
-            if len(numbers) == 1:
-                return values
             middle = len(numbers) // 2
-            for part in (numbers[:middle], numbers[middle:]):
+            for part in (numbers[:middle], numbers[middle:]) if middle else ():
                 values = with_moved(part, values, moved)
             return values
 
-        present = [variable.value for variable in variables]
+        variables, numbers = self.traced.variables, list(range(len(values)))
         kept = [
-            made_up.with_sign_of(
-                backend.array_of(variable), np.asarray(ops.convert_to_numpy(value))
-            )
-            for variable, value in zip(variables, values, strict=True)
+            made_up.with_sign_of(backend.array_of(each), np.asarray(ops.convert_to_numpy(value)))
+            for each, value in zip(variables, values, strict=False)
         ]
-        numbers = list(range(len(values)))
-        return with_moved(numbers, with_moved(numbers, present, kept), values)
+        return with_moved(numbers, with_moved(numbers, self._present(), kept), values)
+
+    def _further(self, values: list[Any]) -> Values:
+        """Return values of all variables, present ones of those found since, and of the seeds."""
+        values = [*values, *self._present()[len(values) :]]
+        return values, self.traced.seed_values(self._state)
 
     def _first(
-        self, rows: list[np.ndarray], values: list[Any], state: int
+        self, rows: list[np.ndarray], values: list[Any]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return what the first pass of a comparison yields, and note whether it shows anything."""
-        outputs, assigned = self.traced.run(rows, (values, self.traced.seed_values(state)))
-        self._is_shown = all(
-            2 * np.isfinite(outputs[number]).sum() > len(outputs[number])
-            for number in self._last(outputs)
-        )
+        outputs, assigned = self.traced.run(rows, self._further(values))
+        last = [outputs[number] for number in self._last(outputs)]
+        self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
         return outputs, assigned
 
     def _last(self, outputs: list[np.ndarray]) -> list[int]:
@@ -272,22 +271,15 @@ class Probe:
         last = (traced.model, traced.loss)
         return [number for number in of_rows if traced.layers[number] in last] or of_rows
 
-    def _is_trained_finitely(self) -> bool:
-        """Return whether all trained weights are finite."""
-        variables = self.traced.model.trainable_variables
-        return all(np.isfinite(backend.array_of(variable)).all() for variable in variables)
-
     def _culprits(self, failure: Exception | None) -> str:
         """Return a sentence on the layer and the columns with which nothing can be compared."""
-        traced, sample = self.traced, self.traced.sample
-        generator, values = np.random.default_rng(0), [v.value for v in traced.variables]
-        layer = traced.failed
+        traced, sample, layer = self.traced, self.traced.sample, self.traced.failed
 
         def shows(rows: list[np.ndarray]) -> bool:
             """Return whether a pass over some rows shows anything."""
             nonlocal layer
             try:
-                outputs, _ = self._first(rows, values, 0)
+                outputs, _ = self._first(rows, self._present())
             except Exception:
                 layer = layer or traced.failed
                 return False
@@ -297,7 +289,7 @@ class Probe:
             return self._is_shown
 
         self._source = len(sample.sources) - 1, False
-        rows, columns = self._rows(0, generator), []
+        rows, columns = self._rows(), []
         undeclared = [n for n in sample.undeclared if rows[n].dtype.kind in "fiu"]
         calm = [each * (number not in undeclared) for number, each in enumerate(rows)]
         is_calm = shows(calm)
@@ -311,8 +303,8 @@ class Probe:
                 if not shows(tried):
                     at = column[0] if len(column) == 1 else column
                     columns.append(f"{sample.names[number]!r}, column {at}")
-        columns = columns or [f"{sample.names[n]!r}" for n in sample.undeclared]
-        where = f"layer {layer.name!r}" if layer is not None else "a layer"
+        columns = columns or [repr(sample.names[number]) for number in sample.undeclared]
+        where = "a layer" if layer is None else f"layer {layer.name!r}"
         what = "numbers that are not finite" if failure is None else f"an error ({failure})"
         return f"{where} yields {what} (inputs that no layer declares: {'; '.join(columns)})"
 
@@ -326,15 +318,13 @@ class Probe:
             "input_ranges=)`: the structure of `x`, with a pair `(lowest, highest)` for each array."
         )
 
-    def _found_at(
-        self, values: list[Any], number: int, generator: Generator, with_gradients: bool = False
-    ) -> list[PrivacyIssue]:
+    def _found_at(self, values: list[Any], with_gradients: bool = False) -> list[PrivacyIssue]:
         """Return what a short comparison finds, at given values of the variables."""
-        if alike := self._repeated(values, number, generator, with_gradients):
-            return self._placed_or_counted(*alike, values, number, generator)
+        if alike := self._repeated(values, with_gradients):
+            return self._placed_or_counted(*alike, values)
         found: list[PrivacyIssue] = []
         for _ in range(2):  # A difference is looked at again on other rows.
-            found = self._compared(values, number, generator, True, set())
+            found = self._compared(values, True)
             if not found:
                 break
         return found
@@ -343,12 +333,6 @@ class Probe:
     def outside_variables(self) -> list[keras.Variable]:
         """The variables that a pass reads and that are not the model's."""
         return self.traced.outside.read
-
-    def _run(self, rows: list[np.ndarray], values: list[Any] | None = None) -> list[np.ndarray]:
-        """Return the outputs of the layers, with the variables as they are unless given."""
-        if values is None:
-            values = [variable.value for variable in self.traced.variables]
-        return self._first(rows, values, 0)[0]
 
     def _unrepeatable(self, first: list[np.ndarray], again: list[np.ndarray]) -> list[PrivacyIssue]:
         """Return an issue with the first layer in which two runs on the same rows differ."""
@@ -369,13 +353,12 @@ class Probe:
         ]
 
     def _repeated(
-        self, values: list[Any], state: int, generator: Generator, with_gradients: bool
+        self, values: list[Any], with_gradients: bool
     ) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
         """Return rows and outputs if half of them stay the same where the others are exchanged."""
-        traced = self.traced
-        rows, others = self._rows(state, generator), self._rows(state, generator, False)
-        half, further = traced.half(generator), (values, traced.seed_values(state))
-        first, _ = self._first(rows, values, state)
+        traced, further = self.traced, self._further(values)
+        rows, others, half = self._rows(), self._rows(False), self.traced.half(self._generator)
+        first, _ = self._first(rows, values)
         again, _ = traced.run(self._exchanged(rows, others, half), further)
         if _first_difference(first, again, True, ~half) is not None:
             return None
@@ -392,23 +375,22 @@ class Probe:
             differs = _differ(first[number][half], again[number][half], True)
             self._depends |= self._is_shown and differs
 
-    def _outside_state(self, generator: Generator) -> list[PrivacyIssue]:
+    def _outside_state(self) -> list[PrivacyIssue]:
         """Return issues with what a forward pass leaves behind outside of Keras's variables."""
-        traced = self.traced
-        rows, exchanged = self._rows(0, generator), self._rows(0, generator)
+        traced, rows, exchanged = self.traced, self._rows(), self._rows()
         state, outputs = OutsideState(traced.model), []
         for each in (rows, rows, exchanged, rows):
-            outputs.append(self._run(each))
+            outputs.append(self._first(each, self._present())[0])
             state.note()
         # The step leaves metrics as the forward pass did: they must not be read by the next one.
         measured = {id(variable) for variable in traced.model.metrics_variables}
         values = [
-            made_up.moved_value(backend.array_of(each), 1, False, generator)
+            made_up.moved_value(backend.array_of(each), 1, False, self._generator)
             if id(each) in measured
             else each.value
             for each in traced.variables
         ]
-        outputs.append(self._run(rows, values))
+        outputs.append(self._first(rows, values)[0])
         names = state.names()
         if not names and traced.forward.effects.writes:
             names = [traced.model.name]
@@ -419,64 +401,45 @@ class Probe:
             names = [traced.layers[min(numbers)].name]
         return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
-    def _compared_at(
-        self,
-        values: list[Any],
-        state: int,
-        generator: Generator,
-        with_gradients: bool,
-        dependent: set[int],
-    ) -> list[PrivacyIssue]:
+    def _compared_at(self, values: list[Any], with_gradients: bool) -> list[PrivacyIssue]:
         """Compare at one of the states, which include variables that only a pass shows."""
         while True:
-            found = self._compared(values, state, generator, with_gradients, dependent)
+            found = self._compared(values, with_gradients)
             known = {id(variable) for variable in self.traced.variables}
             further = [each for each in self.outside_variables if id(each) not in known]
             if not further:
                 return found
             self._counting.update(id(each) for each in further if math.prod(each.shape) == 1)
             self.traced.use_variables([*self.traced.variables, *further])
-            values = self._values_at(state, generator)
+            values = self._values_at(self._state)
 
-    def _compared(
-        self,
-        values: list[Any],
-        state: int,
-        generator: Generator,
-        with_gradients: bool,
-        dependent: set[int],
-    ) -> list[PrivacyIssue]:
-        """Compare a pass with others, for which other rows were exchanged or left out.
+    def _compared(self, values: list[Any], with_gradients: bool) -> list[PrivacyIssue]:
+        """Compare a pass with others, for which rows were exchanged, moved or left out.
 
         Args:
             values: The values of the variables.
-            state: Number of the state, for random generators and rows.
-            generator: Draws rows.
             with_gradients: Whether derivatives are taken too.
-            dependent: Takes the `id` of each variable whose assigned value depends on the rows.
 
         Returns:
             At most one issue with a layer or a loss.
         """
-        traced = self.traced
-        rows = self._rows(state, generator)
-        # Whole sequences, so that the longest one of the batch always changes.
-        others = self._rows(state, generator, with_padding=False)
-        further = (values, traced.seed_values(state))
-        first, assigned = self._first(rows, values, state)
+        traced, further = self.traced, self._further(values)
+        # Others are whole sequences, so that the longest one of the batch always changes.
+        rows, others = self._rows(), self._rows(with_padding=False)
+        first, assigned = self._first(rows, values)
         again, _ = traced.run(rows, further)
         if unrepeatable := self._unrepeatable(first, again):
             return unrepeatable
         # If a repeated pass agrees to the last bit, kept rows must agree to the last bit too.
         is_exact = _first_difference(first, again, True) is None
         mixing: list[int] = []
-        first_half = traced.half(generator)
+        first_half = traced.half(self._generator)
         for half in (first_half, ~first_half):
             outputs, now = traced.run(self._exchanged(rows, others, half), further)
             number = _first_difference(first, outputs, is_exact, ~half)
             mixing += [] if number is None else [number]
             self._note_dependence(first, outputs, half)
-            dependent.update(
+            self._dependent.update(
                 id(variable)
                 for variable, one, two in zip(traced.updated, assigned, now, strict=True)
                 if _differ(one, two, is_exact)
@@ -487,79 +450,85 @@ class Probe:
         if part is not None:
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [self._issue(part, told)]
-        return self._placed_or_counted(rows, first, values, state, generator)
+        return self._placed_or_counted(rows, first, values, ~first_half if with_gradients else None)
 
     def _placed_or_counted(
         self,
         rows: list[np.ndarray],
         outputs: list[np.ndarray],
         values: list[Any],
-        state: int,
-        generator: Generator,
+        kept: np.ndarray | None = None,
     ) -> list[PrivacyIssue]:
-        """Return an issue with the first layer that depends on places or the number of rows."""
-        traced, further = self.traced, (values, self.traced.seed_values(state))
+        """Return an issue with the first layer that depends on places or the number of rows.
+
+        Args:
+            rows: The rows.
+            outputs: What the model returns for them.
+            values: The values of the variables.
+            kept: Rows whose derivatives were taken last and are compared too, or None.
+        """
+        traced, further = self.traced, self._further(values)
         for _ in range(2):
-            order = generator.permutation(traced.size)
+            order = self._generator.permutation(traced.size)
             order = order[::-1] if (order == np.arange(traced.size)).all() else order
-            moved, _ = traced.run([each[order] for each in rows], further, order)
+            moved, layers = [each[order] for each in rows], traced.layers
+            pairs = list(zip(outputs, traced.run(moved, further, order)[0], strict=True))
+            compared = set(self._last(outputs))
+            if kept is not None:
+                layers, before = [*layers, *traced.tapped], traced.derivatives
+                traced.leaking(moved, further, kept[order], order)
+                pairs += zip(before, traced.derivatives, strict=True)
+                compared |= set(range(len(outputs), len(pairs)))
             differing = [
                 number
-                for number, (one, other) in enumerate(zip(outputs, moved, strict=True))
+                for number, (one, other) in enumerate(pairs)
                 if len(one) == traced.size and not _are_close(one[order], other, 1e-4)
             ]
             # An output in between may be a table with as many rows.
-            if not set(differing) & set(self._last(outputs)):
-                return self._counted(values, state, generator)
+            if not compared.intersection(differing):
+                return self._counted(values)
             # A difference is looked at again on other rows, and where it is known what is drawn for
             # each row.
-            rows = self._rows(state, generator)
+            rows = self._rows()
             traced.look_for_rows_in_draws(rows, further)
             outputs, _ = traced.run(rows, further)
-        return [self._issue(traced.layers[differing[0]], issues.PLACE)]
+            if kept is not None:
+                traced.leaking(rows, further, kept)
+        number = differing[0]
+        if number >= len(outputs):  # Derivatives differ before the layer, and not behind it.
+            number = min(differing[-1] + 1, len(pairs) - 1)
+        return [self._issue(layers[number], issues.PLACE)]
 
-    def _counted(self, values: list[Any], state: int, generator: Generator) -> list[PrivacyIssue]:
-        """Return an issue with the first layer that depends on the number of rows."""
-        layer = self._counting_layer((values, self.traced.seed_values(state)), state, generator)
-        return [] if layer is None else [self._issue(layer, issues.COUNTING)]
-
-    def _counting_layer(
-        self, values: Values, state: int, generator: Generator
-    ) -> keras.Layer | None:
-        """Return the first layer whose output for a few rows changes if more rows follow them."""
-        few, many = self._few, self.traced
+    def _counted(self, values: list[Any]) -> list[PrivacyIssue]:
+        """Return an issue with the first layer whose output for few rows changes with more rows."""
+        few, many, further = self._few, self.traced, self._further(values)
         if few is None:
-            return None
+            return []
         if len(few.variables) != len(many.variables):
             few.use_variables(many.variables)
-        differing = None
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
         for _ in range(2):
-            rows = self._rows(state, generator)
-            outputs = many.run(rows, values)[0]
+            rows = self._rows()
+            outputs, layers = many.run(rows, further)[0], few.layers
             num_inputs = many.sample.num_inputs
-            alone = few.run([each[: few.size] for each in rows[:num_inputs]], values)[0]
-            layers = few.layers
+            alone = few.run([each[: few.size] for each in rows[:num_inputs]], further)[0]
             if many.loss is not None:  # The loss is always that of one row alone.
                 outputs = outputs[:-1]
             if len(alone) != len(outputs):  # Another axis is as long as one of the batches.
                 layers, outputs, alone = layers[-1:], outputs[-1:], alone[-1:]
-            differing = next(
-                (
-                    layer
-                    for layer, one, other in zip(layers, alone, outputs, strict=False)
-                    if len(one) == few.size and not _are_close(one, other[: few.size])
-                ),
-                None,
-            )
-            if differing is None:
-                break
-        return differing
+            differing = [
+                layer
+                for layer, one, other in zip(layers, alone, outputs, strict=False)
+                if len(one) == few.size and not _are_close(one, other[: few.size])
+            ]
+            if not differing:
+                return []
+        return [self._issue(differing[0], issues.COUNTING)]
 
-    def _values_at(self, state: int, generator: Generator) -> list[Any]:
+    def _values_at(self, state: int) -> list[Any]:
         """Return the values of the variables at one of the states that are tried."""
         if state == 0:
-            return [variable.value for variable in self.traced.variables]
+            return self._present()
         if state >= made_up.NUM_STATES:
             return [
                 made_up.far_value(backend.array_of(variable), state == made_up.NUM_STATES)
@@ -569,7 +538,7 @@ class Probe:
             ]
         trained = {id(variable) for variable in self.traced.model.trainable_variables}
         return [
-            made_up.moved_value(backend.array_of(each), state, id(each) in trained, generator)
+            made_up.moved_value(backend.array_of(each), state, id(each) in trained, self._generator)
             for each in self.traced.variables
         ]
 

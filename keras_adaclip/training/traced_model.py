@@ -47,6 +47,8 @@ class TracedModel:
         layers: For each output of the last pass, the layer that returned it.
         updated: The variables that the last pass assigned.
         added: The layers that added a loss of their own.
+        tapped: For each derivative of the last backward pass, the layer that it belongs to.
+        derivatives: A number for each row of each derivative.
         failed: The layer in which the last pass raised an error, or None.
     """
 
@@ -77,7 +79,8 @@ class TracedModel:
         self.updated: list[keras.Variable] = []
         self.added: list[keras.Layer] = []
         self.failed: keras.Layer | None = None
-        self._tapped: list[keras.Layer] = []
+        self.tapped: list[keras.Layer] = []
+        self.derivatives: list[np.ndarray] = []
         self._taps_trained_only = False
         self.use_variables(self.variables)
 
@@ -100,9 +103,12 @@ class TracedModel:
             values: The values of the variables.
             order: The former number of each row, with which its random numbers move along.
         """
-        order = np.arange(self.size) if order is None else order
-        outputs, assigned = self.forward([*rows, order.astype("int32")], values)
+        outputs, assigned = self.forward([*rows, self._numbers(order)], values)
         return outputs, assigned
+
+    def _numbers(self, order: np.ndarray | None) -> np.ndarray:
+        """Return the former number of each row, by default its own one."""
+        return (np.arange(self.size) if order is None else order).astype("int32")
 
     def eager_outputs(self, rows: list[np.ndarray]) -> list[np.ndarray]:
         """Return a number for each row of each layer output, without compiling the model."""
@@ -124,28 +130,36 @@ class TracedModel:
         self.use_variables(self.variables)
 
     def leaking(
-        self, rows: list[np.ndarray], values: Values, kept: np.ndarray
+        self,
+        rows: list[np.ndarray],
+        values: Values,
+        kept: np.ndarray,
+        order: np.ndarray | None = None,
     ) -> keras.Layer | OwnLoss | None:
         """Return the layer past which an output of the rows `kept` depends on another row.
+
+        The other arguments are those of `run`.
 
         Raises:
             FloatingPointError: If there is none, and most derivatives are not finite.
         """
         try:
-            leaks, *of_losses = (each([*rows, kept], values) for each in self._backwards)
+            (leaks, self.derivatives), *of_losses = (
+                each([*rows, self._numbers(order), kept], values) for each in self._backwards
+            )
         except Exception:
             # Before the first trained layer nothing needs a gradient, and not everything has one.
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
             self.use_variables(self.variables)
-            return self.leaking(rows, values, kept)
+            return self.leaking(rows, values, kept, order)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
         if leaking:
-            return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
-        if any(leak > 0.0 for each in of_losses for leak in each):
+            return self.tapped[min(leaking[-1] + 1, len(self.tapped) - 1)]
+        if any(leak > 0.0 for each, _ in of_losses for leak in each):
             return self.loss
-        if any(leak < 0.0 for each in (leaks, *of_losses) for leak in each):
+        if any(leak < 0.0 for each in (leaks, *(each for each, _ in of_losses)) for leak in each):
             raise FloatingPointError("most derivatives by other rows are not finite")
         return None
 
@@ -236,17 +250,20 @@ class TracedModel:
         """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
         return gradients.per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
 
-    def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> Tensor:
+    def _backward(
+        self, rows: list[Tensor], values: Values, of_losses: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the largest derivative of the outputs of some rows by each tensor of the others.
 
-        Where `of_losses` is true, the losses of these rows are differentiated instead.
+        Also return a number for each row of each derivative. Where `of_losses` is true, the losses
+        of these rows are differentiated instead.
         """
-        *inputs, kept = rows
+        *inputs, order, kept = rows
         kept = ops.cast(kept, "float32")
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
             """Return the sum of the kept rows of the outputs, or of the losses."""
-            self._tapped[:] = []
+            self.tapped[:] = []
             skips = self._taps_trained_only
 
             def record(layer: keras.Layer, result: Any) -> Any:
@@ -258,7 +275,7 @@ class TracedModel:
                         return value
                     if skips and not keras_private.own_trainable_variables(layer):
                         return value
-                    self._tapped.append(layer)
+                    self.tapped.append(layer)
                     mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
                     value = keras_private.attach_mask(tap(value), mask)
                     return keras_private.attach_logits(value, logits)
@@ -281,9 +298,11 @@ class TracedModel:
             return total + ops.zeros(()), []
 
         # On JAX what is differentiated assigns all variables in the end.
-        with self._scope(values, with_updates=False):
+        with self._scope(values, False, order):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self.variables, *self.seeds])
-        return _largest_sizes(cotangents, 1.0 - kept)
+            weights: dict[tuple[int, ...], Tensor] = {}
+            digests = [_digest(value, weights) for value in cotangents]
+        return _largest_sizes(cotangents, 1.0 - kept), digests
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:

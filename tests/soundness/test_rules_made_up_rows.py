@@ -23,7 +23,7 @@ class Penalized(ka.PrivateModel):
 
     def __init__(self):
         super().__init__()
-        self.dense = layers.Dense(3)
+        self.dense = layers.Dense(3, use_bias=False)
 
     def call(self, x):
         return self.dense(x) * (1.0 + ops.sum(ops.square(self.dense.kernel)))
@@ -104,7 +104,7 @@ def test_what_is_proved_within_the_ranges_of_the_data_trains(ranges):
 
 def test_ranges_of_the_data_never_lead_to_another_plan():
     """They lead to a refusal that asks for public ranges, and these to the plan."""
-    with pytest.raises(ValueError, match=r"rows within the range of each column.*input_ranges="):
+    with pytest.raises(ValueError, match=r"not proved on rows within the range.*input_ranges="):
         fit(model_of_ids(True), ids(), helpers.labels(NUM_ROWS))
     given = model_of_ids(True)
     fit(given, ids(), helpers.labels(NUM_ROWS), input_ranges=(5, np.full(4, 12)))
@@ -173,10 +173,10 @@ def test_what_a_blind_examination_would_accept_is_refused(kind):
 def test_ids_outside_of_a_table_do_not_hide_a_layer_that_mixes():
     """On JAX, they yield numbers that are none, and so did all rows."""
     inputs = keras.Input((2,))
-    ids = layers.Lambda(lambda x: ops.abs(x) * 1000.0)(inputs)
+    ids = layers.Lambda(lambda x: ops.abs(x[:, :1]) * 1000.0)(inputs)
     hidden = layers.Lambda(mixed, name="mixes")(layers.Flatten()(layers.Embedding(400, 3)(ids)))
     model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
-    x = np.random.default_rng(0).uniform(0, 0.39, (NUM_ROWS, 2)).astype("float32")
+    x = np.random.default_rng(0).uniform(0, [0.39, 900.0], (NUM_ROWS, 2)).astype("float32")
     with pytest.raises(ValueError, match="mixes: It mixes examples"):
         fit(model, x, helpers.labels(NUM_ROWS))
 
@@ -210,6 +210,7 @@ class ByPlace(layers.Layer):
             "parity": lambda: ops.where(places % 2 == 0, x, -x),
             "constant seed": lambda: drawing(x, 1),
             "constant beside random": lambda: drawing(drawing(x, seed), 1),
+            "derivative": lambda: x + places * (x - ops.stop_gradient(x)),
             "constant dropout": lambda: keras.random.dropout(x, 0.5, seed=1),
             "random": lambda: drawing(x, seed),
             "random twice": lambda: drawing(keras.random.dropout(x, 0.5, seed=seed), seed),
@@ -221,6 +222,7 @@ class ByPlace(layers.Layer):
 
 
 BY_PLACE = ["place", "parity", "constant seed", "constant beside random", "constant dropout"]
+BY_PLACE += ["derivative"]
 ALONE = ["random", "random twice", "one mask", "one constant mask", "as many as rows"]
 
 
@@ -246,3 +248,23 @@ def test_clients_train_with_ranges_and_refuse_those_that_do_not_fit():
         train(input_ranges=3)
     train(input_ranges=(-3, 3))
     assert model.privacy_ledger.steps == 1
+
+
+def test_a_plan_that_is_wrong_for_the_data_alone_is_refused():
+    """Small numbers do not show it. Public ranges do, and lead to the right plan."""
+
+    def model():
+        inputs, dense = keras.Input((helpers.NUM_FEATURES,)), layers.Dense(3)
+        hidden = dense(inputs)
+        outputs = layers.Lambda(
+            lambda x: x[0] * (1.0 + ops.sum(dense.kernel) * ops.relu(x[1][:, :1] - 50.0))
+        )((hidden, inputs))
+        return helpers.compiled(ka.PrivateModel(inputs, outputs))
+
+    x, y = table()
+    x = 100.0 + 10.0 * x
+    with pytest.raises(ValueError, match=r"not proved on rows within the range.*input_ranges="):
+        fit(model(), x, y)
+    given = model()
+    fit(given, x, y, input_ranges=(0, 200))
+    assert not given.gradient_plan.is_layerwise
