@@ -30,11 +30,11 @@ _COUNTING_LOSS = (
     "each entry of all axes but the last.",
 )
 _UNEXAMINED_LOSS = (
-    "It is zero or not finite on all made-up rows, so it is not known whether it counts the rows "
-    "that pad the last batch of a client.",
+    "It is not finite on any made-up rows, so it is not known whether it counts the rows that pad "
+    "the last batch of a client.",
     "Use a loss that is finite for targets within the range of each column of the data.",
 )
-_NUM_LOSS_ROWS = 3
+_NUM_LOSS_ROWS, _FINE = 3, ("", "")
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
 # recurrent layers loop on their own.
 _SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
@@ -157,23 +157,13 @@ def _loss_issues(
     model: keras.Model, sample: SampleRows, row_counts: list[int]
 ) -> list[PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
-    told: tuple[str, str] | None = _UNEXAMINED_LOSS
-    failure: Exception | None = None
-    # The ranges of the data come first, which every loss takes.
-    for source in reversed(range(len(sample.sources))):
-        try:
-            told = _told_of_loss(model, sample.batch(source, _NUM_LOSS_ROWS), row_counts)
-        except Exception as error:
-            failure = failure or error
-        if told is not _UNEXAMINED_LOSS:
-            return [] if told is None else [PrivacyIssue("loss", *told)]
-    if failure is not None:
-        raise failure
-    return [PrivacyIssue("loss", *_UNEXAMINED_LOSS)]
+    judge = functools.partial(_told_of_loss, model, row_counts)
+    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNEXAMINED_LOSS
+    return [PrivacyIssue("loss", *told)] if told != _FINE else []
 
 
-def _told_of_loss(model: keras.Model, rows: Batch, row_counts: list[int]) -> tuple[str, str] | None:
-    """Return what there is to say of the loss of some rows, None if it leaves out padding."""
+def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tuple[str, str] | None:
+    """Return what there is to say of the loss of some rows; None if they show nothing."""
     num_rows = rows.num_rows
     missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 
@@ -191,12 +181,12 @@ def _told_of_loss(model: keras.Model, rows: Batch, row_counts: list[int]) -> tup
 
     variables = [*model.variables, *model.metrics_variables]
     (found,) = backend.evaluate_each(losses, variables, [()])
-    is_shown = False
+    told = None
     for values in found:
         alone, again, *padded = (float(value) for value in values)
         if not math.isfinite(alone):
             continue
-        is_shown = is_shown or any(values)
+        told = _FINE
         # An example of zeros alone may be none at all, as where zeros are masked words.
         padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
         is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
@@ -204,7 +194,7 @@ def _told_of_loss(model: keras.Model, rows: Batch, row_counts: list[int]) -> tup
             return _RANDOM_LOSS
         if not all(map(is_close, padded)):
             return _COUNTING_LOSS
-    return None if is_shown else _UNEXAMINED_LOSS
+    return told
 
 
 def _made_different(value: Any) -> Any:

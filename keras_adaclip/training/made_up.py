@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,6 +238,23 @@ class SampleRows:
         rows = self.drawn(source, size, 0, np.random.default_rng(size))
         x, parts = keras.tree.pack_sequence_as(self.structure, rows)
         return gradients.finite_rows(Batch(x, **parts))
+
+    def first_shown(self, judges: Iterable[Callable[[Batch], Any]], size: int) -> Any:
+        """Return the first result for a batch of any source that is not None, or None.
+
+        The ranges of the data come first, for which every loss is defined.
+        """
+        failure: Exception | None = None
+        for judge in judges:
+            for source in reversed(range(len(self.sources))):
+                try:
+                    if (told := judge(self.batch(source, size))) is not None:
+                        return told
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
 
     def batches(self) -> tuple[list[Batch], Batch | None]:
         """Return batches of the sources that do not read the data, and one of that which does.

@@ -5,7 +5,6 @@
 
 import functools
 import inspect
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -243,28 +242,28 @@ def loss_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
     own = OwnLoss.of(model)
     if own is None:
         return []
-    variables = [*model.variables, *model.metrics_variables]
-    told, failure = _UNEXAMINED_LOSS, None
-    # The ranges of the data come first, which every loss takes.
-    batches = reversed([sample.batch(number) for number in range(len(sample.sources))])
     # Where predictions are zero, so may be the loss.
-    for spread, batch in itertools.product((0.0, 0.3), batches):
-        batch = gradients.repeated(Batch(batch.x, batch.y), _NUM_LOSS_ROWS)
-        try:
-            (losses,) = backend.evaluate_each(
-                functools.partial(_losses, model, spread), variables, [(batch.x, batch.y)]
-            )
-        except Exception as error:
-            failure = failure or error
-            continue
-        if np.isfinite(losses[0]) and any(map(np.any, losses)):
-            if _is_separable(*losses):
-                return []
-            told = _MIXING_LOSS
-            break
-    if told is _UNEXAMINED_LOSS and failure is not None:
-        raise failure
+    judges = [functools.partial(_is_loss_separable, model, spread) for spread in (0.0, 0.3)]
+    is_separable = sample.first_shown(judges, _NUM_LOSS_ROWS)
+    if is_separable:
+        return []
+    told = _UNEXAMINED_LOSS if is_separable is None else _MIXING_LOSS
     return [PrivacyIssue(own.name, *told)]
+
+
+def _is_loss_separable(model: keras.Model, spread: float, batch: Batch) -> bool | None:
+    """Return whether the loss of a batch is that of its rows; None if these show nothing.
+
+    Args:
+        model: A compiled and built model.
+        spread: What is added to the predictions at most.
+        batch: The rows.
+    """
+    evaluate = functools.partial(_losses, model, spread)
+    variables, parts = [*model.variables, *model.metrics_variables], (batch.x, batch.y)
+    (losses,) = backend.evaluate_each(evaluate, variables, [parts])
+    is_shown = np.isfinite(losses[0]) and any(map(np.any, losses))
+    return _is_separable(*losses) if is_shown else None
 
 
 def _losses(model: keras.Model, spread: float, parts: tuple[Any, Any]) -> list[Tensor]:
