@@ -12,6 +12,7 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
+from keras_adaclip.gradients.layers import rule
 from tests.models import helpers
 
 BACKEND = keras.backend.backend()
@@ -54,6 +55,27 @@ def test_rows_that_show_nothing_do_not_choose_the_plan(kind):
     model = helpers.compiled(Penalized())
     fit(model, x, y, **options.get(kind, {}))
     assert "differ from plain ones" in model.gradient_plan.looped_reason
+
+
+class Doubled(layers.Dense):
+    """A layer that gets a wrong rule."""
+
+
+class WrongRule(ka.gradients.LayerRule):
+    def gradients(self, call, variables):
+        gradients = ops.einsum("bi,bj->bij", call.inputs, call.cotangents[0])
+        return [ka.gradients.Materialized(gradients * 2.0)]
+
+
+def test_a_wrong_rule_behind_a_unit_that_is_off_is_not_used(monkeypatch):
+    """Nothing was compared: all its gradients are zero, until training moves a bias far enough."""
+    monkeypatch.setitem(rule._RULES, Doubled, WrongRule())
+    inputs = keras.Input((helpers.NUM_FEATURES,))
+    off = layers.Lambda(lambda x: ops.relu(x - 1e6))(Doubled(3, use_bias=False)(inputs))
+    outputs = layers.Add()([layers.Dense(3)(inputs), off])
+    model = helpers.compiled(ka.PrivateModel(inputs, outputs))
+    fit(model, *table())
+    assert "gradients are zero, which proves nothing, of" in model.gradient_plan.looped_reason
 
 
 def test_columns_of_numbers_in_front_of_a_table_train_with_the_plan_of_ids():
