@@ -30,7 +30,8 @@ from keras_adaclip.training.probe import Probe
 Tensor = Any
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
-_NUM_LOSS_ROWS = 3
+# Enough for several rows of one class, which losses that compare rows tell apart.
+_NUM_LOSS_ROWS = 6
 _MIXING_LOSS = (
     "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it compares "
     "examples with each other; private training evaluates it on each example alone.",
