@@ -657,8 +657,8 @@ gradients/test_precision.py::test_norms_and_sums_are_never_taken_in_tf32
 +                 if True:
 # the padding of large clients not examined | federated/fit.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_only_later_is_named
-- sizes = row_counts if others_decide else []
-+ sizes: list[int] = []
+- sample, row_counts if others_decide else []
++ sample, []
 # the padding of clients examined before the first round only | training/base.py
 federated/test_refusals.py::test_what_was_proved_of_padding_is_proved_again_before_each_epoch
 - last = own_callbacks.EpochCheck(isolation.prove_again)
