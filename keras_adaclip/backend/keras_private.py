@@ -124,6 +124,26 @@ class NoTensorFlowCheckpoint:
         )
 
 
+def layers_fed_by(model: keras.Model, tensor: keras.KerasTensor) -> list[keras.Layer]:
+    """Return the layers that an input of a functional model feeds, also inside of its models.
+
+    Args:
+        model: The model.
+        tensor: One of its inputs.
+    """
+    found = []
+    for layer in flatten_layers(model):
+        for node in layer._inbound_nodes:
+            for number, given in enumerate(node.input_tensors):
+                if given is not tensor:
+                    continue
+                found.append(layer)
+                inner = getattr(layer, "inputs", None) or ()
+                if layer is not model and number < len(inner):
+                    found += layers_fed_by(layer, inner[number])
+    return found
+
+
 def replaced_calls(calls: Mapping[keras.Layer, Callable[..., Any]]) -> AbstractContextManager[None]:
     """Return a context in which layers have another `call`.
 

@@ -149,6 +149,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         sampling: str = "poisson",
         validation_split: float = 0.0,
         class_weight: dict[int, float] | None = None,
+        input_ranges: Any = None,
     ) -> Any:
         """Train for some rounds, each of them a step, and return Keras's `History`.
 
@@ -178,6 +179,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 same ones in every `fit` on these clients. They are not protected. The other clients
                 are the population.
             class_weight: As for Keras, in the loss of the clients' local steps.
+            input_ranges: Public ranges of the inputs, as for `PrivateModel.fit`.
 
         Raises:
             TypeError: If `clients` is no `ClientData`.
@@ -196,7 +198,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)
-        self._prepare_rounds(data)
+        self._prepare_rounds(data, input_ranges)
         cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
         num_epochs = epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
@@ -314,22 +316,25 @@ class FederatedTraining(PerClient, training.TrainingBase):
             "with that much less noise, and epsilon is that of what ran"
         )
 
-    def _prepare_rounds(self, data: training.TrainingData) -> None:
+    def _prepare_rounds(self, data: training.TrainingData, input_ranges: Any = None) -> None:
         """Build and examine the model, and set up local training."""
         training.refuse(self, training.metric_issues(self))
         self._set_in_steps("contributes", False)
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         row_counts = cohorts.row_counts
-        finding = preparation.refuse_unsound_rounds(self, rows, row_counts)
+        sample = training.SampleRows(self, rows, data.known or rows, input_ranges)
+        finding = preparation.refuse_unsound_rounds(self, sample, row_counts)
         self._assign_in_steps(finding.assigned, rows)
-        self._prove_isolation(rows, row_counts)
+        self._prove_isolation(rows, sample, row_counts)
         training.refuse_other_settings(self)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)
 
-    def _prove_isolation(self, rows: Batch, row_counts: list[int]) -> None:
+    def _prove_isolation(
+        self, rows: Batch, sample: training.SampleRows, row_counts: list[int]
+    ) -> None:
         """Prove that padding counts nowhere, at the shapes that other clients may cause.
 
         Raises:
@@ -341,7 +346,9 @@ class FederatedTraining(PerClient, training.TrainingBase):
             state.isolation, state.planned_shapes = training.StepIsolation(self), shapes
         # In batches of one size, padding depends on the client alone.
         others_decide = self.federated_settings.client_batch_size is None
-        state.isolation.prove(rows, row_counts if others_decide else [], others_vary=others_decide)
+        state.isolation.prove(
+            sample, row_counts if others_decide else [], others_vary=others_decide
+        )
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, again if anything has changed since the last `fit`."""

@@ -14,9 +14,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch, call_model, finite_rows
+from keras_adaclip.gradients import Batch, call_model
 from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training import Finding, PrivacyIssue
+from keras_adaclip.training import Finding, PrivacyIssue, SampleRows
 
 _RANDOM_LOSS = (
     "It gave two values for the same targets and predictions: it keeps state or draws random "
@@ -29,6 +29,12 @@ _COUNTING_LOSS = (
     "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one value for "
     "each entry of all axes but the last.",
 )
+_UNEXAMINED_LOSS = (
+    "It is not finite on any made-up rows, so it is not known whether it counts the rows that pad "
+    "the last batch of a client.",
+    "Use a loss that is finite for targets within the range of each column of the data.",
+)
+_NUM_LOSS_ROWS, _FINE = 3, ("", "")
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
 # recurrent layers loop on their own.
 _SLOW_SIDE_BY_SIDE = (keras.layers.RNN, *training.CONVOLUTIONS)
@@ -38,12 +44,12 @@ _MOST_WEIGHTS, _WEIGHTS_IN_A_CACHE = 1 << 24, 1 << 21
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 128
 
 
-def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]) -> Finding:
+def refuse_unsound_rounds(model: keras.Model, sample: SampleRows, row_counts: list[int]) -> Finding:
     """Raise if training `model` over clients would not be private, or not what it seems.
 
     Args:
         model: A compiled and built federated model.
-        rows: A few examples to run the model on.
+        sample: Makes rows up to run the model on.
         row_counts: The numbers of rows that local batches have.
 
     Returns:
@@ -54,8 +60,8 @@ def refuse_unsound_rounds(model: keras.Model, rows: Batch, row_counts: list[int]
     """
     training.refuse_unsupported(model)
     training.refuse_other_weights(model)
-    finding = training.Probe(model, rows, counts_rows=True).examined(eagerly=True)
-    found = [*training.issues_of_clients(finding), *_loss_issues(model, rows, row_counts)]
+    finding = training.Probe(model, sample, counts_rows=True).examined(eagerly=True)
+    found = [*training.issues_of_clients(finding), *_loss_issues(model, sample, row_counts)]
     training.refuse(model, found + training.compile_issues(model))
     return finding
 
@@ -147,10 +153,18 @@ def _is_fast_side_by_side(model: keras.Model) -> bool:
     return not (backend.loops_in_python() and keras_private.seed_generator_states(model))
 
 
-def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list[PrivacyIssue]:
+def _loss_issues(
+    model: keras.Model, sample: SampleRows, row_counts: list[int]
+) -> list[PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
-    rows = finite_rows(rows)
-    num_rows = keras.tree.flatten(rows.x)[0].shape[0]
+    judge = functools.partial(_told_of_loss, model, row_counts)
+    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNEXAMINED_LOSS
+    return [PrivacyIssue("loss", *told)] if told != _FINE else []
+
+
+def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tuple[str, str] | None:
+    """Return what there is to say of the loss of some rows; None if they show nothing."""
+    num_rows = rows.num_rows
     missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 
     def losses(_: Any) -> list[Any]:
@@ -167,18 +181,20 @@ def _loss_issues(model: keras.Model, rows: Batch, row_counts: list[int]) -> list
 
     variables = [*model.variables, *model.metrics_variables]
     (found,) = backend.evaluate_each(losses, variables, [()])
+    told = None
     for values in found:
         alone, again, *padded = (float(value) for value in values)
         if not math.isfinite(alone):
             continue
+        told = _FINE
         # An example of zeros alone may be none at all, as where zeros are masked words.
         padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
         is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
         if not is_close(again):
-            return [PrivacyIssue("loss", *_RANDOM_LOSS)]
+            return _RANDOM_LOSS
         if not all(map(is_close, padded)):
-            return [PrivacyIssue("loss", *_COUNTING_LOSS)]
-    return []
+            return _COUNTING_LOSS
+    return told
 
 
 def _made_different(value: Any) -> Any:

@@ -6,6 +6,7 @@ that are used outside the layer that owns them, layers that merge axes into the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import keras
@@ -16,23 +17,51 @@ from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
 from keras_adaclip.gradients.examination import unproven_plan
 from keras_adaclip.gradients.forms import PerExampleGradient
 from keras_adaclip.gradients.forward import call_model, stateless
+from keras_adaclip.gradients.layers import GeneralRule
 from keras_adaclip.gradients.layerwise import GradientPlan, TapRecorder
-from keras_adaclip.gradients.proof import is_exact
+from keras_adaclip.gradients.proof import ShowsNothingError, objection, runs_alone
 
 
-def make_plan(model: keras.Model, rows: Batch, method: str = "auto") -> GradientPlan:
+def make_plan(
+    model: keras.Model,
+    rows: Batch | Sequence[Batch],
+    method: str = "auto",
+    of_data: Batch | None = None,
+) -> GradientPlan:
     """Return the fastest plan that is exact for `model`.
 
     Args:
         model: A built model with a compiled loss.
-        rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison.
+        rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison; or
+            several batches of them, of which the first that shows something decides. For training
+            that is private they must be made up, without a look at the data.
         method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
             another if no layer-wise plan is exact.
+        of_data: Examples within the ranges of private data, which must prove a layer-wise plan
+            too, or alone where the others show nothing. They never lead to another one.
 
     Raises:
-        ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact.
+        ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact, or if `of_data`
+            would have to decide.
     """
-    plan = _proven_plan(model, finite_rows(rows))
+    plan = None
+    for each in [rows] if isinstance(rows, Batch) else rows:
+        plan = plan or _proven_plan(model, finite_rows(each))
+    if of_data is not None and (plan is None or plan.is_layerwise):
+        of_ranges = _proven_plan(model, finite_rows(of_data))
+        # Where the made-up rows prove a plan, ranges that show nothing are no objection.
+        if (of_ranges or plan or layerwise.looped_plan("")).is_layerwise:
+            plan = plan or of_ranges
+        else:
+            reason = "gradients are zero or not finite"
+            reason = of_ranges.looped_reason or reason if of_ranges else reason
+            raise ValueError(
+                f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within "
+                f"the range of each column of the data: {reason}. These ranges are private and "
+                "must not choose another plan, and small made-up numbers do not show that it is "
+                "needed. Give public ranges of the inputs with `fit(..., input_ranges=)`."
+            )
+    plan = plan or layerwise.looped_plan("on made-up rows gradients are zero or not finite")
     if method != "auto" and not plan.is_layerwise:
         raise ValueError(
             f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
@@ -41,20 +70,32 @@ def make_plan(model: keras.Model, rows: Batch, method: str = "auto") -> Gradient
     return plan
 
 
-def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan:
-    """Return a layer-wise plan if it is exact on a few rows, else the last resort."""
+def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan | None:
+    """Return a layer-wise plan if it is exact on a few rows, else the last resort.
+
+    None if the rows show nothing.
+    """
     try:
         plan, is_random = unproven_plan(model, rows)
         if not plan.is_layerwise:
             return plan
-        agrees = is_exact(model, rows, plan, training=not is_random)
-        parts = _forms(model, rows, plan) if agrees else {}
+        parts = _forms(model, rows, plan)
+        of_rules = {
+            id(variable)
+            for layer, rule in plan.rules.items()
+            for variable in ([] if isinstance(rule, GeneralRule) else plan.variables[layer])
+        }
+        reason = objection(model, rows, plan, not is_random, of_rules & parts.keys())
+    except ShowsNothingError:
+        return None
     except Exception as error:  # Whatever a backend raises, the last resort is exact.
+        if not runs_alone(model, rows):
+            return None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
         return layerwise.looped_plan(f"a layer-wise trial failed with {message}")
-    if not agrees:
-        return layerwise.looped_plan("layer-wise gradients differ from plain ones on a few rows")
+    if reason is not None:
+        return layerwise.looped_plan(reason)
     numbers = sum(part.numbers_per_example or 0 for part in parts.values())
     return replace(plan, numbers_per_example=numbers)
 

@@ -13,7 +13,7 @@ from keras_adaclip import gradients
 from keras_adaclip._checks import check_integer
 from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy
 from keras_adaclip.gradients import Augmentation, Batch, LayerReport
-from keras_adaclip.sampling import as_array
+from keras_adaclip.sampling import padding
 from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
@@ -92,13 +92,14 @@ def check(model: keras.Model) -> PrivacyCheck:
     """
     issues = preflight.issues_of_parts(model)
     try:
-        rows = None if issues else _random_rows(model)
-        if rows is None:
+        sample = None if issues else _made_up_rows(model)
+        if sample is None:
             return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
-        issues = Probe(model, rows).examined().issues
-        issues = issues or Probe(model, rows, _MANY).examined(at_step_shape=True).issues
+        issues = Probe(model, sample).examined().issues
+        issues = issues or Probe(model, sample, _MANY).examined(at_step_shape=True).issues
         if issues:
             return PrivacyCheck(issues, [])
+        rows = sample.batch()
         plan = gradients.unproven_plan(model, rows)[0]
         return PrivacyCheck(issues, gradients.layer_reports(model, rows, plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
@@ -127,13 +128,17 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         )
 
 
-def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:
+def checked_augmentation(
+    layer: Any, multiplicity: Any, rows: Batch, known: Batch | None, ranges: Any
+) -> Augmentation | None:
     """Return the augmentation of each example by a layer, or None.
 
     Args:
         layer: A Keras layer, or None.
         multiplicity: Number of copies of each example.
-        rows: A few examples, to run the layer on.
+        rows: A few examples, for the shape of the inputs.
+        known: The inputs whose columns may be read.
+        ranges: The argument `input_ranges` of `fit`.
 
     Raises:
         TypeError: If `layer` is not a Keras layer, or `multiplicity` is not an integer.
@@ -160,7 +165,7 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
             "`augmentation` works on models with one input tensor. Put the augmentation into the "
             "model instead, as layers on the inputs that need it."
         )
-    tensor = keras.ops.convert_to_tensor(inputs[0])
+    tensor = keras.ops.zeros_like(keras.ops.convert_to_tensor(inputs[0]))
     found = layer(tensor, training=False)
     if found.shape[1:] != tensor.shape[1:]:
         raise ValueError(
@@ -175,7 +180,8 @@ def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmenta
     augmentation = Augmentation(layer, multiplicity)
     model = augmentation.as_model(rows)
     refuse(model, preflight.layer_issues(model))
-    refuse(model, Probe(model, Batch(tensor)).examined().issues)
+    sample = made_up.SampleRows(model, Batch(rows.x), known and Batch(known.x), ranges)
+    refuse(model, Probe(model, sample.of_inputs()).examined().issues)
     return augmentation
 
 
@@ -190,12 +196,13 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
     Raises:
         ValueError: If the input shapes are not known.
     """
-    rows = _random_rows(model) if x is None else gradients.finite_rows(Batch(x))
-    if rows is None:
+    sample = _made_up_rows(model)
+    if x is None and sample is None:
         raise ValueError(
             f"The input shapes of model {model.name!r} are not known. Call "
             "`private_summary(x=...)` with a few inputs."
         )
+    rows = sample.batch() if sample and x is None else gradients.finite_rows(Batch(x))
     if not model.built:
         model(rows.x)
     plan = model.gradient_plan or gradients.unproven_plan(model, rows)[0]
@@ -215,25 +222,20 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
     return f"{text}."
 
 
-def _random_rows(model: keras.Model) -> Batch | None:
-    """Return three random rows of the model's input shapes, or None if these are unknown."""
+def _made_up_rows(model: keras.Model) -> made_up.SampleRows | None:
+    """Return made-up rows of the model's input shapes, or None if these are unknown."""
     if not model.built or not getattr(model, "inputs", None):
         return None
-    generator = np.random.default_rng(0)
 
     def rows(tensor: Any) -> np.ndarray:
-        """Return three random rows for an input."""
-        shape = (3, *(8 if size is None else size for size in tensor.shape[1:]))
+        """Return rows of the shape of an input."""
+        shape = (1, *(8 if size is None else size for size in tensor.shape[1:]))
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        if dtype == "string":
-            return as_array(generator.choice(made_up.known_words(model), shape))
-        if "float" in dtype:
-            return generator.normal(size=shape).astype(dtype)
-        return generator.integers(0, 2, size=shape).astype(dtype)
+        return padding(shape, np.dtype(object if dtype == "string" else dtype))
 
     structure = getattr(model, "input", None)
     inputs = model.inputs[0] if structure is None else structure
-    return gradients.finite_rows(Batch(keras.tree.map_structure(rows, inputs)))
+    return made_up.SampleRows(model, Batch(keras.tree.map_structure(rows, inputs)))
 
 
 def _one_after_another(reason: str | None) -> str:

@@ -155,7 +155,7 @@ def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
 
     Args:
         model: A compiled and built private model with a plan.
-        rows: A few training examples.
+        rows: A few examples that are made up without the data, whose values decide nothing then.
         batch_size: The largest number of rows of a batch.
 
     Returns:

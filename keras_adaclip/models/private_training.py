@@ -4,6 +4,7 @@ A mixin without a Keras base, shared by `PrivateModel`, its functional form and
 `PrivateSequential`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.gradients import Augmentation, make_plan, mapped
+from keras_adaclip.gradients import Augmentation, Batch, make_plan, mapped
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
@@ -97,8 +98,9 @@ class PrivateTraining(training.TrainingBase):
         once_per_pass: bool = False,
         augmentation: Any = None,
         augmentation_multiplicity: int = 1,
+        input_ranges: Any = None,
     ) -> Any:
-        """Train privately; the arguments are Keras's, and five more.
+        """Train privately; the arguments are Keras's, and six more.
 
         With arrays and `sampling="poisson"`, each step draws every example with probability
         `batch_size / len(x)`, and an epoch is `ceil(len(x) / batch_size)` steps. The noised sum
@@ -135,6 +137,11 @@ class PrivateTraining(training.TrainingBase):
             augmentation_multiplicity: Number of augmented copies of each example, whose gradients
                 are averaged *before* clipping (De et al. 2022). They are one contribution and cost
                 no privacy. The time of a step grows in proportion.
+            input_ranges: Public ranges of the inputs: the structure of `x`, with a pair `(lowest,
+                highest)` in the place of each array, numbers or arrays that broadcast to the shape
+                of one example; None where nothing is said. The model is examined on made-up rows
+                within them. Without them, rows are also drawn within the range of each column of
+                the data, which may decide whether `fit` refuses, and nothing else.
 
         Returns:
             Keras's `History`. Its `ended_early` says why a `PrivacyCallback` has ended training
@@ -184,13 +191,15 @@ class PrivateTraining(training.TrainingBase):
                 **common,
             )
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
-        wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        wanted = checked_augmentation(
+            augmentation, augmentation_multiplicity, data.rows, data.known, input_ranges
+        )
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
         data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
         is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
         kind = None if is_traced_again else self._kind_of_steps(data)
-        sizes = self._prepare(data, augmentation=wanted, kind=kind)
+        sizes = self._prepare(data, augmentation=wanted, kind=kind, input_ranges=input_ranges)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
             history = super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
@@ -225,7 +234,11 @@ class PrivateTraining(training.TrainingBase):
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         size, rows = training_data.rows_of(x, y, sample_weight)
         data = training.TrainingData(
-            sampling=Sampling.STREAM, expected_batch_size=size, num_examples=size, rows=rows
+            sampling=Sampling.STREAM,
+            expected_batch_size=size,
+            num_examples=size,
+            rows=rows,
+            known=Batch(x, y),
         )
         # Examining the model takes longer than a step: once after each `compile` is enough here.
         self._prepare(data, examine=False)
@@ -246,6 +259,7 @@ class PrivateTraining(training.TrainingBase):
         examine: bool = True,
         augmentation: Augmentation | None = None,
         kind: tuple[Any, ...] | None = None,
+        input_ranges: Any = None,
     ) -> tuple[int, ...]:
         """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
 
@@ -255,6 +269,7 @@ class PrivateTraining(training.TrainingBase):
                 or if its inputs have other numbers of axes, for which it may compute otherwise.
             augmentation: How the examples are augmented.
             kind: Everything for which the steps are compiled; None if it is not known.
+            input_ranges: As for `fit`.
 
         Returns:
             The numbers of rows that batches are padded to.
@@ -277,16 +292,18 @@ class PrivateTraining(training.TrainingBase):
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
+        sample = training.made_up.SampleRows(self, rows, data.known, input_ranges)
         probe = None
         if examine and not is_traced:
-            probe = state.probe if is_known else training.Probe(self, rows, with_loss=True)
-        finding = training.preflight.refuse_unsound_training(self, rows, probe, is_known)
+            probe = state.probe if is_known else training.Probe(self, sample, with_loss=True)
+        finding = training.preflight.refuse_unsound_training(self, sample, probe, is_known)
         if finding is not None:
             state.probe = probe
             self._assign_in_steps(finding.assigned, rows)
         method = self.optimizer.gradient_method  # type: ignore[attr-defined]
         if plan is None or not is_planned or method != state.planned_method:
-            plan = make_plan(self, rows, method)
+            made, of_data = sample.batches()
+            plan = make_plan(self, made, method, of_data)
             state.planned_method, state.planned_shapes = method, shapes
             self.train_function = None
         if self.train_function is None:
@@ -294,9 +311,11 @@ class PrivateTraining(training.TrainingBase):
             state.isolation = training.StepIsolation(self)
         state.plan = plan
         try:
+            if self.optimizer.microbatch_size == "auto":  # type: ignore[attr-defined]
+                data = dataclasses.replace(data, rows=sample.batch())
             layout = batch_layout(self, data)
             state.isolation.prove(
-                rows,
+                sample,
                 step_sizes(self, data, layout),
                 augmentation,
                 others_vary=not backend.needs_fixed_shapes(self),

@@ -240,3 +240,10 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         if self._share is not None:
             return self._share.first_rows
         return self.take(np.arange(min(3, self.num_rows)))
+
+    @property
+    def known_rows(self) -> dict[str, Any]:
+        """All rows if they are arrays of this process alone, otherwise the first ones."""
+        if self._share is None and isinstance(self._rows, ArrayRows):
+            return self._rows.parts
+        return self.first_rows

@@ -26,18 +26,18 @@ class ArrayRows:
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         given = zip(PARTS, (x, y, sample_weight), strict=True)
-        self._parts = {
+        self.parts = {
             name: keras.tree.map_structure(rows_in_file, as_arrays(part))
             for name, part in given
             if part is not None
         }
-        self.num_rows = common_length(self._parts)
+        self.num_rows = common_length(self.parts)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
         """Return a function that returns the rows with these numbers, without padding."""
         return lambda: {
             name: keras.tree.map_structure(lambda array: array[numbers], part)
-            for name, part in self._parts.items()
+            for name, part in self.parts.items()
         }
 
     def begin_run(self) -> None:

@@ -6,6 +6,7 @@
 
 from keras_adaclip.training.base import TrainingBase, flattened
 from keras_adaclip.training.issues import Finding, PrivacyIssue, issues_of_clients, refuse
+from keras_adaclip.training.made_up import SampleRows
 from keras_adaclip.training.model_forms import SubclassedForm, converted
 from keras_adaclip.training.preflight import (
     compile_issues,

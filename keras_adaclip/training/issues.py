@@ -16,6 +16,13 @@ COUNTING = (
     "Its output for one row depends on how many rows are in the batch.",
     f"{_ALONE} If it draws random numbers, draw them with `keras.random`.",
 )
+PLACE = (
+    "Its output for one row depends on the place of the row in the batch, so a removed row would "
+    "change what the rows behind it contribute; or it draws a number for each row from a constant "
+    "seed, which looks the same.",
+    "Let its output depend on the row alone. Draw random numbers with `keras.random` and a "
+    "`keras.random.SeedGenerator`, never with a number as the seed.",
+)
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "
     "of a client would count."
@@ -132,7 +139,7 @@ def issues_of_clients(finding: Finding) -> list[PrivacyIssue]:
     return [
         replace(issue, reason=PADDING_COUNTS) if issue.reason in (MIXING[0], COUNTING[0]) else issue
         for issue in finding.issues
-        if issue.reason not in (ASSIGNED[0], ASSIGNED_OUTSIDE[0])
+        if issue.reason not in (ASSIGNED[0], ASSIGNED_OUTSIDE[0], PLACE[0])
     ]
 
 

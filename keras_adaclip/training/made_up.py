@@ -1,22 +1,33 @@
-"""Random rows, and values that variables may come to have, for an examination."""
+"""Made-up rows, and values that variables may come to have, for an examination."""
 
+import contextlib
+import copy
+import functools
 import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
 from numpy.random import Generator
 
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients import Batch
+from keras_adaclip.sampling import as_array
 
 # States of the variables that are tried: the present one, and four that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
 NUM_STATES, NUM_FAR_STATES = 5, 2
-# Spread of the random rows at each state, as a multiple of the spread of the data.
-SPREADS = (1.0, 1.0, 3.0, 0.3, 10.0)
 # More than the number of steps of any run.
 _FAR = 1e9
-# Of a made-up input, whose square float32 can hold.
-_LARGEST = 1e15
+# Of a made-up input, whose square float32 can hold, and of one that is whole.
+_LARGEST, _LARGEST_ID = 1e15, 2.0**62
+# Numbers of the data whose range is read, and rows that are looked at for whole numbers.
+_MOST_READ, _NUM_LOOKED_AT = 1 << 28, 1000
+# Two rows are compared in each trial of a proof.
+_NUM_ROWS_OF_PROOF = 12
 # Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
 _NUM_WORDS = 100
@@ -54,6 +65,18 @@ def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generat
     return noise.reshape(value.shape).astype(value.dtype, copy=False)
 
 
+def with_sign_of(value: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Return a moved value in which each float keeps its sign, and other kinds are as before.
+
+    Args:
+        value: The present value; zeros count as positive.
+        moved: The other value.
+    """
+    if value.dtype.kind in "biu":
+        return value
+    return np.where((moved < 0) != (value < 0), -moved, moved).astype(value.dtype)
+
+
 def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:
     """Return the value of a counter after very many steps.
 
@@ -82,33 +105,276 @@ def known_words(model: keras.Model) -> list[str]:
     return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
 
 
-def plausible_rows(
-    value: np.ndarray, size: int, spread: float, generator: Generator, words: list[str]
-) -> np.ndarray:
-    """Return random rows with the shape and the kind of the given ones.
-
-    Integers are drawn from the given ones, 0 and 1, which are valid ids of any table: rows that
-    all hold one id (padding, black pixels) would hide everything.
+@dataclass(frozen=True)
+class Law:
+    """How the entries of an input or a target are drawn.
 
     Args:
-        value: Rows of the data.
-        size: Number of rows to return.
-        spread: The spread of floats, as a multiple of that of the data.
-        generator: Draws the rows.
-        words: Strings to draw from in addition to those of the data.
+        lowest: The lowest value, of a shape that broadcasts to that of one example.
+        highest: The highest value, as `lowest`.
+        is_whole: Whether entries are whole numbers, as `lowest`.
+        values: The values to choose from in place of all this.
     """
-    shape, kind = (size, *value.shape[1:]), value.dtype
-    if value.dtype == object:
-        texts = [each if isinstance(each, str) else each.decode() for each in value.flat]
-        return generator.choice(np.array([*texts, *words], object), shape)
-    if value.dtype.kind == "b":
-        return generator.integers(0, 2, shape).astype(bool)
-    if value.dtype.kind == "f":
-        value = np.clip(value.astype(np.float64), -_LARGEST, _LARGEST)
-        spread = spread * (value.std() or 1.0)
-        return (value.mean() + spread * generator.normal(size=shape)).astype(kind)
-    known = np.unique([*np.unique(value).tolist(), 0, 1])
-    return generator.choice(known, shape).astype(value.dtype)
+
+    lowest: Any = 0.0
+    highest: Any = 1.0
+    is_whole: Any = True
+    values: Sequence[Any] | None = None
+
+    def drawn(
+        self, shape: tuple[int, ...], dtype: np.dtype, state: int, generator: Generator
+    ) -> np.ndarray:
+        """Return random entries; the state decides from which part of the range they are."""
+        if self.values is not None:
+            return generator.choice(np.array(self.values, dtype), shape)
+        share = generator.random(shape)
+        share = (share, share, share, 0.35 + 0.3 * share, np.round(share))[state % NUM_STATES]
+        limit = _LARGEST if dtype.kind == "f" else _LARGEST_ID
+        lowest, highest = (np.clip(each, -limit, limit) for each in (self.lowest, self.highest))
+        whole = np.minimum(np.floor(lowest + share * (highest - lowest + 1.0)), highest)
+        return np.where(self.is_whole, whole, lowest + share * (highest - lowest)).astype(dtype)
+
+
+class SampleRows:
+    """Made-up rows, which no example of the data decides; their weights are 1.
+
+    There are several sources of rows. Inputs follow what is declared, in each of them: ranges of
+    the user's, the table or the vocabulary of the layer that an input feeds. Other numbers are
+    small, of both signs in the first source and positive in the second. Targets are numbers of
+    classes, as many as the model has outputs, or numbers between 0 and 1. In the last source,
+    whatever is not declared stays within the range of each column of the data.
+
+    Args:
+        model: A built model.
+        rows: At least one example, for structure, shapes and dtypes.
+        known: Inputs and targets whose columns may be read; None for none.
+        ranges: The argument `input_ranges` of `fit`.
+
+    Attributes:
+        structure: Inputs and, by name, targets and weights, whose leaves are the rows.
+        num_inputs: The number of inputs.
+
+    Raises:
+        ValueError: If `ranges` do not fit the inputs.
+    """
+
+    def __init__(
+        self, model: keras.Model, rows: Batch, known: Batch | None = None, ranges: Any = None
+    ) -> None:
+        parts = {"y": rows.y, "sample_weight": rows.sample_weight}
+        self.structure = rows.x, {name: part for name, part in parts.items() if part is not None}
+        self._model, self._rows, self._known = model, rows, known
+        self._inputs, self._targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
+        self._weights = [np.ones_like(value[:1]) for value in weights]
+        self.num_inputs = len(self._inputs)
+        self._declared = _laws_of_user(ranges, rows.x, self._inputs)
+
+    @functools.cached_property
+    def undeclared(self) -> list[int]:
+        """The numbers of the inputs of which nothing is declared."""
+        layers = _laws_of_inputs(self._model, self._inputs)
+        pairs = zip(self._declared, layers, strict=True)
+        self._declared = [one or other for one, other in pairs]
+        return [number for number, law in enumerate(self._declared) if law is None]
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the last source is that of the data."""
+        return self._known is not None and bool(self.undeclared or self._targets)
+
+    @functools.cached_property
+    def sources(self) -> list[list[Law]]:
+        """The laws of all inputs and targets, for each source."""
+        has_floats = any(self._inputs[number].dtype.kind == "f" for number in self.undeclared)
+        words, known = known_words(self._model), self._known
+        targets = _laws_of_targets(self._model, self._rows, self._targets)
+        pairs = list(zip(self._declared, self._inputs, strict=True))
+        sources = [
+            [law or _small(value, low, words) for law, value in pairs] + targets
+            for low in ([-2.0, 0.0] if has_floats else [0.0])
+        ]
+        if known is not None and self.reads_data:
+            columns = zip(self._declared, _leaves(known.x), strict=True)
+            of_data = [law or _of_columns(value, words) for law, value in columns]
+            parts = _leaves(known.y) if self._targets else []
+            sources.append(of_data + [_of_columns(value, words) for value in parts])
+        return sources
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, for messages."""
+        paths = keras.tree.flatten_with_path(self.structure[0])
+        named = [".".join(map(str, path)) for path, _ in paths]
+        of_model = [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
+        is_named = len(of_model) == len(named) and "keras_tensor" not in "".join(of_model)
+        return of_model if is_named else [name or "x" for name in named]
+
+    def of_inputs(self) -> "SampleRows":
+        """Return the same rows of the one input alone, as an augmentation takes them."""
+        alone = copy.copy(self)
+        alone._targets, alone._weights = [], []
+        alone.structure = (keras.tree.flatten(self.structure[0])[0], {})
+        alone.sources = [laws[:1] for laws in self.sources]
+        return alone
+
+    def drawn(self, source: int, size: int, state: int, generator: Generator) -> list[np.ndarray]:
+        """Return rows: inputs, targets and weights.
+
+        Args:
+            source: The number of the source.
+            size: The number of rows.
+            state: Decides from which parts of the ranges they are.
+            generator: Draws the rows.
+        """
+        pairs = zip(self.sources[source], [*self._inputs, *self._targets], strict=True)
+        rows = [
+            law.drawn((size, *value.shape[1:]), value.dtype, state, generator)
+            for law, value in pairs
+        ]
+        return rows + [np.repeat(value, size, axis=0) for value in self._weights]
+
+    def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
+        """Return a batch from one source, as tensors, the same in each call."""
+        rows = self.drawn(source, size, 0, np.random.default_rng(size))
+        x, parts = keras.tree.pack_sequence_as(self.structure, rows)
+        return gradients.finite_rows(Batch(x, **parts))
+
+    def first_shown(self, judges: Iterable[Callable[[Batch], Any]], size: int) -> Any:
+        """Return the first result for a batch of any source that is not None, or None.
+
+        The ranges of the data come first, for which every loss is defined.
+        """
+        failure: Exception | None = None
+        for judge in judges:
+            for source in reversed(range(len(self.sources))):
+                try:
+                    if (told := judge(self.batch(source, size))) is not None:
+                        return told
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
+
+    def batches(self) -> tuple[list[Batch], Batch | None]:
+        """Return batches of the sources that do not read the data, and one of that which does.
+
+        The latter is None if all inputs are declared.
+        """
+        batches = [self.batch(number) for number in range(len(self.sources))]
+        of_data = batches.pop() if self.reads_data else None
+        return batches, of_data if self.undeclared else None
+
+
+def _small(value: np.ndarray, lowest: float, words: list[str]) -> Law:
+    """Return the law of an input of which nothing is declared."""
+    if value.dtype.kind == "O":
+        return Law(values=words)
+    # 0 and 1 are valid in any table. So are small numbers, cut to whole ones.
+    return Law(lowest, 2.0, is_whole=False) if value.dtype.kind == "f" else Law()
+
+
+def _of_columns(value: np.ndarray, words: list[str]) -> Law:
+    """Return the law of a part of the data, from the range of each of its columns."""
+    if value.dtype.kind in "Ob":
+        return _small(value, 0.0, words)
+    value = value[: max(_MOST_READ // max(math.prod(value.shape[1:]), 1), 1)]
+    if value.dtype.kind != "f":
+        return Law(value.min(axis=0).astype("float64"), value.max(axis=0).astype("float64"))
+    lowest, highest = np.fmin.reduce(value), np.fmax.reduce(value)
+    if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
+        value = np.where(np.isfinite(value), value, np.nan)
+        lowest, highest = (np.nan_to_num(each.reduce(value)) for each in (np.fmin, np.fmax))
+    few = np.nan_to_num(value[:: math.ceil(len(value) / _NUM_LOOKED_AT)])
+    is_whole = (few == np.floor(few)).all(axis=0)
+    return Law(lowest.astype("float64"), highest.astype("float64"), is_whole)
+
+
+def _leaves(part: Any) -> list[np.ndarray]:
+    """Return the arrays of a part of a batch, none for None."""
+    return [] if part is None else [as_array(value) for value in keras.tree.flatten(part)]
+
+
+def _laws_of_inputs(model: keras.Model, inputs: list[np.ndarray]) -> list[Law | None]:
+    """Return the law of each input that the layer behind it declares, None for others."""
+    tensors = getattr(model, "inputs", None) or ()
+    if len(tensors) != len(inputs):
+        return [None] * len(inputs)
+    laws: list[Law | None] = []
+    for tensor in tensors:
+        layers = keras_private.layers_fed_by(model, tensor)
+        laws.append(next(filter(None, map(_law_of_layer, layers)), None))
+    return laws
+
+
+def _law_of_layer(layer: keras.Layer) -> Law | None:
+    """Return the law of the numbers that a layer declares to take, None if it declares none."""
+    kinds = keras.layers
+    if isinstance(layer, kinds.Embedding):
+        return Law(0, layer.input_dim - 1)
+    if isinstance(layer, kinds.CategoryEncoding) and layer.num_tokens is not None:
+        return Law(0, layer.num_tokens - 1)
+    if isinstance(layer, kinds.IntegerLookup):
+        return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
+    if isinstance(layer, kinds.StringLookup):
+        return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
+    return None
+
+
+def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | None]:
+    """Return the laws of the argument `input_ranges` of `fit`, None where it says nothing.
+
+    Raises:
+        ValueError: If it does not fit the inputs.
+    """
+    if ranges is None:
+        return [None] * len(inputs)
+    pairs: list[Any] = []
+    laws: list[Law | None] = []
+    try:
+        keras.tree.map_structure_up_to(x, lambda _, pair: pairs.append(pair), x, ranges)
+        for pair, value in zip(pairs, inputs, strict=True):
+            lowest, highest = (
+                np.broadcast_to(np.asarray(each, "float64"), value.shape[1:])
+                for each in ((0, 0) if pair is None else pair)
+            )
+            if not (np.isfinite([lowest, highest]).all() and (lowest <= highest).all()):
+                raise ValueError("bounds must be finite, the lowest one first")
+            if pair is not None and value.dtype.kind == "O":
+                raise ValueError("strings have no range")
+            is_whole = value.dtype.kind != "f"
+            laws.append(None if pair is None else Law(lowest, highest, is_whole))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "Argument `input_ranges` must have the structure of `x`, with a pair `(lowest, "
+            "highest)` of finite numbers or arrays of the shape of one example in the place of "
+            f"each array of numbers, or None. Received: input_ranges={ranges!r} ({error})"
+        ) from error
+    return laws
+
+
+def _laws_of_targets(model: keras.Model, rows: Batch, targets: list[np.ndarray]) -> list[Law]:
+    """Return laws that most losses take, from dtypes and the shapes of the model's outputs."""
+    shapes: list[Any] = [tuple(each.shape) for each in getattr(model, "outputs", None) or ()]
+
+    def run() -> None:
+        """Call the model on zeros, for the shapes of its outputs."""
+        zeros = keras.tree.map_structure(lambda value: np.zeros_like(as_array(value)), rows.x)
+        with keras.StatelessScope():
+            outputs = gradients.call_model(model, gradients.finite_rows(Batch(zeros)).x, True)
+        shapes.extend(tuple(each.shape) for each in keras.tree.flatten(outputs))
+
+    if targets and not shapes:
+        with contextlib.suppress(Exception):  # The model may not take zeros.
+            backend.trace(run)
+    laws = []
+    for number, value in enumerate(targets):
+        shape = value.shape[1:]
+        output = shapes[number][1:] if len(shapes) == len(targets) else shape
+        is_class = len(output) >= len(shape) and output != shape and (output[-1] or 0) > 1
+        law = Law(0, output[-1] - 1) if is_class else Law(is_whole=value.dtype.kind != "f")
+        laws.append(law)
+    return laws
 
 
 def cut_short(rows: np.ndarray, padding: float, generator: Generator) -> np.ndarray:

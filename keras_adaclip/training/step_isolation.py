@@ -14,8 +14,9 @@ import numpy as np
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, Batch
+from keras_adaclip.gradients import Augmentation
 from keras_adaclip.training.issues import Finding, issues_of_clients, refuse
+from keras_adaclip.training.made_up import SampleRows
 from keras_adaclip.training.probe import Probe
 
 # Batches between two comparisons, which take about as long as a few steps.
@@ -41,7 +42,7 @@ class StepIsolation:
 
     def prove(
         self,
-        rows: Batch,
+        sample: SampleRows,
         sizes: list[int],
         augmentation: Augmentation | None = None,
         others_vary: bool = False,
@@ -49,7 +50,7 @@ class StepIsolation:
         """Examine the model with batches of these sizes, unless that was done already.
 
         Args:
-            rows: A few training examples.
+            sample: Makes the rows up.
             sizes: Numbers of examples that pass through the model at a time.
             augmentation: How the examples are augmented.
             others_vary: Whether there are batches of yet other sizes.
@@ -64,7 +65,7 @@ class StepIsolation:
         plan = self._model.gradient_plan
         models = {id(self._model): self._model} if plan is None or plan.is_layerwise else {}
         if augmentation is not None:
-            models[id(augmentation.layer)] = augmentation.as_model(rows)
+            models[id(augmentation.layer)] = augmentation.as_model(sample.batch())
         # The largest batch first. A smaller one of about its size is compared once, or not at all
         # where there are batches of any size.
         has_exact_sizes = backend.needs_fixed_shapes(self._model)
@@ -74,8 +75,7 @@ class StepIsolation:
                 close = self._close_to(key)
                 if key not in self._probes and (close is None or has_exact_sizes):
                     is_own = model is self._model
-                    # The one input of an augmentation, however the model takes it.
-                    given = rows if is_own else Batch(keras.tree.flatten(rows.x)[0])
+                    given = sample if is_own else sample.of_inputs()
                     probe = Probe(model, given, key[1], is_own, counts_rows and close is None)
                     is_new = close is None
                     self._refuse(

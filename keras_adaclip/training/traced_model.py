@@ -7,7 +7,7 @@ with respect to the other rows are found too.
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -20,7 +20,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.training.equal_draws import EqualDraws
 from keras_adaclip.training.issues import OwnLoss
-from keras_adaclip.training.made_up import SPREADS, cut_short, known_words, plausible_rows
+from keras_adaclip.training.made_up import SampleRows, cut_short
 from keras_adaclip.training.outside_state import OutsideVariables
 
 Tensor = Any
@@ -33,10 +33,10 @@ class TracedModel:
 
     Args:
         model: A built model.
-        rows: At least one example, for shapes, dtypes and plausible values.
+        sample: Makes the rows up.
         size: Number of rows of a batch.
-        with_loss: Whether a loss of the user's own is run too; `rows` have targets then.
-        draws: Makes the draws of `keras.random`. None leaves them as they are.
+        with_loss: Whether a loss of the user's own is run too.
+        larger: The same model with more rows, with which this one is compared.
 
     Attributes:
         loss: The loss of the user's own, or None.
@@ -47,29 +47,24 @@ class TracedModel:
         layers: For each output of the last pass, the layer that returned it.
         updated: The variables that the last pass assigned.
         added: The layers that added a loss of their own.
+        tapped: For each derivative of the last backward pass, the layer that it belongs to.
+        derivatives: A number for each row of each derivative.
+        failed: The layer in which the last pass raised an error, or None.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        rows: Batch,
+        sample: SampleRows,
         size: int,
         with_loss: bool = False,
-        draws: EqualDraws | None = None,
+        larger: "TracedModel | None" = None,
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
-        self.model, self.size, self.draws = model, size, draws
-        targets = {} if self.loss is None else {"y": rows.y, "sample_weight": rows.sample_weight}
-        # A tuple: the inputs come first, whatever the names.
-        self._structure = (rows.x, {key: y for key, y in targets.items() if y is not None})
-        self.examples, self._targets = (
-            [
-                ops.convert_to_numpy(each)
-                for each in keras.tree.flatten(gradients.finite_rows(Batch(part)).x)
-            ]
-            for part in self._structure
-        )
-        self._words = known_words(model)
+        self.model, self.sample, self.size = model, sample, size
+        self._draws: EqualDraws = EqualDraws(size, None if larger is None else larger._draws)
+        x, targets = sample.structure
+        self._structure = (x, {} if self.loss is None else targets)
         layers = keras_private.flatten_layers(model)
         self._paddings = [0.0] + [
             float(layer.mask_value) for layer in layers if isinstance(layer, keras.layers.Masking)
@@ -83,7 +78,9 @@ class TracedModel:
         self.layers: list[keras.Layer | OwnLoss] = []
         self.updated: list[keras.Variable] = []
         self.added: list[keras.Layer] = []
-        self._tapped: list[keras.Layer] = []
+        self.failed: keras.Layer | None = None
+        self.tapped: list[keras.Layer] = []
+        self.derivatives: list[np.ndarray] = []
         self._taps_trained_only = False
         self.use_variables(self.variables)
 
@@ -96,53 +93,94 @@ class TracedModel:
             for each in ([False] if self.loss is None else [False, True])
         ]
 
+    def run(
+        self, rows: list[np.ndarray], values: Values, order: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return a number for each row of each layer output, and for each variable assigned.
+
+        Args:
+            rows: The rows.
+            values: The values of the variables.
+            order: The former number of each row, with which its random numbers move along.
+        """
+        outputs, assigned = self.forward([*rows, self._numbers(order)], values)
+        return outputs, assigned
+
+    def _numbers(self, order: np.ndarray | None) -> np.ndarray:
+        """Return the former number of each row, by default its own one."""
+        return (np.arange(self.size) if order is None else order).astype("int32")
+
     def eager_outputs(self, rows: list[np.ndarray]) -> list[np.ndarray]:
         """Return a number for each row of each layer output, without compiling the model."""
         values = ([variable.value for variable in self.variables], self.seed_values(0))
-        tensors = [ops.convert_to_tensor(each) for each in rows]
+        tensors = [ops.convert_to_tensor(each) for each in (*rows, np.arange(self.size))]
         outputs: list[list[np.ndarray]]
         outputs = backend.evaluate_each(lambda _: self._forward(tensors, values)[0], [], [()])
         return outputs[0]
 
+    def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
+        """Find the axis of the rows in each draw, by a pass over another number of them."""
+        other = TracedModel(self.model, self.sample, self.size + 3)
+        other.variables = self.variables
+        places = np.arange(other.size, dtype="int32")
+        more = [each[places % self.size] for each in rows[: self.sample.num_inputs]]
+        tensors = [ops.convert_to_tensor(each) for each in (*more, places)]
+        backend.trace(lambda: other._forward(tensors, values) and None)
+        self._draws.others = [*other._draws.shapes]
+        self.use_variables(self.variables)
+
     def leaking(
-        self, rows: list[np.ndarray], values: Values, kept: np.ndarray
+        self,
+        rows: list[np.ndarray],
+        values: Values,
+        kept: np.ndarray,
+        order: np.ndarray | None = None,
     ) -> keras.Layer | OwnLoss | None:
-        """Return the layer past which an output of the rows `kept` depends on another row."""
+        """Return the layer past which an output of the rows `kept` depends on another row.
+
+        The other arguments are those of `run`.
+
+        Raises:
+            FloatingPointError: If there is none, and most derivatives are not finite.
+        """
         try:
-            leaks, *of_losses = (each([*rows, kept], values) for each in self._backwards)
+            (leaks, self.derivatives), *of_losses = (
+                each([*rows, self._numbers(order), kept], values) for each in self._backwards
+            )
         except Exception:
             # Before the first trained layer nothing needs a gradient, and not everything has one.
             if self._taps_trained_only:
                 raise
             self._taps_trained_only = True
             self.use_variables(self.variables)
-            return self.leaking(rows, values, kept)
+            return self.leaking(rows, values, kept, order)
         leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
         if leaking:
-            return self._tapped[min(leaking[-1] + 1, len(self._tapped) - 1)]
-        return self.loss if any(leak > 0.0 for each in of_losses for leak in each) else None
+            return self.tapped[min(leaking[-1] + 1, len(self.tapped) - 1)]
+        if any(leak > 0.0 for each, _ in of_losses for leak in each):
+            return self.loss
+        if any(leak < 0.0 for each in (leaks, *(each for each, _ in of_losses)) for leak in each):
+            raise FloatingPointError("most derivatives by other rows are not finite")
+        return None
 
-    def rows(self, state: int, generator: Generator, with_padding: bool = True) -> list[np.ndarray]:
-        """Return random inputs, and targets drawn from the given ones.
+    def rows(
+        self, state: int, generator: Generator, source: int = 0, with_padding: bool = True
+    ) -> list[np.ndarray]:
+        """Return made-up inputs, and targets and weights for a loss.
 
         Args:
-            state: Decides the spread of the inputs, and whether sequences are cut short.
+            state: Decides the part of the ranges, and whether sequences are cut short.
             generator: Draws the rows.
+            source: The number of their source.
             with_padding: Whether sequences may be cut short.
         """
-        spread = SPREADS[state % len(SPREADS)]
-        rows = [
-            plausible_rows(each, self.size, spread, generator, self._words)
-            for each in self.examples
-        ]
+        rows = self.sample.drawn(source, self.size, state, generator)
         turn, is_odd = divmod(state, 2)
         if is_odd and with_padding:
             padding = self._paddings[turn % len(self._paddings)]
-            rows = [cut_short(each, padding, generator) for each in rows]
-        # Not every loss is defined for random targets.
-        return rows + [
-            each[generator.integers(len(each), size=self.size)] for each in self._targets
-        ]
+            for number in range(self.sample.num_inputs):
+                rows[number] = cut_short(rows[number], padding, generator)
+        return rows[: self.sample.num_inputs] if self.loss is None else rows
 
     def half(self, generator: Generator) -> np.ndarray:
         """Return half of the rows, drawn at random, as a bool array of shape `(size,)`."""
@@ -154,7 +192,9 @@ class TracedModel:
         return [value + np.asarray(number, value.dtype) for value in values]
 
     @contextmanager
-    def _scope(self, values: Values, with_updates: bool) -> Iterator[keras.StatelessScope]:
+    def _scope(
+        self, values: Values, with_updates: bool, order: Tensor | None = None
+    ) -> Iterator[keras.StatelessScope]:
         """Yield a scope in which all variables have the given values."""
         variables = [*self.variables, *self.seeds]
         tensors = [
@@ -164,18 +204,20 @@ class TracedModel:
         with (
             keras.StatelessScope(tensors, collect_losses=True) as scope,
             self.outside.noted(scope, with_updates),
-            nullcontext() if self.draws is None else self.draws.made(),
+            self._draws.made(order),
         ):
             yield scope
 
     def _forward(self, rows: list[Tensor], values: Values) -> tuple[list[Tensor], list[Tensor]]:
         """Return a number for each row of each layer output, and one for each variable assigned."""
+        *rows, order = rows
         x, targets = keras.tree.pack_sequence_as(self._structure, list(rows))
         digests: list[Tensor] = []
         weights: dict[tuple[int, ...], Tensor] = {}
         for seen in (self.layers, self.updated, self.added):
             seen.clear()
-        with self._scope(values, with_updates=True) as scope:
+        self.failed = None
+        with self._scope(values, True, order) as scope:
             before = [scope.get_current_value(variable) for variable in self._watched]
             num_attributed = [0]
 
@@ -208,17 +250,20 @@ class TracedModel:
         """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
         return gradients.per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
 
-    def _backward(self, rows: list[Tensor], values: Values, of_losses: bool) -> Tensor:
+    def _backward(
+        self, rows: list[Tensor], values: Values, of_losses: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the largest derivative of the outputs of some rows by each tensor of the others.
 
-        Where `of_losses` is true, the losses of these rows are differentiated instead.
+        Also return a number for each row of each derivative. Where `of_losses` is true, the losses
+        of these rows are differentiated instead.
         """
-        *inputs, kept = rows
+        *inputs, order, kept = rows
         kept = ops.cast(kept, "float32")
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
             """Return the sum of the kept rows of the outputs, or of the losses."""
-            self._tapped[:] = []
+            self.tapped[:] = []
             skips = self._taps_trained_only
 
             def record(layer: keras.Layer, result: Any) -> Any:
@@ -230,7 +275,7 @@ class TracedModel:
                         return value
                     if skips and not keras_private.own_trainable_variables(layer):
                         return value
-                    self._tapped.append(layer)
+                    self.tapped.append(layer)
                     mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
                     value = keras_private.attach_mask(tap(value), mask)
                     return keras_private.attach_logits(value, logits)
@@ -253,9 +298,11 @@ class TracedModel:
             return total + ops.zeros(()), []
 
         # On JAX what is differentiated assigns all variables in the end.
-        with self._scope(values, with_updates=False):
+        with self._scope(values, False, order):
             _, cotangents = backend.differentiate_at_taps(outputs, [*self.variables, *self.seeds])
-        return _largest_sizes(cotangents, 1.0 - kept)
+            weights: dict[tuple[int, ...], Tensor] = {}
+            digests = [_digest(value, weights) for value in cotangents]
+        return _largest_sizes(cotangents, 1.0 - kept), digests
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:
@@ -273,7 +320,11 @@ class TracedModel:
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 """Call the layer and record its result."""
-                return record(layer, original(*args, **kwargs))
+                try:
+                    return record(layer, original(*args, **kwargs))
+                except Exception:
+                    self.failed = self.failed or layer  # The innermost one comes first.
+                    raise
 
             return call
 
@@ -318,13 +369,19 @@ def _sines(number: Any) -> Tensor:
 
 
 def _largest_sizes(values: list[Tensor], rows: Tensor) -> Tensor:
-    """Return the largest finite absolute value of each tensor in the given rows."""
+    """Return the largest finite absolute value of each tensor in the given rows.
+
+    Where it is zero, and fewer than half of the rows are finite, it is -1.
+    """
     if not values:
         return ops.zeros((0,))
-    of_rows = []
+    found = []
     for value in values:
-        sizes = ops.absolute(ops.cast(value, "float32"))
-        sizes = ops.where(sizes < float("inf"), sizes, 0.0)
-        axes = tuple(range(1, len(value.shape)))
-        of_rows.append(ops.max(sizes, axis=axes) if axes else sizes)
-    return ops.max(ops.stack(of_rows) * rows, axis=1)
+        value = ops.cast(value, "float32")
+        sizes = ops.reshape(ops.absolute(value), (ops.shape(value)[0], -1))
+        is_finite = sizes < float("inf")
+        largest = ops.max(ops.max(ops.where(is_finite, sizes, 0.0), axis=1) * rows)
+        num_finite = ops.sum(ops.cast(ops.all(is_finite, axis=1), "float32") * rows)
+        is_blind = ops.logical_and(largest == 0.0, 2.0 * num_finite < ops.sum(rows))
+        found.append(ops.where(is_blind, -1.0, largest))
+    return ops.stack(found)

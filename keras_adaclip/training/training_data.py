@@ -38,7 +38,8 @@ class TrainingData(RunSettings):
     """Training data, ready for Keras's `fit`, on top of the facts of the run.
 
     Args:
-        rows: A few examples, to build and examine the model.
+        rows: A few examples, to build the model.
+        known: Inputs and targets whose columns may be read, for the ranges of made-up rows.
         num_not_finite: Number of examples with NaN or infinity, 0 if they were not looked at.
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
@@ -47,6 +48,7 @@ class TrainingData(RunSettings):
     """
 
     rows: Batch
+    known: Batch | None = None
     num_not_finite: int = 0
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
@@ -126,6 +128,7 @@ def from_arrays(
             num_examples=num_examples,
             steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
             rows=rows,
+            known=Batch(x, y),
             num_not_finite=num_not_finite,
             fit_arguments={
                 "x": for_keras(x),
@@ -225,6 +228,7 @@ def from_data_set(
         num_examples=int(num_examples),
         steps_per_epoch=steps_per_epoch or num_batches,
         rows=rows,
+        known=Batch(x, y),
         fit_arguments={
             "x": _with_copied_batches(data),
             "class_weight": class_weight,
@@ -273,6 +277,7 @@ def _from_poisson(
     if steps_per_epoch is not None:
         steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
     rows = _with_class_weights(dataset.first_rows, class_weight)
+    known = dataset.known_rows
     sampling, most = _sampling_of(dataset)
     return TrainingData(
         sampling=sampling,
@@ -281,6 +286,7 @@ def _from_poisson(
         num_examples=dataset.num_examples,
         steps_per_epoch=steps_per_epoch or dataset.num_batches,
         rows=Batch(rows["x"], rows.get("y"), rows.get("sample_weight")),
+        known=Batch(known["x"], known.get("y")),
         fit_arguments={"shuffle": False},
         poisson=dataset,
         class_weight=class_weight,

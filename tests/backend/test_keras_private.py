@@ -202,3 +202,13 @@ def test_every_function_of_keras_random_is_replaced():
         pass
     names = {name for name in dir(keras.random) if name.islower() and name[0] != "_"}
     assert set(replaced) == names
+
+
+def test_the_layers_that_an_input_feeds_are_found_also_inside_of_models():
+    inner = keras.Sequential([keras.Input((2,)), layers.Embedding(5, 3)])
+    inputs = [keras.Input((2,)), keras.Input((2,))]
+    dense = layers.Dense(1)
+    model = keras.Model(inputs, [inner(inputs[1]), dense(inputs[0])])
+    fed = [keras_private.layers_fed_by(model, each) for each in model.inputs]
+    assert fed[0] == [dense]
+    assert inner.layers[0] in fed[1]

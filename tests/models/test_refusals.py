@@ -11,6 +11,7 @@ from keras import ops
 import keras_adaclip as ka
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
+from keras_adaclip.training.made_up import SampleRows
 from keras_adaclip.training.preflight import loss_issues
 from tests.models import helpers
 
@@ -252,7 +253,8 @@ def probed(loss, y, own=False):
             loss.fn = lambda *args, **options: function(*args, **options)
     model = helpers.compiled(loss=loss)
     keras_private.build_for_training(model, X[:3], y[:3], None)
-    return loss_issues(model, Batch(X[:3], y[:3]))
+    rows = Batch(X, y)
+    return loss_issues(model, SampleRows(model, rows, rows))
 
 
 @pytest.mark.parametrize(
