@@ -6,8 +6,9 @@ that raise `NotImplementedError` here have no default.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,6 +22,10 @@ TensorFunction = Callable[[list[Tensor]], list[Tensor]]
 WeightedFunction = Callable[[Tensors, Tensors], Tensors]
 ResultAndGradients = tuple[Any, list[Tensor]]
 LoopBody = Callable[[Any, list[Tensor]], list[Tensor]]
+NO_MEMORY_KNOWN = (
+    'Here microbatch_size="auto" needs `memory_limit`, in bytes: the system does not tell how much '
+    "memory is free."
+)
 # For overrides: what their functions take and return is stated here.
 Function = Callable[..., Any]
 
@@ -450,33 +455,23 @@ class Recording:
 # Memory, for `microbatch_size="auto"`.
 
 
-def peak_memory(
-    function: Callable[[Any], Any],
-    variables: Variables,
-    arguments: Iterable[Any],
-    is_compiled: bool,
-) -> Iterator[int]:
-    """Yield, for each argument, the number of bytes that `function` needs while it runs.
-
-    Args:
-        function: Takes an argument and returns tensors. Reads and assigns `variables` only.
-        variables: The variables of the function.
-        arguments: Structures of tensors.
-        is_compiled: Whether XLA compiles the steps of the model.
-
-    Raises:
-        ValueError: If the system does not say.
-    """
-    raise NotImplementedError
-
-
 def free_memory() -> int:
-    """Return the number of bytes that may still be allocated.
+    """Return the number of bytes that may still be allocated, by default on the machine.
 
     Raises:
         ValueError: If the system does not say.
     """
-    raise NotImplementedError
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(each.split()[1]) for each in lines if "MemAvailable" in each)
+    except OSError as error:
+        raise ValueError(NO_MEMORY_KNOWN) from error
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # There is no limit, or there are no control groups.
+        return free
+    return min(free, limit - used)
 
 
 # Devices and processes. The defaults are those of one device and one process.

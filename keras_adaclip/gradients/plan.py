@@ -46,9 +46,10 @@ def make_plan(
     """
     plan = None
     for each in [rows] if isinstance(rows, Batch) else rows:
-        plan = plan or _proven_plan(model, finite_rows(each))
+        plan = plan or _proven_plan(model, finite_rows(each), may_choose=True)
     if of_data is not None and (plan is None or plan.is_layerwise):
-        of_ranges = _proven_plan(model, finite_rows(of_data))
+        is_last = plan is None
+        of_ranges = _proven_plan(model, finite_rows(of_data), may_choose=False, is_last=is_last)
         # Where the made-up rows prove a plan, ranges that show nothing are no objection.
         if (of_ranges or plan or layerwise.looped_plan("")).is_layerwise:
             plan = plan or of_ranges
@@ -70,10 +71,13 @@ def make_plan(
     return plan
 
 
-def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan | None:
+def _proven_plan(
+    model: keras.Model, rows: Batch, may_choose: bool, is_last: bool = False
+) -> GradientPlan | None:
     """Return a layer-wise plan if it is exact on a few rows, else the last resort.
 
-    None if the rows show nothing.
+    None if the rows show nothing, or too little where they `may_choose` no other plan. If they are
+    the last ones to try, an error with which no example runs is raised.
     """
     try:
         plan, is_random = unproven_plan(model, rows)
@@ -86,10 +90,12 @@ def _proven_plan(model: keras.Model, rows: Batch) -> GradientPlan | None:
             for variable in ([] if isinstance(rule, GeneralRule) else plan.variables[layer])
         }
         reason = objection(model, rows, plan, not is_random, of_rules & parts.keys())
-    except ShowsNothingError:
-        return None
+    except ShowsNothingError as error:
+        return layerwise.looped_plan(str(error)) if error.args and may_choose else None
     except Exception as error:  # Whatever a backend raises, the last resort is exact.
         if not runs_alone(model, rows):
+            if is_last:
+                raise
             return None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"{type(error).__name__}: {lines[-1] if lines else ''}"

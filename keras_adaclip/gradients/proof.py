@@ -42,7 +42,7 @@ _FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, 
 
 
 class ShowsNothingError(Exception):
-    """Raised for rows on which no gradient is finite and not zero."""
+    """Raised for rows on which gradients are not finite or zero, with a reason if not all are."""
 
 
 def objection(
@@ -71,13 +71,13 @@ def objection(
         unseen -= seen if agrees else set()
         if found.count(False) > 1 or (2 * sum(found) > len(found) and not unseen):
             break
+    if found and 2 * sum(found) <= len(found):
+        return "layer-wise gradients differ from plain ones on a few rows"
     if not found:
         raise ShowsNothingError
-    if 2 * sum(found) <= len(found):
-        return "layer-wise gradients differ from plain ones on a few rows"
     if unseen:
         paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
-        return f"on a few rows gradients are zero, which proves nothing, of {paths}"
+        raise ShowsNothingError(f"gradients are zero, which proves nothing, of {paths}")
     return None
 
 

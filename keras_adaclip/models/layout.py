@@ -13,9 +13,7 @@ Elsewhere a batch runs in chunks if it would fill much more than a cache.
 """
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +21,7 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import MOST_ROWS, Batch, clipped_sum, finite_rows, repeated
+from keras_adaclip.gradients import MOST_ROWS
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
@@ -39,8 +37,6 @@ _USUAL, _ALMOST_ALL = 1.5, 6.0
 _ROWS_AT_A_TIME = 8
 # Weight-heavy above this ratio of weights to numbers written per chunk.
 _MANY_WEIGHTS = 4
-# `microbatch_size="auto"` without `memory_limit` takes this share of the free memory.
-_SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,8 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     dataset, num_shards = data.poisson, backend.num_batch_shards()
     chunk_size = model.optimizer.microbatch_size
     if chunk_size == "auto":
-        chunk_size = _fitting_chunk_size(model, data)
+        most = math.ceil(_largest_batch(data) / num_shards)
+        chunk_size = largest_microbatch(model, most)
     elif chunk_size is None:
         chunk_size = usual_chunk_size(model, math.ceil(data.expected_batch_size / num_shards))
     # The number of rows that one sum covers must be known, or that of each device.
@@ -150,62 +147,31 @@ def usual_chunk_size(model: keras.Model, batch_size: int) -> int | None:
     return None if num_chunks == 1 else math.ceil(batch_size / num_chunks)
 
 
-def largest_microbatch(model: keras.Model, rows: Batch, batch_size: int) -> int:
-    """Return the largest number of examples that fit the optimizer's `memory_limit`, by trial.
+def largest_microbatch(model: keras.Model, batch_size: int) -> int | None:
+    """Return the largest number of examples that fit the optimizer's `memory_limit`.
 
     Args:
-        model: A compiled and built private model with a plan.
-        rows: A few examples that are made up without the data, whose values decide nothing then.
+        model: A compiled private model with a plan.
         batch_size: The largest number of rows of a batch.
 
     Returns:
-        A power of two, or `batch_size` if a whole batch fits.
+        The number of examples, None for whole batches.
 
     Raises:
-        ValueError: If not even one example fits, or the memory cannot be measured.
+        ValueError: If not even one example fits, or the free memory is not known.
     """
-    limit = model.optimizer.memory_limit
+    limit, plan = model.optimizer.memory_limit, model._private_state.plan
     if limit is None:
-        limit = int(_SHARE_OF_MEMORY * backend.free_memory())
-    rows, fitting = finite_rows(rows), 0
-    sizes = [1 << power for power in range((batch_size - 1).bit_length())] + [batch_size]
-    needed = _bytes_needed(model, (repeated(rows, size) for size in sizes))
-    for size, num_bytes in zip(sizes, needed, strict=True):
-        if num_bytes > limit:
-            break
-        fitting = size
+        limit = min(backend.gathered(np.array(backend.free_memory())).tolist()) // 2
+    # What layers return is held with its derivatives, and is copied in between.
+    per_example = 4 * (plan.numbers_per_example + 3 * plan.outputs_per_example)
+    fitting = limit // max(per_example, 1)
     if fitting == 0:
-        raise ValueError(f"Not even one example fits `memory_limit`. Received: {limit:,} bytes")
-    return fitting
-
-
-def _bytes_needed(model: keras.Model, batches: Iterable[Batch]) -> Iterator[int]:
-    """Yield the bytes that the clipped sum over each batch needs, one measurement at a time."""
-
-    def sums(parts: dict[str, Any]) -> list[Any]:
-        """Return the clipped sums of a batch given as a dictionary of its parts."""
-        plan = model._private_state.plan
-        batch = Batch(**parts)
-        return clipped_sum(model, batch, model.optimizer.current_clipping, plan)[0].gradients
-
-    def parts_of(batch: Batch) -> dict[str, Any]:
-        """Return the parts of a batch that are there, by name."""
-        parts = {"x": batch.x, "y": batch.y, "sample_weight": batch.sample_weight}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    return backend.peak_memory(sums, variables, map(parts_of, batches), bool(model.jit_compile))
-
-
-def _fitting_chunk_size(model: keras.Model, data: TrainingData) -> int | None:
-    """Return the result of `largest_microbatch`, None for whole batches; once a batch size."""
-    known, most = model._private_state.fitting_chunk_sizes, _largest_batch(data)
-    most = math.ceil(most / backend.num_batch_shards())
-    if most not in known:
-        fitting = largest_microbatch(model, data.rows, most)
-        fitting = min(backend.gathered(np.array(fitting)).tolist())
-        known[most] = None if fitting == most else fitting
-    return known[most]
+        raise ValueError(
+            f"Not even one example fits `memory_limit`. Received: {limit:,} bytes, and an example "
+            f"takes {per_example:,}"
+        )
+    return None if fitting >= batch_size else fitting
 
 
 def _largest_batch(data: TrainingData) -> int:

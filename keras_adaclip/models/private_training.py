@@ -71,7 +71,6 @@ class PrivateTraining(training.TrainingBase):
             auto_scale_loss=False,
         )
         self._private_state.plan = None
-        self._private_state.fitting_chunk_sizes = {}
 
     @training.on_all_devices
     def fit(

@@ -47,16 +47,16 @@ class DPOptimizer(AccountedOptimizer):
             `keras_adaclip.schedules` is evaluated at the first step of each epoch and holds for
             the whole epoch; each epoch is accounted with its own value.
         microbatch_size: number of examples that are processed at a time. None lets the step
-            decide, for speed. `"auto"` finds a size that fits `memory_limit` before training
-            starts. It changes memory and speed, not the result.
-        memory_limit: bytes for norms and sums with `microbatch_size="auto"`; None means half of
-            the free memory.
+            decide, for speed. `"auto"` computes a size that fits `memory_limit` from the model's
+            plan. It changes memory and speed, not the result.
+        memory_limit: bytes for the outputs of layers, norms and sums with
+            `microbatch_size="auto"`; None means half of the free memory.
         gradient_method: `"auto"` computes the clipped sums layer by layer if that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
             the latter. It changes memory and speed, not the result.
-        seed: None takes the noise from the operating system. An integer makes it repeatable, and
-            anyone who knows it can subtract the noise: it is part of the config and so of every
-            saved model.
+        seed: None takes the noise and the random numbers of layers from the operating system. An
+            integer makes them repeatable, and anyone who knows it can subtract the noise: it is
+            part of the config and so of every saved model.
         name: name of the optimizer.
 
     Raises:

@@ -373,7 +373,7 @@ def _laws_of_targets(model: keras.Model, rows: Batch, targets: list[np.ndarray])
         output = shapes[number][1:] if len(shapes) == len(targets) else shape
         is_class = len(output) >= len(shape) and output != shape and (output[-1] or 0) > 1
         law = Law(0, output[-1] - 1) if is_class else Law(is_whole=value.dtype.kind != "f")
-        laws.append(law)
+        laws.append(_small(value, 0.0, [""]) if value.dtype.kind == "O" else law)
     return laws
 
 

@@ -116,7 +116,6 @@ class PrivateState:
         may_be_traced: Whether the running `fit` has examined the model as Python has it now.
         isolation: The `StepIsolation` that proves that steps keep examples apart.
         chunk_size: Number of examples that are processed at a time; None takes them all.
-        fitting_chunk_sizes: Results of `microbatch_size="auto"`, by batch size.
         augmentation: How the running `fit` augments its examples, if it does.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
@@ -135,7 +134,6 @@ class PrivateState:
     may_be_traced: bool = True
     isolation: Any = None
     chunk_size: int | None = None
-    fitting_chunk_sizes: dict[int, int | None] = dataclasses.field(default_factory=dict)
     augmentation: Augmentation | None = None
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()

@@ -10,7 +10,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
-from keras_adaclip.gradients import Batch, call_model, clipped_sum, looped_plan, make_plan
+from keras_adaclip.gradients import Batch, Draws, call_model, clipped_sum, looped_plan, make_plan
 from tests import oracles
 
 LOOPED = looped_plan("asked for by a test")
@@ -87,7 +87,7 @@ def restored(model):
                 variable.assign(value)
 
 
-def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_copies=1):
+def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_copies=1, seed=None):
     """A function `(x, y, sample_weight, mask)` that returns sums and observations as NumPy."""
     clipping = clipping or FixedClipping(clip_norm)
 
@@ -97,7 +97,8 @@ def runner(model, plan, clip_norm=1.0, clipping=None, compile_step=True, num_cop
         with training_scope(model):
             batch = Batch(x, y, sample_weight, mask, num_copies)
             current = Clipper(clipping, groups, state)
-            total, observed = clipped_sum(model, batch, current, plan)
+            draws = None if seed is None else Draws(ops.convert_to_tensor(seed))
+            total, observed = clipped_sum(model, batch, current, plan, draws)
         names = ("norms", "finite", "factors", "losses", "y_pred")
         found = {name: getattr(observed, name) for name in names}
         return {"gradients": total.gradients, "statistics": total.statistics, **found}

@@ -11,7 +11,6 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.models import layout as layout_module
 from keras_adaclip.models import private_training
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.training.training_data import from_arrays
@@ -103,50 +102,32 @@ def test_no_batch_size_makes_the_step_trace_again(monkeypatch):
 # `microbatch_size="auto"`
 
 
-@pytest.fixture
-def tried_sizes(monkeypatch):
-    """Replaces the measurement by 1,000 bytes a row, and returns the sizes that were tried."""
-    tried = []
-
-    def measured(_, batches):
-        for batch in batches:
-            tried.append(batch.num_rows)
-            yield 1000 * batch.num_rows
-
-    monkeypatch.setattr(layout_module, "_bytes_needed", measured)
-    return tried
-
-
 def trained_by(model, sampling="shuffle"):
     x, y = arrays(128)
     model.fit(x, y, batch_size=64, sampling=sampling, shuffle=False, verbose=0)
     return model.get_weights()
 
 
-@pytest.mark.parametrize(
-    ("limit", "chunk_size", "sizes"),
-    [(1_000_000, None, [1, 2, 4, 8, 16, 32, 64]), (3_000, 2, [1, 2, 4])],
-)
-def test_sizes_are_doubled_while_they_fit(tried_sizes, limit, chunk_size, sizes):
-    model = private(dense, microbatch_size="auto", memory_limit=limit)
-    weights = trained_by(model)
-    assert model._private_state.chunk_size == chunk_size
-    assert tried_sizes == sizes
-    for found, expected in zip(weights, trained_by(private(dense)), strict=True):
+@pytest.mark.parametrize(("num_fitting", "chunk_size"), [(1000, None), (2, 2)])
+def test_as_many_examples_are_processed_at_a_time_as_fit(num_fitting, chunk_size):
+    known = private(dense)
+    weights = trained_by(known)
+    plan = known._private_state.plan
+    per_example = 4 * (plan.numbers_per_example + 3 * plan.outputs_per_example)
+    model = private(dense, microbatch_size="auto", memory_limit=num_fitting * per_example)
+    for found, expected in zip(trained_by(model), weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    # A second run knows.
-    trained_by(model)
-    assert tried_sizes == sizes
+    assert model._private_state.chunk_size == chunk_size
 
 
-def test_too_small_a_limit_is_refused_before_training(tried_sizes):
-    model = private(dense, microbatch_size="auto", memory_limit=999)
+def test_too_small_a_limit_is_refused_before_training():
+    model = private(dense, microbatch_size="auto", memory_limit=10)
     with pytest.raises(ValueError, match="Not even one example"):
         trained_by(model)
     assert model.privacy_ledger.steps == 0
 
 
-def test_the_memory_of_a_step_is_measured():
+def test_the_free_memory_is_the_limit_by_default():
     model = private(dense, microbatch_size="auto")
     trained_by(model)
     assert model._private_state.chunk_size is None

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from keras_adaclip.backend import contract, host_memory, keras_private
+from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal, threefry
 from keras_adaclip.backend.jax.gradients import purified
@@ -204,20 +204,9 @@ class Evaluator(contract.Evaluator):
         return compiled
 
 
-def peak_memory(
-    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
-) -> Iterator[int]:
-    """Override: the memory that the compiler plans; nothing runs."""
-    values = [variable.value for variable in variables]
-    jitted = jax.jit(_with_values(function, variables), compiler_options=compiler_options())
-    for argument in arguments:
-        plan = jitted.lower(values, argument).compile().memory_analysis()
-        yield int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-
-
 def free_memory() -> int:
     """Override: of the device, or else of the machine."""
     statistics = jax.devices()[0].memory_stats()
     if not statistics or "bytes_limit" not in statistics:
-        return host_memory.free_memory()
+        return contract.free_memory()
     return int(statistics["bytes_limit"] - statistics["bytes_in_use"])

@@ -6,13 +6,13 @@ import logging
 import math
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_adaclip.backend import contract, host_memory
+from keras_adaclip.backend import contract
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal
 from keras_adaclip.backend.tensorflow import devices
@@ -197,35 +197,8 @@ def _effects_of(graph: Any) -> Effects:
     )
 
 
-def peak_memory(
-    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
-) -> Iterator[int]:
-    """Override: runs graphs. Tracing counts too, since TensorFlow keeps its memory."""
-
-    @tf.function(jit_compile=is_compiled)
-    def traced(argument: Any) -> Any:
-        """Run the function on a graph, without assigning variables."""
-        with keras.StatelessScope([(variable, variable.value) for variable in variables]):
-            return function(argument)
-
-    devices = tf.config.list_logical_devices("GPU")
-    if not devices:
-        return host_memory.peaks(traced, arguments)
-    name, memory = devices[0].name, tf.config.experimental
-    return host_memory.peaks(
-        traced,
-        arguments,
-        in_use=lambda: int(memory.get_memory_info(name)["current"]),
-        reset_peak=lambda: memory.reset_memory_stats(name),
-        peak=lambda: int(memory.get_memory_info(name)["peak"]),
-    )
-
-
 def free_memory() -> int:
     """Override: of the machine; TensorFlow does not say how much memory a GPU has."""
     if tf.config.list_logical_devices("GPU"):
-        raise ValueError(
-            'microbatch_size="auto" needs `memory_limit`, in bytes, where TensorFlow runs on a '
-            "GPU: it does not tell how much memory that has."
-        )
-    return host_memory.free_memory()
+        raise ValueError(contract.NO_MEMORY_KNOWN)
+    return contract.free_memory()

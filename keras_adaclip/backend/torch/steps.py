@@ -5,7 +5,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from keras import ops
 
-from keras_adaclip.backend import contract, host_memory, keras_private
+from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Function, Tensor, Variables
 
 # Numbers that one thread draws at a time. They fill half a megabyte, a part of the cache.
@@ -168,31 +168,10 @@ def _precisions() -> list[tuple[Any, str]]:
     return [*(parts if _HAS_PRECISIONS else ()), (cudnn, "allow_tf32")]
 
 
-def peak_memory(
-    function: Function, variables: Variables, arguments: Iterable[Any], is_compiled: bool
-) -> Iterator[int]:
-    """Override: of the GPU, or else of the process."""
-
-    def run(argument: Any) -> None:
-        """Run the function once."""
-        evaluate_each(function, variables, [argument])
-
-    cuda = torch.cuda
-    if not cuda.is_available():
-        return host_memory.peaks(run, arguments)
-    return host_memory.peaks(
-        run,
-        arguments,
-        in_use=cuda.memory_allocated,
-        reset_peak=cuda.reset_peak_memory_stats,
-        peak=cuda.max_memory_allocated,
-    )
-
-
 def free_memory() -> int:
     """Override: of the GPU, or else of the machine."""
     if not torch.cuda.is_available():
-        return host_memory.free_memory()
+        return contract.free_memory()
     return int(torch.cuda.mem_get_info()[0])
 
 

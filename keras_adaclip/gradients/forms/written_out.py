@@ -78,7 +78,11 @@ class PerExampleGradient(abc.ABC):
         """Return all gradients, float32 of shape `(batch_size, *variable.shape)`."""
 
     def rows(self, rows: slice) -> "PerExampleGradient":
-        """Return the gradients of some examples, by default written out."""
+        """Return the gradients of some examples, by default written out.
+
+        Args:
+            rows: The examples.
+        """
         return Materialized(self.materialize()[rows])
 
     def merged(self, num_copies: int) -> "PerExampleGradient":
