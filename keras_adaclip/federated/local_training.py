@@ -227,10 +227,10 @@ class LocalTraining:
         """Return the loss of a client's batch, increments of trackers, predictions and masks."""
         model = self.model
         trackers = tracker_variables(model)
-        kept = [*model.non_trainable_variables, *model.metrics_variables]
+        # Metrics hold raw sums over other clients: they read as zeros, as trackers begin.
         values = [
-            *((variable, variable.value) for variable in kept),
-            *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers),
+            *((each, ops.zeros(each.shape, each.dtype)) for each in model.metrics_variables),
+            *((variable, variable.value) for variable in model.non_trainable_variables),
             *zip(model.trainable_variables, weights, strict=True),
         ]
         quicker = keras_private.replaced_calls(self.fast_calls)

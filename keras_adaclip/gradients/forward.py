@@ -68,12 +68,14 @@ def stateless(
 ) -> AbstractContextManager[keras.StatelessScope]:
     """Return a scope with the model's variables as they are, which discards their changes.
 
+    Metrics, which hold raw sums over earlier rows, read as zeros.
+
     Args:
         model: A built model.
         draws: The random numbers of layers; None leaves them to their seed generators.
     """
-    variables = [*model.variables, *model.metrics_variables]
-    values = [(variable, variable.value) for variable in variables]
+    values = [(each, ops.zeros(each.shape, each.dtype)) for each in model.metrics_variables]
+    values += [(variable, variable.value) for variable in model.variables]
     return keras.StatelessScope(values) if draws is None else draws.made(values)
 
 

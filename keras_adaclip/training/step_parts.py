@@ -100,6 +100,10 @@ def keeping_metrics_only(model: keras.Model) -> Iterator[None]:
     with _NotingScope() as scope:
         yield
     own = {id(variable) for variable in model.metrics_variables}
+    # A metric that was given a weight has it among its variables.
+    layers = keras_private.flatten_layers(model)
+    own -= {id(each) for layer in layers for each in keras_private.own_variables(layer)}
+    own -= {id(variable) for variable in model.optimizer.variables}
     # Random numbers tell nothing of the data.
     foreign = [
         variable

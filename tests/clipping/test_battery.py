@@ -341,8 +341,17 @@ class Loud(ka.clipping.SlaClip):
         return ops.ones((ops.shape(norms)[0], 2))
 
 
+def replaced():
+    """A strategy of this package of which one instance has another method."""
+    strategy = ka.clipping.FixedClipping(2.0)
+    strategy.clip_factors = lambda state, norms: ops.mean(norms, axis=0) / norms
+    return strategy
+
+
 @pytest.mark.parametrize(
-    "strategy", [Pooled(2.0), Ranked(initial_clip_norm=2.0), Loud(2.0)], ids=lambda s: str(s)[:6]
+    "strategy",
+    [Pooled(2.0), Ranked(initial_clip_norm=2.0), Loud(2.0), replaced()],
+    ids=lambda strategy: str(strategy)[:6],
 )
 def test_a_users_strategy_sees_one_unit_at_a_time_and_adds_what_is_paid_for(strategy):
     """Contribution over `clip_norm`, and statistics over what is paid for: at most 1 each."""

@@ -6,7 +6,15 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from tests.soundness.setups import MODES, dp_sgd, line_data, line_model, minus_output
+from tests.soundness.setups import (
+    COMPILED,
+    MODES,
+    dp_sgd,
+    line_data,
+    line_model,
+    minus_output,
+    without_xla,
+)
 
 OUTSIDE = []
 
@@ -18,6 +26,14 @@ class CountsPositives(keras.metrics.Sum):
         for variable in OUTSIDE:
             variable.assign(variable + keras.ops.sum(keras.ops.cast(y_true > 0.0, "float32")))
         return super().update_state(y_true, sample_weight)
+
+
+class Holder(CountsPositives):
+    """Has the variable among its own."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.held = OUTSIDE[0]
 
 
 class CountingModel(ka.PrivateSequential):
@@ -61,6 +77,44 @@ def test_a_metric_that_assigns_another_variable_is_refused_by_name(mode, what, k
     for one, same in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, same)
     assert model.privacy_ledger.steps == 0
+
+
+@pytest.mark.parametrize("what", ["trained", "optimizer"])
+def test_a_metric_that_holds_a_variable_of_the_model_may_not_assign_it(what):
+    model = line_model(dp_sgd())
+    model.optimizer.build(model.trainable_variables)
+    OUTSIDE[:] = [model.weights[0] if what == "trained" else model.optimizer.own_variables[0]]
+    model.compile(model.optimizer, loss=minus_output, metrics=[Holder("holder")])
+    x, y = line_data([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ValueError, match="past clipping and noise"):
+        model.fit(x, y + 1.0, batch_size=2, verbose=0)
+    assert model.privacy_ledger.steps == 0
+
+
+class Gated(ka.PrivateSequential):
+    """Its loss changes its sign once a metric has seen a large target."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.seen.update_state(y)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        is_large = self.seen.total > 40.0
+        return keras.ops.where(is_large, -1.0, 1.0) * keras.ops.sum(y_pred)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+def test_losses_do_not_read_what_metrics_have_seen(mode):
+    model = Gated(dense())
+    model.seen = keras.metrics.Sum(name="seen")
+    model.compile(dp_sgd(noise_multiplier=0.0), **without_xla(COMPILED[mode]))
+    x, y = line_data([1.0] * 4)
+    fit = {"sampling": "shuffle", "batch_size": 2, "epochs": 1, "verbose": 0}
+    before = model.get_weights()[0].item()
+    history = model.fit(x, y + 30.0, **fit).history
+    # Two steps of one direction, of a clipped mean each.
+    assert model.get_weights()[0].item() - before == pytest.approx(-2.0, rel=1e-4)
+    assert history["seen"] == [120.0]
 
 
 def test_metrics_of_clients_are_refused_alike():
