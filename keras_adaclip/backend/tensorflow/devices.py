@@ -76,7 +76,11 @@ def of_replicas(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         return [list(tensors)]
     number = context.num_replicas_in_sync
     gathered = context.all_gather([tensor[None] for tensor in tensors], axis=0)
-    return [[tensor[replica] for tensor in gathered] for replica in range(number)]
+    pairs = list(zip(gathered, tensors, strict=True))
+    return [
+        [tf.ensure_shape(parts[replica], own.shape) for parts, own in pairs]
+        for replica in range(number)
+    ]
 
 
 def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:
