@@ -70,17 +70,18 @@ def unsupported_distribution(model: keras.Model) -> str | None:
 
 
 def of_replicas(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Override: gathers all tensors at once."""
+    """Override: a single all-reduce, to which each replica adds its tensors in a place of its own.
+
+    (`all_gather` ends the process with a segmentation fault on TensorFlow 2.21.)
+    """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return [list(tensors)]
     number = context.num_replicas_in_sync
-    gathered = context.all_gather([tensor[None] for tensor in tensors], axis=0)
-    pairs = list(zip(gathered, tensors, strict=True))
-    return [
-        [tf.ensure_shape(parts[replica], own.shape) for parts, own in pairs]
-        for replica in range(number)
-    ]
+    place = tf.one_hot(context.replica_id_in_sync_group, number)
+    placed = [tf.tensordot(place, tensor, axes=0) for tensor in tensors]
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
+    return [[tensor[replica] for tensor in summed] for replica in range(number)]
 
 
 def shares_of_replica(gradients: Sequence[Tensor]) -> list[Tensor]:
