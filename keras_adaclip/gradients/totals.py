@@ -17,7 +17,8 @@ from keras import ops
 from keras_adaclip import backend
 
 Tensor = Any
-# Of 1,024 contributions, rounding moves at most some 3e-4 of the clipping norm.
+# In random order, rounding of 1,024 contributions moves some 3e-4 of the clipping norm. In an order
+# that is made for it, it moves up to 0.016.
 MOST_ROWS = 1024
 
 
