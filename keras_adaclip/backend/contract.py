@@ -242,12 +242,16 @@ def map_examples(function: TensorFunction, values: list[Tensor]) -> list[Tensor]
     raise NotImplementedError
 
 
-def map_units(function: TensorFunction, values: list[Tensor]) -> list[Tensor]:
+def map_units(
+    function: TensorFunction, values: list[Tensor], may_loop: bool = True
+) -> list[Tensor]:
     """Apply `function` to all units at once.
 
     Args:
         function: Takes and returns lists of tensors without the axis of units.
         values: Tensors of shape `(num_units, ...)`.
+        may_loop: Whether a function that cannot be mapped may take one unit after another (in
+            PyTorch). It could then carry Python numbers from one unit to the next.
 
     Returns:
         The results of `function`, stacked along a first axis of units.

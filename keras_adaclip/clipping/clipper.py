@@ -118,4 +118,11 @@ class Clipper:
             """Return the row of one unit."""
             return [function(*(value[None] for value in unit))[0]]
 
-        return backend.map_units(alone, [norms, finite])[0]
+        try:
+            return backend.map_units(alone, [norms, finite], may_loop=False)[0]
+        except RuntimeError as error:
+            raise ValueError(
+                f"`{type(self.strategy).__name__}` reads the norm of a unit as a number of Python, "
+                "which it could carry to the next unit. Let `clip_factors` and `statistics` compute "
+                f"with `keras.ops` alone. PyTorch says: {error}"
+            ) from error

@@ -30,7 +30,7 @@ from keras_adaclip.gradients.losses import (
     update_loss_trackers,
 )
 from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan
-from keras_adaclip.gradients.totals import MOST_ROWS, Totals
+from keras_adaclip.gradients.totals import MOST_DRAWN_ROWS, MOST_ROWS, Totals
 
 __all__ = [
     "GroupedOuterProduct",

@@ -11,7 +11,7 @@ function, in which the layer's rule places the taps. The layer's code is not cha
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -48,6 +48,7 @@ class GradientPlan:
         numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
             those of forward and backward pass. 0 if not known.
         outputs_per_example: Numbers that the layers return for one example. 0 if not known.
+        most_rows: Number of contributions that one float32 sum covers at most.
     """
 
     rules: Rules
@@ -57,6 +58,7 @@ class GradientPlan:
     fast_calls: Calls = field(default_factory=dict)
     numbers_per_example: int = 0
     outputs_per_example: int = 0
+    most_rows: int = MOST_ROWS
 
     @property
     def is_layerwise(self) -> bool:
@@ -164,11 +166,13 @@ class BatchGradients:
         variables: The trainable variables.
         parts: The contributions to each variable, None if it was not used.
         num_rows: The number of rows of the batch.
+        most_rows: Number of rows that one float32 sum covers at most.
     """
 
     variables: list[keras.Variable]
     parts: list[PerExampleGradient | None]
     num_rows: Any
+    most_rows: int = MOST_ROWS
 
     def in_coordinates(self, coordinates: Sequence[tuple[Tensor, Tensor]]) -> "BatchGradients":
         """Return the contributions as `(g - centre) / scale`, written out.
@@ -181,7 +185,7 @@ class BatchGradients:
             unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
             values = (part or unused).materialize()
             parts.append(Materialized((values - centre) / scale))
-        return BatchGradients(self.variables, parts, self.num_rows)
+        return replace(self, parts=parts)
 
     def squared_norms(self, groups: ParameterGroups) -> Tensor:
         """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
@@ -220,12 +224,13 @@ class BatchGradients:
             return sums
 
         with backend.full_precision():
-            if not isinstance(self.num_rows, int) or self.num_rows <= MOST_ROWS:
+            if not isinstance(self.num_rows, int) or self.num_rows <= self.most_rows:
                 return Totals(sum_of(None))
-            starts = range(0, self.num_rows, MOST_ROWS)
+            starts = range(0, self.num_rows, self.most_rows)
             total = Totals.zeros([variable.shape for variable in self.variables])
             for start in starts:
-                total = total.plus(sum_of(slice(start, min(start + MOST_ROWS, self.num_rows))))
+                rows = slice(start, min(start + self.most_rows, self.num_rows))
+                total = total.plus(sum_of(rows))
             return total
 
 
@@ -269,7 +274,7 @@ def per_example_gradients(
     trainable = model.trainable_variables
     gradients = [parts.get(id(variable)) for variable in trainable]
     shown = Forward(y_pred, losses, increments).of_units(batch.num_copies)
-    return BatchGradients(trainable, gradients, batch.num_rows), shown
+    return BatchGradients(trainable, gradients, batch.num_rows, plan.most_rows), shown
 
 
 def gradients_of_calls(

@@ -17,9 +17,9 @@ from keras import ops
 from keras_adaclip import backend
 
 Tensor = Any
-# In random order, rounding of 1,024 contributions moves some 3e-4 of the clipping norm. In an order
-# that is made for it, it moves up to 0.016.
-MOST_ROWS = 1024
+# In an order that is made for it, rounding of n contributions moves up to n^2 2^-26 of the clipping
+# norm: 0.001 with 256. In random order it moves some 3e-4 with 1,024.
+MOST_ROWS, MOST_DRAWN_ROWS = 256, 1024
 
 
 @dataclass(frozen=True)

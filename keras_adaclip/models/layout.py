@@ -21,7 +21,6 @@ import numpy as np
 from keras_adaclip import backend
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import MOST_ROWS
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.training import CONVOLUTIONS, TrainingData
 
@@ -71,8 +70,9 @@ def batch_layout(model: keras.Model, data: TrainingData) -> BatchLayout:
     is_known = backend.needs_fixed_shapes(model) or backend.loops_in_python()
     if num_shards > 1 or not is_known:
         is_foreign = data.sampling in (Sampling.STREAM, Sampling.PASS)
-        if _largest_batch(data) > MOST_ROWS or (is_foreign and not is_known):
-            chunk_size = min(chunk_size or MOST_ROWS, max(MOST_ROWS // num_shards, 1))
+        most_rows = model._private_state.plan.most_rows
+        if _largest_batch(data) > most_rows or (is_foreign and not is_known):
+            chunk_size = min(chunk_size or most_rows, max(most_rows // num_shards, 1))
     if chunk_size is not None:
         # So many rows on each device.
         chunk_size *= num_shards

@@ -15,7 +15,14 @@ from keras_adaclip import backend, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.gradients import Augmentation, Batch, make_plan, mapped
+from keras_adaclip.gradients import (
+    MOST_DRAWN_ROWS,
+    MOST_ROWS,
+    Augmentation,
+    Batch,
+    make_plan,
+    mapped,
+)
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
@@ -305,6 +312,10 @@ class PrivateTraining(training.TrainingBase):
             plan = make_plan(self, made, method, of_data)
             state.planned_method, state.planned_shapes = method, shapes
             self.train_function = None
+        # Drawn rows have secret places.
+        most_rows = MOST_ROWS if data.poisson is None else MOST_DRAWN_ROWS
+        if plan.most_rows != most_rows:
+            plan, self.train_function = dataclasses.replace(plan, most_rows=most_rows), None
         if self.train_function is None:
             # What is compiled for the examination must not be older than the steps.
             state.isolation = training.StepIsolation(self)

@@ -22,6 +22,7 @@ from keras_adaclip.sampling import from_frames, padding
 from keras_adaclip.training import weight_digests
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
+from keras_adaclip.training.step_parts import keeping_metrics_only
 from keras_adaclip.training.training_data import TrainingData, for_keras
 
 # The callbacks that are prepared before training and called before the user's.
@@ -93,6 +94,16 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
         return [*super().metrics, *(self._private_state.diagnostics or {}).values()]  # type: ignore[misc]
+
+    def reset_metrics(self) -> None:
+        """Reset the metrics as Keras does; they may assign their own variables alone."""
+        with keeping_metrics_only(self):
+            super().reset_metrics()  # type: ignore[misc]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Return what the metrics tell; they may assign their own variables alone."""
+        with keeping_metrics_only(self):
+            return dict(super().get_metrics_result())  # type: ignore[misc]
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as Keras does, also on frames, and on TensorFlow on any arrays of strings."""

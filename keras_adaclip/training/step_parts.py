@@ -89,7 +89,7 @@ class _NotingScope(keras_private.NestedScope):
 
 @contextmanager
 def keeping_metrics_only(model: keras.Model) -> Iterator[None]:
-    """Let what sees raw examples assign the variables of the model's metrics, and nothing else.
+    """Let metrics, which see raw examples, assign the variables of the model's metrics alone.
 
     Args:
         model: A compiled private or federated model.
@@ -99,6 +99,8 @@ def keeping_metrics_only(model: keras.Model) -> Iterator[None]:
     """
     with _NotingScope() as scope:
         yield
+    if not scope.assigned:
+        return
     own = {id(variable) for variable in model.metrics_variables}
     # A metric that was given a weight has it among its variables.
     layers = keras_private.flatten_layers(model)

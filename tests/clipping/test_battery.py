@@ -374,3 +374,25 @@ def test_a_users_strategy_sees_one_unit_at_a_time_and_adds_what_is_paid_for(stra
         elif strategy.statistic_bound is not None:
             moved[1:] /= strategy.statistic_bound
         assert np.max(np.abs(moved)) <= 1.0001
+
+
+class Remembering(ka.clipping.FixedClipping):
+    """Its factors change their sign behind a unit with a large norm."""
+
+    sign = 1.0
+
+    def clip_factors(self, state, norms):
+        factors = self.sign * super().clip_factors(state, norms)
+        self.sign = -1.0 if float(ops.max(norms)) > 40.0 else self.sign
+        return factors
+
+
+def test_a_users_strategy_carries_nothing_from_one_unit_to_the_next():
+    groups = ParameterGroups.single([(4,)])
+    strategy = Remembering(2.0)
+    clipper = Clipper(strategy, groups, tensors(strategy.initial_state(groups)))
+    norms = ops.convert_to_tensor(np.array([[50.0], [1.0]], np.float32))
+    # JAX and TensorFlow say by themselves that a tensor is no number yet.
+    with pytest.raises((ValueError, TypeError)):
+        clipper.factors(norms, ops.ones((2,), "bool"))
+    assert strategy.sign == 1.0

@@ -71,10 +71,18 @@ soundness/test_rules_noise_keys.py::test_noise_never_repeats
 soundness/test_rules_metrics.py
 -         if number not in own and not keras_private.is_seed_generator_state(variable)
 +         if False
+# metrics assign weights when they are read or reset | training/base.py
+soundness/test_rules_metrics.py
+- from keras_adaclip.training.step_parts import keeping_metrics_only
++ from contextlib import nullcontext as keeping_metrics_only
 # a user's strategy sees all rows at once | clipping/clipper.py
 clipping/test_battery.py::test_a_users_strategy_sees_one_unit_at_a_time_and_adds_what_is_paid_for
-- return backend.map_units(alone, [norms, finite])[0]
+- return backend.map_units(alone, [norms, finite], may_loop=False)[0]
 + return function(norms, finite)
+# a user's strategy carries numbers from one unit to the next | clipping/clipper.py
+clipping/test_battery.py::test_a_users_strategy_carries_nothing_from_one_unit_to_the_next
+- return backend.map_units(alone, [norms, finite], may_loop=False)[0]
++ return backend.map_units(alone, [norms, finite])[0]
 # statistics are not cut to what is paid for | clipping/clipper.py
 clipping/test_battery.py::test_a_users_strategy_sees_one_unit_at_a_time_and_adds_what_is_paid_for
 - statistics = ops.clip(statistics, -bound, bound)
@@ -93,8 +101,8 @@ soundness/test_rules_rounding.py::test_a_row_moves_the_sum_by_its_own_length
 + return total, 0.0 * part
 # one float32 sum of all rows | gradients/totals.py
 soundness/test_rules_rounding.py::test_a_row_moves_the_sum_by_its_own_length
-- MOST_ROWS = 1024
-+ MOST_ROWS = 1 << 30
+- MOST_ROWS, MOST_DRAWN_ROWS = 256, 1024
++ MOST_ROWS, MOST_DRAWN_ROWS = 1 << 30, 1 << 30
 # what float32 has lost never meets the noise | noise.py
 soundness/test_rules_rounding.py::test_the_noise_is_added_to_what_float32_has_lost
 - part += remainder

@@ -79,6 +79,50 @@ def test_a_metric_that_assigns_another_variable_is_refused_by_name(mode, what, k
     assert model.privacy_ledger.steps == 0
 
 
+class Telling(keras.metrics.Sum):
+    """Writes its sum to a weight when it is read, or before it begins anew."""
+
+    def __init__(self, method):
+        self.method = method
+        super().__init__(name="telling")
+
+    def _tell(self, method):
+        for variable in OUTSIDE if method == self.method and hasattr(self, "total") else []:
+            variable.assign(self.total.value)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(y_true, sample_weight)
+
+    def result(self):
+        self._tell("result")
+        return super().result()
+
+    def reset_state(self):
+        self._tell("reset_state")
+        super().reset_state()
+
+
+class WithNote(layers.Identity):
+    """Has a weight that nothing uses."""
+
+    def build(self, input_shape):
+        self.note = self.add_weight(shape=(), initializer="zeros", trainable=False, name="note")
+
+
+@pytest.mark.parametrize("method", ["result", "reset_state"])
+def test_a_metric_that_is_read_or_reset_assigns_no_weight(method):
+    layer = layers.Dense(1, use_bias=False, name="out")
+    holder = WithNote(name="holder")
+    model = ka.PrivateSequential([keras.Input((1,)), holder, layer])
+    OUTSIDE.clear()
+    model.compile(dp_sgd(), loss=minus_output, metrics=[Telling(method)])
+    OUTSIDE[:] = [holder.note]
+    x, y = line_data([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ValueError, match=r"(?s)note.*past clipping and noise"):
+        model.fit(x, y + 1.0, batch_size=2, epochs=2, verbose=0)
+    assert float(holder.note.value) == 0.0
+
+
 @pytest.mark.parametrize("what", ["trained", "optimizer"])
 def test_a_metric_that_holds_a_variable_of_the_model_may_not_assign_it(what):
     model = line_model(dp_sgd())

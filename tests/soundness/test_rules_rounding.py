@@ -17,11 +17,11 @@ from tests.soundness.setups import COMPILED, dp_sgd, line_model
 CASES = [(2048, 1), (1 << 14, 128), (1 << 14, None), (1 << 14, 1 << 14), (2048, "one by one")]
 
 
-def sums(mode, size, num_rows, of_rows):
+def sums(mode, size, num_rows, of_rows, sampling="poisson"):
     """The exact sum of each of the arrays of rows, as steps of one kind make them."""
     microbatch_size = size if isinstance(size, int) else None
     model = line_model(dp_sgd(1.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
-    options = {"sampling": "poisson", "class_weight": None, "steps_per_epoch": 1, "seed": 0}
+    options = {"sampling": sampling, "class_weight": None, "steps_per_epoch": 1, "seed": 0}
     options |= {"batch_size": num_rows, "shuffle": False, "default_batch_size": None}
     data = training_data.from_arrays(of_rows[0], of_rows[0], None, **options)
     model._prepare(data)
@@ -55,6 +55,17 @@ def test_a_row_moves_the_sum_by_its_own_length(mode, num_rows, size):
     whole, *others = sums(mode, size, num_rows, [x, *neighbours])
     np.testing.assert_allclose(np.abs(whole - others), x[removed, 0], rtol=0, atol=5e-4)
     np.testing.assert_allclose(abs(whole), x.astype(np.float64).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+def test_a_row_moves_the_sum_by_its_own_length_in_an_order_that_is_made_for_it(mode):
+    """Small contributions behind large ones; an emptied row keeps its place."""
+    x = np.full((2048, 1), 1.001 * 2.0**-15, "float32")
+    x.reshape(-1, 256)[:, :128] = 1.0
+    other = x.copy()
+    other[0] = 0.0
+    whole, rest = sums(mode, None, 2048, [x, other], "shuffle")
+    assert abs(whole - rest) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_noise_is_added_to_what_float32_has_lost():

@@ -94,7 +94,7 @@ def per_example_layer_gradients(
     return jax.vmap(one_example)(list(arguments), list(cotangents))
 
 
-def map_units(function: Function, values: list[Tensor]) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Override: `jax.vmap`."""
     return jax.vmap(function)(values)
 

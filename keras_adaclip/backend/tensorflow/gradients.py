@@ -120,7 +120,7 @@ def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
     return list(mapped(*values))
 
 
-def map_units(function: Function, values: list[Tensor]) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Override: `tf.vectorized_map`."""
     return list(tf.vectorized_map(function, values))
 

@@ -112,11 +112,13 @@ def convolution_kernel_gradients(
     return gradients.reshape(batch_size, *shape)
 
 
-def map_units(function: Function, values: list[Tensor]) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Override: `torch.func.vmap`, or one unit at a time."""
     try:
         return list(torch.func.vmap(function, randomness="different")(values))
     except RuntimeError:  # Some functions branch on values, and not every operation has a `vmap`.
+        if not may_loop:
+            raise
         rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
         return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
