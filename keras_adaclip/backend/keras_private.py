@@ -260,6 +260,12 @@ class NestedScope(keras.StatelessScope):
         value, outer = super().get_current_value(variable), self.original_scope
         return outer.get_current_value(variable) if value is None and outer else value
 
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        """Keep an update, and tell of it a scope around this one that watches."""
+        super().add_update(update)
+        if hasattr(self.original_scope, "note_assigned"):
+            self.original_scope.note_assigned(update[0])
+
 
 def is_empty(variable: keras.Variable) -> bool:
     """Return whether Keras's trainer on JAX has emptied `variable`."""

@@ -1,7 +1,7 @@
 """The callbacks with which `fit` keeps the ledger and its checks in step with the epochs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -44,30 +44,21 @@ class PassCounter(keras.callbacks.Callback):
         self._check()
 
 
-class EpochCheck(keras.callbacks.Callback):
-    """Checks before each epoch, after all other callbacks, that training may continue.
+class StepCheck(keras.callbacks.Callback):
+    """Checks before each execution of steps, after all other callbacks, that training may continue.
 
     Args:
-        check: a function that raises if training must stop.
-
-    Attributes:
-        before_execution: further such functions, called before each execution of steps.
+        checks: Functions that raise if training must stop.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, checks: Sequence[Callable[[], None]]) -> None:
         super().__init__()
-        self._check = check
-        self._process = os.getpid()
-        self.before_execution: list[Callable[[], None]] = []
+        self._checks, self._process = checks, os.getpid()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Run the checks of an execution; give a forked process its own identity and keys."""
+        """Run the checks; give a forked process its own identity and keys."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self.model.optimizer.renew_after_fork()
-        for check in self.before_execution:
+        for check in self._checks:
             check()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Run the check of an epoch."""
-        self._check()

@@ -123,6 +123,6 @@ class Clipper:
         except RuntimeError as error:
             raise ValueError(
                 f"`{type(self.strategy).__name__}` reads the norm of a unit as a number of Python, "
-                "which it could carry to the next unit. Let `clip_factors` and `statistics` compute "
-                f"with `keras.ops` alone. PyTorch says: {error}"
+                "which it could carry to the next unit. Let `clip_factors` and `statistics` "
+                f"compute with `keras.ops` alone. PyTorch says: {error}"
             ) from error

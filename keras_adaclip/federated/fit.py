@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip import backend, training
+from keras_adaclip import backend, examination, training
 from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
@@ -20,7 +20,7 @@ from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import contribution_step, federated_step
 from keras_adaclip.federated.rounds_over import rounds_over
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch, fast_calls_of
+from keras_adaclip.gradients import fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
 
 
@@ -115,7 +115,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         )
         keras_private.set_attribute(self, "federated_settings", settings)
         keras_private.set_attribute(self, "local_training", None)
-        self._private_state.isolation = None
+        self._private_state.examined.clear()
 
     def get_compile_config(self) -> Any:
         """Return the arguments of `compile` as plain values."""
@@ -318,37 +318,21 @@ class FederatedTraining(PerClient, training.TrainingBase):
 
     def _prepare_rounds(self, data: training.TrainingData, input_ranges: Any = None) -> None:
         """Build and examine the model, and set up local training."""
-        training.refuse(self, training.metric_issues(self))
+        examination.refuse(self, examination.metric_issues(self))
         self._set_in_steps("contributes", False)
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        row_counts = cohorts.row_counts
-        sample = training.SampleRows(self, rows, data.known or rows, input_ranges)
-        finding = preparation.refuse_unsound_rounds(self, sample, row_counts)
+        state, shapes = self._private_state, [each.shape[1:] for each in keras.tree.flatten(rows.x)]
+        if self.train_function is None or state.planned_for != shapes:
+            state.examined.clear()
+            state.planned_for = shapes
+        sample = examination.SampleRows(self, rows, data.known or rows, input_ranges)
+        finding = preparation.refuse_unsound_rounds(self, sample, cohorts.row_counts)
         self._assign_in_steps(finding.assigned, rows)
-        self._prove_isolation(rows, sample, row_counts)
         training.refuse_other_settings(self)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)
-
-    def _prove_isolation(
-        self, rows: Batch, sample: training.SampleRows, row_counts: list[int]
-    ) -> None:
-        """Prove that padding counts nowhere, at the shapes that other clients may cause.
-
-        Raises:
-            ValueError: If the rows that pad a batch count in a layer.
-        """
-        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
-        state = self._private_state
-        if state.isolation is None or shapes != state.planned_shapes:
-            state.isolation, state.planned_shapes = training.StepIsolation(self), shapes
-        # In batches of one size, padding depends on the client alone.
-        others_decide = self.federated_settings.client_batch_size is None
-        state.isolation.prove(
-            sample, row_counts if others_decide else [], others_vary=others_decide
-        )
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, again if anything has changed since the last `fit`."""

@@ -9,14 +9,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip import backend, training
+from keras_adaclip import backend, examination, training
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination import Finding, PrivacyIssue, SampleRows
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model
 from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training import Finding, PrivacyIssue, SampleRows
 
 _RANDOM_LOSS = (
     "It gave two values for the same targets and predictions: it keeps state or draws random "
@@ -58,11 +58,16 @@ def refuse_unsound_rounds(model: keras.Model, sample: SampleRows, row_counts: li
     Raises:
         ValueError: With every issue, one a line.
     """
-    training.refuse_unsupported(model)
-    training.refuse_other_weights(model)
-    finding = training.Probe(model, sample, counts_rows=True).examined(eagerly=True)
-    found = [*training.issues_of_clients(finding), *_loss_issues(model, sample, row_counts)]
-    training.refuse(model, found + training.compile_issues(model))
+    examination.refuse_unsupported(model)
+    examination.refuse_other_weights(model)
+    known = model._private_state.examined
+    # In batches of one size, padding depends on the client alone.
+    others_decide = model.federated_settings.client_batch_size is None
+    sizes = [examination.NUM_ROWS, *(row_counts if others_decide else [])]
+    examination.examine(model, sample, sizes, known, counts_rows=True)
+    found = _loss_issues(model, sample, row_counts)
+    examination.refuse(model, found + examination.compile_issues(model))
+    finding: Finding = next(iter(known.values()))
     return finding
 
 

@@ -137,8 +137,6 @@ class ServerRounds:
             yield 0
             return
         data = self._data()
-        # The server runs no layer: the nodes examine the model.
-        model._private_state.isolation = training.StepIsolation(model)
         with model._run_of_fit(self._callbacks, data, False, left, 0) as ordered:
             model.stop_training = False
             self._steps_before = model.privacy_ledger.steps

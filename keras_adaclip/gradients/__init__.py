@@ -29,7 +29,7 @@ from keras_adaclip.gradients.losses import (
     tracker_variables,
     update_loss_trackers,
 )
-from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan
+from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan, suggested_plan
 from keras_adaclip.gradients.totals import MOST_DRAWN_ROWS, MOST_ROWS, Totals
 
 __all__ = [

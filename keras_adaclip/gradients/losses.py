@@ -58,7 +58,7 @@ def per_example_losses(
         for value, mask, logits in zip(parts, example["masks"], example["logits"], strict=True):
             keras_private.attach_mask(value, mask)
             keras_private.attach_logits(value, logits)
-        with keras.StatelessScope([*outside, *zeros]) as scope:
+        with keras_private.NestedScope([*outside, *zeros]) as scope:
             loss = compute_loss(model, y_pred=example["y_pred"], **example["named"])
         return [loss, *(scope.get_current_value(variable) for variable in trackers)]
 

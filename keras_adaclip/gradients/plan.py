@@ -5,6 +5,7 @@ gradients of the same rows, one row at a time. This finds what no table of layer
 that are used outside the layer that owns them, layers that merge axes into the batch.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,26 @@ def make_plan(
     return plan
 
 
+def suggested_plan(model: keras.Model, batches: Sequence[Batch]) -> GradientPlan:
+    """Return the plan that the first batch suggests with which the model runs, without a proof.
+
+    Args:
+        model: A built model.
+        batches: Batches of two or three examples.
+    """
+    for rows in map(finite_rows, batches):
+        with contextlib.suppress(Exception):  # The examination names what does not run.
+            return _sized(model, rows, unproven_plan(model, rows)[0])
+    return layerwise.looped_plan("the model does not run on made-up rows")
+
+
+def _sized(model: keras.Model, rows: Batch, plan: GradientPlan) -> GradientPlan:
+    """Return the plan with the numbers that one example takes."""
+    parts = _forms(model, rows, plan) if plan.is_layerwise else {}
+    numbers = sum(part.numbers_per_example or 0 for part in parts.values())
+    return replace(plan, numbers_per_example=numbers)
+
+
 def _proven_plan(
     model: keras.Model, rows: Batch, may_choose: bool, is_last: bool = False
 ) -> GradientPlan | None:
@@ -102,8 +123,7 @@ def _proven_plan(
         return layerwise.looped_plan(f"a layer-wise trial failed with {message}")
     if reason is not None:
         return layerwise.looped_plan(reason)
-    numbers = sum(part.numbers_per_example or 0 for part in parts.values())
-    return replace(plan, numbers_per_example=numbers)
+    return _sized(model, rows, plan)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Keras models whose `fit` is private."""
 
+from keras_adaclip.examination import PrivacyIssue
 from keras_adaclip.models.checking import PrivacyCheck, check
 from keras_adaclip.models.private_model import PrivateModel, PrivateSequential, privatize
-from keras_adaclip.training import PrivacyIssue
 
 __all__ = [
     "PrivacyCheck",

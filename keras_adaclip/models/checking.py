@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip import gradients
+from keras_adaclip import examination, gradients
 from keras_adaclip._checks import check_integer
 from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy
+from keras_adaclip.examination import Examination, PrivacyIssue, SampleRows
 from keras_adaclip.gradients import Augmentation, Batch, LayerReport
 from keras_adaclip.sampling import padding
-from keras_adaclip.training import PrivacyIssue, Probe, made_up, preflight, refuse
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
@@ -90,13 +90,13 @@ def check(model: keras.Model) -> PrivacyCheck:
     Layer                            Rule                  Norms          Memory
     head (Dense)                     Dense                 two norms      40 B
     """
-    issues = preflight.issues_of_parts(model)
+    issues = examination.issues_of_parts(model)
     try:
         sample = None if issues else _made_up_rows(model)
         if sample is None:
-            return PrivacyCheck(issues + preflight.batch_normalization_issues(model), [])
-        issues = Probe(model, sample).examined().issues
-        issues = issues or Probe(model, sample, _MANY).examined(at_step_shape=True).issues
+            return PrivacyCheck(issues + examination.batch_normalization_issues(model), [])
+        issues = Examination(model, sample).finding().issues
+        issues = issues or Examination(model, sample, _MANY).finding().issues
         if issues:
             return PrivacyCheck(issues, [])
         rows = sample.batch()
@@ -128,17 +128,13 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         )
 
 
-def checked_augmentation(
-    layer: Any, multiplicity: Any, rows: Batch, known: Batch | None, ranges: Any
-) -> Augmentation | None:
+def checked_augmentation(layer: Any, multiplicity: Any, rows: Batch) -> Augmentation | None:
     """Return the augmentation of each example by a layer, or None.
 
     Args:
         layer: A Keras layer, or None.
         multiplicity: Number of copies of each example.
         rows: A few examples, for the shape of the inputs.
-        known: The inputs whose columns may be read.
-        ranges: The argument `input_ranges` of `fit`.
 
     Raises:
         TypeError: If `layer` is not a Keras layer, or `multiplicity` is not an integer.
@@ -179,9 +175,7 @@ def checked_augmentation(
         )
     augmentation = Augmentation(layer, multiplicity)
     model = augmentation.as_model(rows)
-    refuse(model, preflight.layer_issues(model))
-    sample = made_up.SampleRows(model, Batch(rows.x), known and Batch(known.x), ranges)
-    refuse(model, Probe(model, sample.of_inputs()).examined().issues)
+    examination.refuse(model, examination.layer_issues(model))
     return augmentation
 
 
@@ -222,7 +216,7 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
     return f"{text}."
 
 
-def _made_up_rows(model: keras.Model) -> made_up.SampleRows | None:
+def _made_up_rows(model: keras.Model) -> SampleRows | None:
     """Return made-up rows of the model's input shapes, or None if these are unknown."""
     if not model.built or not getattr(model, "inputs", None):
         return None
@@ -235,7 +229,7 @@ def _made_up_rows(model: keras.Model) -> made_up.SampleRows | None:
 
     structure = getattr(model, "input", None)
     inputs = model.inputs[0] if structure is None else structure
-    return made_up.SampleRows(model, Batch(keras.tree.map_structure(rows, inputs)))
+    return SampleRows(model, Batch(keras.tree.map_structure(rows, inputs)))
 
 
 def _one_after_another(reason: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import backend, training
+from keras_adaclip import backend, examination, training
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
@@ -22,6 +22,7 @@ from keras_adaclip.gradients import (
     Batch,
     make_plan,
     mapped,
+    suggested_plan,
 )
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import batch_layout, step_sizes
@@ -197,17 +198,15 @@ class PrivateTraining(training.TrainingBase):
                 **common,
             )
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
-        wanted = checked_augmentation(
-            augmentation, augmentation_multiplicity, data.rows, data.known, input_ranges
-        )
+        wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
         data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
-        is_traced_again = wanted is not None or self._wants_diagnostics(callbacks)
-        kind = None if is_traced_again else self._kind_of_steps(data)
-        sizes = self._prepare(data, augmentation=wanted, kind=kind, input_ranges=input_ranges)
+        if wanted is not None or self._wants_diagnostics(callbacks):
+            self.train_function = None
+        sizes = self._prepare(data, wanted, input_ranges)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
-            history = super().fit(  # type: ignore[misc]
+            return super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
@@ -218,11 +217,6 @@ class PrivateTraining(training.TrainingBase):
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
-        # After a whole epoch of one size, all steps on such data have been traced.
-        is_whole = history.epoch and not self.stop_training  # type: ignore[attr-defined]
-        if is_whole and len(sizes) <= 1:
-            self._private_state.examined_for = kind
-        return history
 
     @training.on_all_devices
     def train_on_batch(
@@ -246,11 +240,10 @@ class PrivateTraining(training.TrainingBase):
             rows=rows,
             known=Batch(x, y),
         )
-        # Examining the model takes longer than a step: once after each `compile` is enough here.
-        self._prepare(data, examine=False)
+        # Planning and examining take longer than a step.
+        self._prepare(data, any_length=True)
         # Digests would take as long as a step.
         with self._run_of_steps(data, take_digests=False):
-            self._private_state.isolation.prove_again_between_batches()
             if class_weight is not None:
                 sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
@@ -262,79 +255,110 @@ class PrivateTraining(training.TrainingBase):
     def _prepare(
         self,
         data: training.TrainingData,
-        examine: bool = True,
         augmentation: Augmentation | None = None,
-        kind: tuple[Any, ...] | None = None,
         input_ranges: Any = None,
+        any_length: bool = False,
     ) -> tuple[int, ...]:
-        """Build, examine and plan the model, and choose the shapes of its steps; train nothing.
+        """Build, plan and examine the model, and choose the shapes of its steps; train nothing.
 
         Args:
             data: The training data.
-            examine: Whether the model is examined in any case; otherwise only if it was not yet,
-                or if its inputs have other numbers of axes, for which it may compute otherwise.
             augmentation: How the examples are augmented.
-            kind: Everything for which the steps are compiled; None if it is not known.
             input_ranges: As for `fit`.
+            any_length: Whether a plan for examples of other lengths may be used.
 
         Returns:
             The numbers of rows that batches are padded to.
         """
-        training.preflight.refuse_unsound_parts(self)
+        examination.refuse_unsound_parts(self)
         training.processes.refuse_uneven_batches(data)
         training.processes.refuse_data_of_one_process(data)
         training.processes.refuse_other_settings(self)
         state, rows = self._private_state, data.rows
-        # Compiled steps are what they were when they were traced. Eager ones may have changed.
-        is_compiled = state.plan is not None and self.train_function is not None
-        is_known = is_compiled and kind is not None and kind == state.examined_for
-        is_traced = is_known and backend.traces_steps(self)
-        state.examined_for, state.may_be_traced = None, not is_traced
-        shapes = tuple(tuple(value.shape[1:]) for value in keras.tree.flatten(rows.x))
-        is_planned = shapes == state.planned_shapes
-        if not examine:
-            is_planned = list(map(len, shapes)) == list(map(len, state.planned_shapes))
-            examine = state.plan is None or not is_planned
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
-        # If the model is refused, no plan is left with which it could be trained.
-        plan, state.plan = state.plan, None
-        sample = training.made_up.SampleRows(self, rows, data.known, input_ranges)
-        probe = None
-        if examine and not is_traced:
-            probe = state.probe if is_known else training.Probe(self, sample, with_loss=True)
-        finding = training.preflight.refuse_unsound_training(self, sample, probe, is_known)
-        if finding is not None:
-            state.probe = probe
-            self._assign_in_steps(finding.assigned, rows)
-        method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-        if plan is None or not is_planned or method != state.planned_method:
-            made, of_data = sample.batches()
-            plan = make_plan(self, made, method, of_data)
-            state.planned_method, state.planned_shapes = method, shapes
-            self.train_function = None
+        examination.refuse_other_weights(self)
+        # Building may have made further layers.
+        examination.refuse(self, examination.layer_issues(self))
+        kinds, known = self._kinds_of(data), state.planned_for
         # Drawn rows have secret places.
         most_rows = MOST_ROWS if data.poisson is None else MOST_DRAWN_ROWS
-        if plan.most_rows != most_rows:
-            plan, self.train_function = dataclasses.replace(plan, most_rows=most_rows), None
-        if self.train_function is None:
-            # What is compiled for the examination must not be older than the steps.
-            state.isolation = training.StepIsolation(self)
-        state.plan = plan
+        # If the model is refused, no plan is left with which it could be trained.
+        plan, state.plan = state.plan, None
+        is_known = known is not None and kinds[any_length] == known[any_length]
+        is_compiled = plan is not None and self.train_function is not None
+        sample = examination.SampleRows(self, rows, data.known, input_ranges)
+        made, of_data = sample.batches()
+        if not (is_compiled and is_known and plan.most_rows == most_rows):
+            # Nothing that was found is older than what is compiled.
+            self.train_function, state.planned_for, plan = None, kinds, None
+            state.examined.clear()
         try:
+            state.plan = plan or suggested_plan(self, [*made, *([of_data] if of_data else [])])
             if self.optimizer.microbatch_size == "auto":  # type: ignore[attr-defined]
                 data = dataclasses.replace(data, rows=sample.batch())
+            self._examine(sample, step_sizes(self, data, batch_layout(self, data)), augmentation)
+            if plan is None:
+                examination.refuse(self, examination.loss_issues(self, sample))
+                method = self.optimizer.gradient_method  # type: ignore[attr-defined]
+                plan = make_plan(self, made, method, of_data)
+                state.plan = dataclasses.replace(plan, most_rows=most_rows)
             layout = batch_layout(self, data)
-            state.isolation.prove(
-                sample,
-                step_sizes(self, data, layout),
-                augmentation,
-                others_vary=not backend.needs_fixed_shapes(self),
-            )
         except BaseException:
             state.plan = None
             raise
+        found = [each.assigned for key, each in state.examined.items() if key[0] == id(self)]
+        self._assign_in_steps(
+            list({id(each): each for part in found for each in part}.values()), rows
+        )
         self._set_in_steps("chunk_size", layout.chunk_size)
         return layout.sizes
+
+    def _examine(
+        self, sample: examination.SampleRows, sizes: list[int], augmentation: Augmentation | None
+    ) -> None:
+        """Examine the model, and an augmentation, at the shapes of the steps.
+
+        Raises:
+            ValueError: With every issue, one a line.
+        """
+        state = self._private_state
+        is_exact = backend.needs_fixed_shapes(self)
+        options = {"counts_rows": not is_exact or len(sizes) > 1, "is_exact": is_exact}
+        copies = 1
+        if augmentation is not None:
+            copies = augmentation.multiplicity
+            model, of_inputs = augmentation.as_model(sample.batch()), sample.of_inputs()
+            of_copies = [size * copies for size in sizes]
+            examination.examine(model, of_inputs, of_copies, state.examined, **options)
+        plan: Any = state.plan
+        if plan.is_layerwise:
+            of_copies = [size * copies for size in sizes]
+            examination.examine(self, sample, of_copies, state.examined, **options)
+        else:  # One row at a time.
+            examination.examine(self, sample, [examination.NUM_ROWS], state.examined)
+
+    def _kinds_of(self, data: training.TrainingData) -> tuple[Any, Any]:
+        """Return what a plan is made for, for examples of one shape and of any length."""
+        rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
+
+        def kind(value: Any, any_length: bool) -> str:
+            """Return shape or number of axes, and type, of an example."""
+            shape = tuple(value.shape[1:])
+            return f"{len(shape) if any_length else shape} {value.dtype}"
+
+        # Keras makes weights of the examples of those of classes.
+        settings = (data.fit_arguments.get("class_weight") is not None, optimizer.gradient_method)
+        exact, of_any_length = (
+            (
+                *(
+                    mapped(functools.partial(kind, any_length=each), part)
+                    for part in (rows.x, rows.y, rows.sample_weight)
+                ),
+                *settings,
+            )
+            for each in (False, True)
+        )
+        return exact, of_any_length
 
     def _planned(
         self, data: training.TrainingData, callbacks: Any, num_epochs: int, is_pass: bool
@@ -374,27 +398,6 @@ class PrivateTraining(training.TrainingBase):
             callbacks = [budget, *given]
         return data, callbacks
 
-    def _kind_of_steps(self, data: training.TrainingData) -> tuple[Any, ...] | None:
-        """Return everything for which steps are compiled; None if it cannot be told."""
-        is_drawn = data.poisson is not None or data.sampling is Sampling.SHUFFLE
-        if not is_drawn or not backend.examines_as_steps_run(self):
-            return None
-        rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
-
-        def kind(value: Any) -> str:
-            """Return shape and type of an example."""
-            return f"{tuple(value.shape[1:])} {value.dtype}"
-
-        return (
-            *(mapped(kind, part) for part in (rows.x, rows.y, rows.sample_weight)),
-            # Keras makes weights of the examples of these.
-            data.fit_arguments.get("class_weight") is not None,
-            *(data.sampling, data.num_examples, data.expected_batch_size, data.max_batch_size),
-            data.steps_per_epoch,
-            *(optimizer.microbatch_size, optimizer.gradient_method),
-            *(self.run_eagerly, self.jit_compile, self.steps_per_execution),  # type: ignore[attr-defined]
-        )
-
     def private_summary(
         self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print
     ) -> None:
@@ -431,6 +434,6 @@ class PrivateTraining(training.TrainingBase):
     def make_train_function(self, force: bool = False) -> None:
         """Compile the step as Keras does, with the best options for a CPU."""
         if force:
-            self._private_state.examined_for = None
+            self._private_state.planned_for = None
         with backend.compiled_for_cpu():
             super().make_train_function(force=force)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip import backend, gradients, training
+from keras_adaclip import backend, examination, gradients, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients import Batch, ClippedSum, Draws, Observed
@@ -28,19 +28,12 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
         The metrics so far, by name.
 
     Raises:
-        RuntimeError: If it is compiled again after a `fit` that was not expected to do so.
         ValueError: If layers of `model` mix examples.
     """
-    if not model._private_state.may_be_traced:
-        raise RuntimeError(
-            "Keras compiles the step again, and this `fit` has relied on the examination of the "
-            "compiled one: something has emptied the framework's cache of compiled functions. "
-            "Nothing was trained. Call `fit` again, which then examines the model anew."
-        )
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
-    training.refuse(model, training.preflight.layer_issues(model))
+    examination.refuse(model, examination.layer_issues(model))
     batch = Batch.from_data(data)
-    with training.preflight.refusing_batch_statistics(model):
+    with examination.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
     total = gradients.with_regularization(model, training.sum_of_replicas(total))
     model.optimizer.apply(total, model.trainable_variables)

@@ -265,7 +265,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         given = flattened(callbacks)
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
-        isolation = self._private_state.isolation
         # A guard of a search knows the delta of its plan.
         plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
         notice = own_callbacks.RunNotice(data, num_epochs, is_pass, [*budgets, *plans])
@@ -274,10 +273,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             is_pass,
             lambda: refuse_disagreement(self, data),
         )
-        last = own_callbacks.EpochCheck(isolation.prove_again)
-        if isolation.may_move_within_epochs:
-            last.before_execution.append(isolation.prove_again_within_epochs)
-        last.before_execution += [budget.count_again for budget in budgets]
+        last = own_callbacks.StepCheck([budget.count_again for budget in budgets])
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(own_callbacks.BarOfStepsThatRan())
         try:

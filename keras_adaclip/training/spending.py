@@ -24,6 +24,7 @@ from keras_adaclip.accounting import (
     software_versions,
 )
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination import Findings
 from keras_adaclip.gradients import Augmentation, GradientPlan
 from keras_adaclip.optimizers import AccountedOptimizer, Run
 from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
@@ -108,13 +109,8 @@ class PrivateState:
 
     Attributes:
         plan: How the gradients of each layer are computed; None until the model was examined.
-        planned_method: The optimizer's `gradient_method` at the time of the plan.
-        planned_shapes: The input shapes of one example at the time of the plan.
-        probe: What has examined the model on a few rows, for a later `fit`.
-        examined_for: The shapes and settings of the steps that were examined; None if the next
-            `fit` must examine the model in any case.
-        may_be_traced: Whether the running `fit` has examined the model as Python has it now.
-        isolation: The `StepIsolation` that proves that steps keep examples apart.
+        planned_for: What the plan was made for, for examples of one shape and of any length.
+        examined: What was found of the model at the shapes of its steps as they are compiled.
         chunk_size: Number of examples that are processed at a time; None takes them all.
         augmentation: How the running `fit` augments its examples, if it does.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
@@ -127,12 +123,8 @@ class PrivateState:
     """
 
     plan: GradientPlan | None = None
-    planned_method: str | None = None
-    planned_shapes: tuple[tuple[int, ...], ...] = ()
-    probe: Any = None
-    examined_for: tuple[Any, ...] | None = None
-    may_be_traced: bool = True
-    isolation: Any = None
+    planned_for: Any = None
+    examined: Findings = dataclasses.field(default_factory=dict)
     chunk_size: int | None = None
     augmentation: Augmentation | None = None
     diagnostics: dict[str, Any] | None = None

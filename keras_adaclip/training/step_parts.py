@@ -11,8 +11,8 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination import PrivacyIssue, refuse
 from keras_adaclip.gradients import Batch, ClippedSum, Totals, call_model
-from keras_adaclip.training.issues import PrivacyIssue, refuse
 
 Tensor = Any
 _ASSIGNED_BY_METRICS = (

@@ -10,9 +10,8 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination import SampleRows, loss_issues
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.made_up import SampleRows
-from keras_adaclip.training.preflight import loss_issues
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()

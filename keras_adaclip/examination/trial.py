@@ -1,4 +1,4 @@
-"""Runs a model on random rows and returns one number for each row of each layer output.
+"""One observed run of a model on made-up rows: a number for each row of each layer output.
 
 Training mode, losses and updates are those of a step. The derivatives of the outputs of some rows
 with respect to the other rows are found too.
@@ -6,7 +6,7 @@ with respect to the other rows are found too.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,19 +17,49 @@ from numpy.random import Generator
 
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination.draws import EqualDraws
+from keras_adaclip.examination.issues import OwnLoss
+from keras_adaclip.examination.rows import SampleRows, cut_short
 from keras_adaclip.gradients import Batch
-from keras_adaclip.training.equal_draws import EqualDraws
-from keras_adaclip.training.issues import OwnLoss
-from keras_adaclip.training.made_up import SampleRows, cut_short
-from keras_adaclip.training.outside_state import OutsideVariables
 
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.
 Values = tuple[list[Any], list[np.ndarray]]
 
 
-class TracedModel:
-    """A model, compiled to show what every layer returns for every row.
+class _WatchedScope(keras.StatelessScope):
+    """A scope that hands on which variables without a value in it are read, and which are assigned.
+
+    Args:
+        values: Pairs of a variable and its value within the scope.
+        note_read: Called with each variable that is read and has no value here.
+        note_assigned: Called with each variable that is assigned.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[tuple[keras.Variable, Tensor]],
+        note_read: Callable[[keras.Variable], None],
+        note_assigned: Callable[[keras.Variable], None],
+    ) -> None:
+        super().__init__(values, collect_losses=True)
+        self.note_read, self.note_assigned = note_read, note_assigned
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        """Return the value of a variable, and note the variable if it has none here."""
+        value = super().get_current_value(variable)
+        if value is None and not keras_private.is_empty(variable):
+            self.note_read(variable)
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        """Note an update and its variable."""
+        self.note_assigned(update[0])
+        super().add_update(update)
+
+
+class Trial:
+    """A model that runs on made-up rows, shows what every layer returns, and keeps no effect.
 
     Args:
         model: A built model.
@@ -43,7 +73,8 @@ class TracedModel:
         variables: Those of the model and its metrics without random states, and those that are not
             the model's but were read.
         seeds: The states of the model's seed generators.
-        outside: Notes the variables that are not the model's.
+        outside_read: The variables that a pass has read, and that are not the model's.
+        outside_assigned: The same of assigned ones, without states of random generators.
         layers: For each output of the last pass, the layer that returned it.
         updated: The variables that the last pass assigned.
         added: The layers that added a loss of their own.
@@ -58,7 +89,7 @@ class TracedModel:
         sample: SampleRows,
         size: int,
         with_loss: bool = False,
-        larger: "TracedModel | None" = None,
+        larger: "Trial | None" = None,
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
         self.model, self.sample, self.size = model, sample, size
@@ -73,7 +104,9 @@ class TracedModel:
         of_seeds = {id(state) for state in self.seeds}
         every = [*model.variables, *model.metrics_variables]
         self.variables = [variable for variable in every if id(variable) not in of_seeds]
-        self.outside = OutsideVariables([*every, *self.seeds])
+        self.outside_read: list[keras.Variable] = []
+        self.outside_assigned: list[keras.Variable] = []
+        self._own = {id(variable) for variable in every}
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
         self.layers: list[keras.Layer | OwnLoss] = []
         self.updated: list[keras.Variable] = []
@@ -110,17 +143,9 @@ class TracedModel:
         """Return the former number of each row, by default its own one."""
         return (np.arange(self.size) if order is None else order).astype("int32")
 
-    def eager_outputs(self, rows: list[np.ndarray]) -> list[np.ndarray]:
-        """Return a number for each row of each layer output, without compiling the model."""
-        values = ([variable.value for variable in self.variables], self.seed_values(0))
-        tensors = [ops.convert_to_tensor(each) for each in (*rows, np.arange(self.size))]
-        outputs: list[list[np.ndarray]]
-        outputs = backend.evaluate_each(lambda _: self._forward(tensors, values)[0], [], [()])
-        return outputs[0]
-
     def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
         """Find the axis of the rows in each draw, by a pass over another number of them."""
-        other = TracedModel(self.model, self.sample, self.size + 3)
+        other = Trial(self.model, self.sample, self.size + 3)
         other.variables = self.variables
         places = np.arange(other.size, dtype="int32")
         more = [each[places % self.size] for each in rows[: self.sample.num_inputs]]
@@ -201,11 +226,19 @@ class TracedModel:
             (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
             for variable, value in zip(variables, [*values[0], *values[1]], strict=True)
         ]
-        with (
-            keras.StatelessScope(tensors, collect_losses=True) as scope,
-            self.outside.noted(scope, with_updates),
-            self._draws.made(order),
-        ):
+
+        def note(noted: list[keras.Variable], variable: keras.Variable) -> None:
+            """Note a variable once, unless it is the model's."""
+            if id(variable) not in self._own and all(variable is not each for each in noted):
+                noted.append(variable)
+
+        def note_assigned(variable: keras.Variable) -> None:
+            """Note a variable that keeps what is assigned to it."""
+            if with_updates and not keras_private.is_seed_generator_state(variable):
+                note(self.outside_assigned, variable)
+
+        note_read = functools.partial(note, self.outside_read)
+        with _WatchedScope(tensors, note_read, note_assigned) as scope, self._draws.made(order):
             yield scope
 
     def _forward(self, rows: list[Tensor], values: Values) -> tuple[list[Tensor], list[Tensor]]:

@@ -15,17 +15,15 @@ from keras import ops
 
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch
-from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
-from keras_adaclip.training.issues import (
-    Finding,
+from keras_adaclip.examination.issues import (
     OwnLoss,
     PrivacyIssue,
     batch_normalization_issue,
     refuse,
 )
-from keras_adaclip.training.made_up import SampleRows
-from keras_adaclip.training.probe import Probe
+from keras_adaclip.examination.rows import SampleRows
+from keras_adaclip.gradients import Batch
+from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 
 Tensor = Any
 # The methods of Keras's trainers (the third is that of JAX) that train.
@@ -61,34 +59,6 @@ def refuse_unsound_parts(model: keras.Model) -> None:
 def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
     """Return the issues that layers, methods, optimizer and metrics show without a run."""
     return layer_issues(model) + compile_issues(model) + metric_issues(model)
-
-
-def refuse_unsound_training(
-    model: keras.Model, sample: SampleRows, probe: Probe | None, is_known: bool
-) -> Finding | None:
-    """Raise if running `model` on made-up rows shows that training is not private.
-
-    Args:
-        model: A compiled and built private model.
-        sample: Makes the rows up.
-        probe: Runs the model; None does not run it.
-        is_known: Whether this probe has examined the model before.
-
-    Returns:
-        What was found of a model without issues; None if it was not run.
-
-    Raises:
-        ValueError: With every issue, one a line.
-    """
-    refuse_other_weights(model)
-    # Building may have made further layers.
-    refuse(model, layer_issues(model))
-    if probe is None:
-        return None
-    finding = probe.examined(is_known=is_known)
-    found = [*finding.issues, *loss_issues(model, sample)]
-    refuse(model, found)
-    return finding
 
 
 def refuse_unsupported(model: keras.Model) -> None:

@@ -1,11 +1,10 @@
-"""Finds state that a forward pass keeps in Python, and variables that are not the model's.
+"""Finds state that a forward pass keeps in Python.
 
 Where a step runs eagerly, a layer can keep buffers, attributes or lists, and what it keeps of the
 data reaches the next step past clipping and noise.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -19,7 +18,7 @@ _DEPTH = 7
 _LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
 
 
-class OutsideState:
+class PythonState:
     """Compares the numbers that the layers of a model hold after each of several forward passes.
 
     Args:
@@ -68,62 +67,6 @@ class OutsideState:
             return False
         before, is_number = self._latest.get(path), value.dtype.kind in "fc"
         return before is None or not np.array_equal(value, before, equal_nan=is_number)
-
-
-class OutsideVariables:
-    """Notes the variables that a pass reads or assigns, and that are not the model's.
-
-    Examples are the variables of a teacher, of the optimizer, or of a function around a layer.
-
-    Args:
-        own: The model's variables.
-
-    Attributes:
-        read: Variables that were read.
-        assigned: Variables that were assigned, without states of random generators.
-    """
-
-    def __init__(self, own: Iterable[keras.Variable]) -> None:
-        self._own = {id(variable) for variable in own}
-        self.read: list[keras.Variable] = []
-        self.assigned: list[keras.Variable] = []
-
-    @contextmanager
-    def noted(self, scope: keras.StatelessScope, with_updates: bool) -> Iterator[None]:
-        """Note the variables within the context.
-
-        Args:
-            scope: Its values are read in scopes inside of it too.
-            with_updates: Whether assigned variables are noted too.
-        """
-        kind = keras.StatelessScope
-        get_current_value, add_update = kind.get_current_value, kind.add_update
-
-        def noting_read(inner: Any, variable: keras.Variable) -> Any:
-            """Return the value of a variable in the scope, and note the variable."""
-            value = get_current_value(inner, variable)
-            if value is None and inner is not scope:
-                value = get_current_value(scope, variable)
-            if value is None and not keras_private.is_empty(variable):
-                self._add(self.read, variable)
-            return value
-
-        def noting_update(inner: Any, update: tuple[keras.Variable, Any]) -> None:
-            """Add an update to the scope, and note its variable."""
-            if with_updates and not keras_private.is_seed_generator_state(update[0]):
-                self._add(self.assigned, update[0])
-            add_update(inner, update)
-
-        try:
-            kind.get_current_value, kind.add_update = noting_read, noting_update
-            yield
-        finally:
-            kind.get_current_value, kind.add_update = get_current_value, add_update
-
-    def _add(self, noted: list[keras.Variable], variable: keras.Variable) -> None:
-        """Note a variable once, unless it is the model's."""
-        if id(variable) not in self._own and all(variable is not each for each in noted):
-            noted.append(variable)
 
 
 def _is_of_library(kind: type, libraries: tuple[str, ...] = _LIBRARIES) -> bool:

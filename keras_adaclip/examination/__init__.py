@@ -1,0 +1,18 @@
+"""Examines a model before it trains: does its step keep examples or clients apart?"""
+
+from keras_adaclip.examination.comparisons import NUM_ROWS, Examination
+from keras_adaclip.examination.issues import Finding, PrivacyIssue, refuse
+from keras_adaclip.examination.refusals import (
+    batch_normalization_issues,
+    compile_issues,
+    issues_of_parts,
+    layer_issues,
+    loss_issues,
+    metric_issues,
+    refuse_other_weights,
+    refuse_unsound_parts,
+    refuse_unsupported,
+    refusing_batch_statistics,
+)
+from keras_adaclip.examination.rows import SampleRows
+from keras_adaclip.examination.steps import Findings, examine
