@@ -295,11 +295,10 @@ accounting/test_epsilon.py::test_reference_values
 soundness/test_rules_plain_gradients.py::test_apply_refuses_plain_gradients
 -         if not isinstance(grads, ClippedSum):
 +         if not isinstance(grads, (ClippedSum, list)):
-# layers that mix examples let through | training/preflight.py
+# layers that mix examples let through | examination/steps.py
 models/test_refusals.py::test_a_model_is_refused
--     refuse(model, found)
--     return finding
-+     return finding
+- refuse(model, issues)
++ pass
 # fixed-size batches accounted as if a unit were removed, not replaced | accounting/events.py
 accounting/test_epsilon.py::test_epsilon_grows_with_the_batch_up_to_a_full_release
 - event = dp.GaussianDpEvent(noise_multiplier / 2)
@@ -540,9 +539,9 @@ federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stop
 +         except Exception as error:
 # padding counts in a layer of clients that mixes rows | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
-- finding = training.Probe(model, sample, counts_rows=True).examined(eagerly=True)
-+ finding = Finding([])
-# layers of clients examined in inference alone | training/traced_model.py
+- examination.examine(model, sample, sizes, known, counts_rows=True)
++ known[0, 0, True] = Finding([])
+# layers of clients examined in inference alone | examination/trial.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - call_model(self.model, x, training=True)
 -             if self.loss
@@ -560,7 +559,7 @@ models/test_privatize.py::test_a_class_with_a_method_of_its_own_is_refused_by_na
 models/test_privatize.py::test_own_methods_of_a_mixin_of_the_instance_or_of_a_private_class_are_refused
 - of_instance = name in vars(model) and name not in _INSTANCE_ATTRIBUTES
 + of_instance = False
-# a user's function that trains in the place of the private one | training/preflight.py
+# a user's function that trains in the place of the private one | examination/refusals.py
 models/test_refusals.py::test_an_own_function_that_trains_is_refused
 - _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 + _STEPS = ("train_step",)
@@ -578,7 +577,7 @@ models/test_kinds_of_models.py::test_layers_that_are_never_called_change_nothing
 models/test_strings.py::test_rows_that_pad_are_empty_strings
 - np.full(shape, "" if dtype.kind == "O" else 0, dtype)
 + np.full(shape, 0, dtype)
-# examples of strings are mixed where no layer knows their words | training/made_up.py on tensorflow
+# examples of strings are mixed where no layer knows their words | examination/rows.py on tensorflow
 models/test_strings.py::test_layers_that_mix_examples_of_strings_are_found
 - words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
 + pass
@@ -590,73 +589,45 @@ models/test_strings.py::test_strings_over_several_processes_are_refused
 gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_training
 -         if isinstance(inner, MIXING_LAYERS):
 +         if False:
-# layers examined on a few rows only, not at the shapes of the steps | training/step_isolation.py
+# layers examined on a few rows only, not at the shapes of the steps | examination/steps.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
-- key = (number, max(size * copies, 2), counts_rows)
-+ key = (number, 8, counts_rows)
-# layers examined with the variables of the first step only | training/probe.py
+- finding = Examination(model, sample, size, with_loss, counts_rows).finding()
++ finding = Examination(model, sample, 8, with_loss, counts_rows).finding()
+# layers examined with the variables of the first step only | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
-- for state in range(1 if is_known else made_up.NUM_STATES + made_up.NUM_FAR_STATES):
+- for state in range(rows.NUM_STATES + rows.NUM_FAR_STATES):
 + for state in range(1):
-# steps that are traced again taken for examined ones | models/private_training.py on jax
+# what was examined taken for what is compiled later | models/private_training.py
 models/test_mixing_later.py::test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect
-- is_known = is_compiled and kind is not None and kind == state.examined_for
-+ is_known = is_compiled and kind is not None and state.examined_for is not None
-# steps traced again in a fit that relies on an earlier examination | models/step.py on jax
-models/test_mixing_later.py::test_steps_that_are_traced_without_an_examination_are_refused
-- if not model._private_state.may_be_traced:
-+ if False:
-# eager steps taken for unchanged since they were examined | models/private_training.py
-models/test_mixing_later.py::test_what_a_first_pass_makes_is_no_state_and_what_counts_in_python_is
-- if examine and not is_traced:
-+ if examine and not is_known:
-# isolation not compared again while training goes on | training/base.py
-models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
-- last = own_callbacks.EpochCheck(isolation.prove_again)
-+ last = own_callbacks.EpochCheck(lambda: None)
-# isolation compared before the callbacks of an epoch, not after them | training/base.py
-models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
-- yield [notice, first, *ours, *others, last]
-+ yield [notice, last, first, *ours, *others]
-# a small derivative by another row taken for none | training/traced_model.py
+- is_compiled = plan is not None and self.train_function is not None
++ is_compiled = plan is not None
+# a small derivative by another row taken for none | examination/trial.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 - if leak > 0.0]
 + if leak > 1e-5]
-# a weight that is assigned between single batches not looked at | training/step_isolation.py
-models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
-- if is_same and not is_due:
-+ if not is_due:
-# variables that are not the model's left as they are in the examination | training/probe.py
+# variables that are not the model's left as they are in the examination | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
--             if not further:
-+             if True:
-# variables outside the model not looked at between single batches | training/step_isolation.py
-models/test_mixing_later.py::test_a_variable_that_is_not_the_models_is_looked_at_before_each_epoch
-- for variable in [*self._model.non_trainable_variables, *self._outside_variables()]
-+ for variable in self._model.non_trainable_variables
-# counters examined at small numbers only | training/probe.py
+- trial.use_variables([*trial.variables, *found])
++ pass
+# counters examined at small numbers only | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
-- if found or (state >= made_up.NUM_STATES and not self._counting):
-+ if found or state >= made_up.NUM_STATES:
-# counters not looked at within an epoch | training/base.py
-models/test_mixing_later.py::test_a_layer_that_counts_its_steps_is_looked_at_within_an_epoch
-- if isolation.may_move_within_epochs:
-+ if False:
-# a loss of the user's own not examined beside the layers | training/traced_model.py
+- if found or (state >= rows.NUM_STATES and not self._counting):
++ if found or state >= rows.NUM_STATES:
+# a loss of the user's own not examined beside the layers | examination/trial.py
 models/test_losses_in_fit.py::test_a_loss_that_reads_what_other_rows_left_is_refused
 - self.loss = OwnLoss.of(model) if with_loss else None
 + self.loss = None
-# state outside of Keras's variables not looked for | training/probe.py
+# state outside of Keras's variables not looked for | examination/comparisons.py
 models/test_mixing_later.py::test_state_outside_of_keras_variables_is_refused
-- found = [] if at_step_shape or self._state else self._outside_state()
-+ found: list[PrivacyIssue] = []
-# state from the data taken for state of the weights | training/probe.py
+- if self._state == 0 and (found := self._left_behind(given, others, first, values)):
++ if found := []:
+# state from the data taken for state of the weights | examination/comparisons.py
 models/test_refusals.py::test_a_model_is_refused
-- if _differ(one, two, is_exact)
+- if _differ(one, two, self._is_exact)
 -             )
 + if False
 +             )
-# batch normalization in training mode let through where a step is traced | training/preflight.py
+# batch normalization in training mode let through where a step is traced | examination/refusals.py
 models/test_normalization_state.py::test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused
 - if layer.trainable and training is not None and training is not False:
 + if False:
@@ -711,7 +682,7 @@ models/test_saving.py::test_two_loaded_models_in_one_and_a_later_state_of_the_fi
 models/test_saving.py::test_nothing_else_is_trained_or_compiled_in_the_middle_of_a_run
 - if any(other.is_in_a_run for other in others):
 + if False:
-# the examination sees no padded sequences | training/traced_model.py
+# the examination sees no padded sequences | examination/trial.py
 models/test_mixing_later.py::test_a_layer_that_mixes_through_masks_is_refused
 -         if is_odd and with_padding:
 +         if False:
@@ -719,23 +690,19 @@ models/test_mixing_later.py::test_a_layer_that_mixes_through_masks_is_refused
 gradients/test_precision.py::test_norms_and_sums_are_never_taken_in_tf32
 -                 with backend.full_precision():
 +                 if True:
-# the padding of large clients not examined | federated/fit.py
+# the padding of large clients not examined | federated/preparation.py
 federated/test_refusals.py::test_a_layer_that_lets_padding_count_only_later_is_named
-- sample, row_counts if others_decide else []
-+ sample, []
-# the padding of clients examined before the first round only | training/base.py
-federated/test_refusals.py::test_what_was_proved_of_padding_is_proved_again_before_each_epoch
-- last = own_callbacks.EpochCheck(isolation.prove_again)
-+ last = own_callbacks.EpochCheck(lambda: None)
+- sizes = [examination.NUM_ROWS, *(row_counts if others_decide else [])]
++ sizes = [examination.NUM_ROWS]
 # a loss that counts the padding of large clients | federated/preparation.py
 federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
 - missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 + missing = [2, 3]
-# layers may heed how many rows were drawn | training/step_isolation.py
+# layers may heed how many rows were drawn | models/private_training.py
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
-- counts_rows = others_vary or len(sizes) > 1
-+ counts_rows = False
-# layers that draw may heed how many rows were drawn | training/traced_model.py
+- {"counts_rows": not is_exact or len(sizes) > 1,
++ {"counts_rows": False,
+# layers that draw may heed how many rows were drawn | examination/trial.py
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
 -             with self._watching(record):
 -                 y_pred = gradients.call_model(self.model, x, training=True)
@@ -923,39 +890,39 @@ soundness/test_rules_made_up_rows.py::test_ranges_of_the_data_never_lead_to_anot
 soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_for_the_data_alone_is_refused
 - if of_data is not None and (plan is None or plan.is_layerwise):
 + if of_data is not None and plan is None:
-# numbers that are not finite compare as equal in the examination | training/probe.py
+# numbers that are not finite compare as equal in the examination | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept_is_refused
 - self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
 + self._is_shown = bool(last)
-# a state of the variables at which a pass fails taken for a proof | training/probe.py
+# a state of the variables at which a pass fails taken for a proof | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept_is_refused
 - raise ValueError(self._told(self._culprits(failure))) from failure
 + return []
-# variables that must keep their sign are not moved at all | training/probe.py
+# variables that must keep their sign are not moved at all | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept_is_refused
-- return with_moved(numbers, with_moved(numbers, self._present(), kept), values)
-+ return self._present()
-# rows of the data only, which may all be alike | training/probe.py
+- return with_moved(numbers, with_moved(numbers, self._values_at(0), kept), values)
++ return self._values_at(0)
+# rows of the data only, which may all be alike | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_constant_rows_hide_nothing
 - return [*((number, True) for number in numbers), *((n, False) for n in numbers)]
 + return [(numbers[-1], True), (numbers[-1], False)]
-# layers may heed the place of a row | training/probe.py
+# layers may heed the place of a row | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - if not compared.intersection(differing):
 + if True:
-# draws from a constant seed move along with the rows | training/equal_draws.py
+# draws from a constant seed move along with the rows | examination/draws.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - axis = None if isinstance(given.get("seed"), int) else self._axis(shapes)
 + axis = self._axis(shapes)
-# derivatives may heed the place of a row | training/probe.py
+# derivatives may heed the place of a row | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - if kept is not None:
 -                 layers, before
 + if False:
 +                 layers, before
-# a draw for no rows taken for one for each row | training/probe.py
+# a draw for no rows taken for one for each row | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
-- traced.look_for_rows_in_draws(rows, further)
+- trial.look_for_rows_in_draws(given, further)
 + pass
 """
 

@@ -123,14 +123,6 @@ def test_a_layer_that_lets_padding_count_only_later_is_named(kind, others):
         fit([*others, Late(kind, name="late")], WITH_A_LARGE_ONE)
 
 
-def test_what_was_proved_of_padding_is_proved_again_before_each_epoch():
-    late = Late("command", name="late")
-    gate = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: late.gate.assign(2e15))
-    message = r"late: Its output.*It did not when training began"
-    with pytest.raises(ValueError, match=message):
-        fit([late], clients_of((5, 4, 12)), callbacks=[gate])
-
-
 def mean_in_large_batches(y_true, y_pred):
     own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
     return own if y_pred.shape[0] <= 8 else own + 0.0 * own + ops.mean(own)

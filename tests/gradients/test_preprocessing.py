@@ -6,8 +6,8 @@ import pytest
 from keras import layers, ops
 
 from keras_adaclip import backend
+from keras_adaclip.examination import Examination, SampleRows
 from keras_adaclip.gradients import Batch, call_model, finite_rows, unproven_plan
-from keras_adaclip.training import Probe
 
 RANGE = {"value_range": (0, 1)}
 # Every layer that draws, with options such that it always changes an image.
@@ -78,7 +78,7 @@ def test_all_examples_at_once(kind):
     # Keras cannot infer the shape of what a pipeline returns.
     model = Stack(*stack) if kind == "Pipeline" else keras.Sequential([keras.Input(SHAPE), *stack])
     model(rows.x)
-    assert Probe(model, rows).examined().issues == []
+    assert Examination(model, SampleRows(model, rows, rows)).finding().issues == []
     plan, is_random = unproven_plan(model, finite_rows(rows))
     assert plan.is_layerwise
     assert is_random or kind in FIXED
