@@ -22,6 +22,8 @@ if (cache := os.environ.get("JAX_COMPILATION_CACHE_DIR")) and "PYTEST_XDIST_WORK
 import pytest
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# What the files of a folder import.
+LIBRARIES = {"flower": "flwr", "tensorflow_privacy": "tensorflow_privacy"}
 
 
 def running_backend() -> str:
@@ -38,10 +40,9 @@ def pytest_ignore_collect(collection_path, config):
     others = set(BACKENDS) - {running_backend()}
     if collection_path.parts[-3:-1] == ("keras_adaclip", "backend"):
         return collection_path.name in others or None
-    if collection_path.parent.name == "tensorflow_privacy":
-        return collection_path.stem.partition("_")[0] in others or None
-    if collection_path.parent.name == "flower" and collection_path.name != "__init__.py":
-        return importlib.util.find_spec("flwr") is None or None
+    library = LIBRARIES.get(collection_path.parent.name)
+    if library and collection_path.name != "__init__.py":
+        return importlib.util.find_spec(library) is None or None
     return None
 
 

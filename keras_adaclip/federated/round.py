@@ -91,9 +91,9 @@ def _aggregated(model: keras.Model, train: Callable[..., list[Tensor]]) -> Any:
         sample: list[Tensor], contributions: list[Tensor], weights: Tensor, present: Tensor
     ) -> list[Tensor]:
         """Return the aggregation's state with further clients."""
-        part, norms, finite = aggregation.accumulated(contributions, present)
+        sample, norms, finite = aggregation.accumulated(sample, contributions, present)
         training.observe_norms(model, present, norms, finite, None)
-        return list(aggregation.merged(sample, list(part)))
+        return sample
 
     return aggregation.sample(train(aggregation.start(), merged))
 

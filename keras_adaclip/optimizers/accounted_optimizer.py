@@ -263,7 +263,6 @@ class AccountedOptimizer(WrappingOptimizer):
                 "data, under a new optimizer."
             )
         self._run_settings = settings
-        self._prepare_run(settings)
         row = self._row_at(self._steps_taken)
         split = self._noise_split(row)
         self._begin_schedules(self._steps_taken, settings.steps_per_epoch)
@@ -367,9 +366,6 @@ class AccountedOptimizer(WrappingOptimizer):
     @abc.abstractmethod
     def _set_noise(self, row: LedgerRow, split: tuple[float, float]) -> None:
         """Set noise and divisor to those of the row."""
-
-    def _prepare_run(self, settings: RunSettings) -> None:
-        """Prepare the source of the noise for a run, whose row is not open yet."""
 
     def _noise_split(self, row: LedgerRow) -> tuple[float, float]:
         """Return the noise multiplier of the sum and the standard deviation on the statistics."""

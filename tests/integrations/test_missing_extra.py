@@ -14,8 +14,9 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 @pytest.fixture
 def without_extra(monkeypatch):
     for name in list(sys.modules):
-        if name.partition(".")[0] == "tensorflow_privacy":
+        if name.partition(".")[0] == "tensorflow_privacy" or name.endswith(".tensorflow_queries"):
             monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(integration, "tensorflow_queries", raising=False)
     monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)
 
 

@@ -1,10 +1,19 @@
-"""Rounds of a query of TensorFlow Privacy: its state, its records and its noise, as graphs.
+"""Rounds of a sum query of TensorFlow Privacy, as graphs: its state, its records and its noise.
 
 Only the interface that all its queries share (`DPQuery`) is used here. A round is
 
     params  = derive_sample_params(state)
     sample  = initial_sample_state(); for each client: accumulate(sample, preprocess(params, x_i))
     result, state, event = get_noised_result(sample, state)
+
+Gaussian mechanisms on the same clients are one Gaussian mechanism. With noise multipliers z_k,
+
+    z = (sum_k z_k^-2)^(-1/2)
+
+since each sum, divided by its sensitivity, is a coordinate of one vector that moves by at most
+sqrt(K), and scaling each by its noise leaves N(0, I). So the ledger composes, under Poisson
+sampling, `PoissonSampledDpEvent(q, ComposedDpEvent([GaussianDpEvent(z_k), ...]))`, as one
+`PoissonSampledDpEvent(q, GaussianDpEvent(z))`: exactly, and for every accountant.
 
 Guarantees:
     Every client that is present passes through `preprocess_record` once; one whose contribution is
@@ -13,25 +22,39 @@ Guarantees:
     the same noise in every process, and again after compiling again.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import dp_accounting as dp
+import keras
 import numpy as np
-import tensorflow as tf
 
-from keras_adaclip.integrations.tensorflow_privacy.tensorflow_packing import Packing
+# Release 0.9.0 would also import its Keras parts, which need an older Keras.
+sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
+try:
+    import tensorflow as tf
+    from tensorflow_privacy.privacy.dp_query.gaussian_query import GaussianSumQuery
+    from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
+    from tensorflow_privacy.privacy.dp_query.quantile_adaptive_clip_sum_query import (
+        QuantileAdaptiveClipSumQuery,
+    )
+except ImportError as error:
+    raise ImportError(
+        "TensorFlow Privacy is needed for `keras_adaclip.integrations.tensorflow_privacy`: "
+        "pip install keras-adaclip[tensorflow,tensorflow-privacy], on Python 3.11, in an "
+        "environment of its own, since it pins old releases of NumPy and dp-accounting."
+    ) from error
 
 Tensor = Any
-# Takes an event and the state before it; returns the noise multiplier, None if unknown.
-NoiseOf = Callable[[Any, Any], Tensor | None]
-
-_UNKNOWN = -1.0
 # Quotients of float32: what an event says may be off by that much.
 _TOLERANCE = 1.0 - 2.0**-17
-# The noise of a tree, and sums without noise: anyone who reads these can subtract the noise.
-_SECRET_FIELDS = {"tree_state", "previous_tree_noise", "samples_cumulative_sum"}
+_TOO_LITTLE_NOISE = (
+    "The query's noise over its sensitivity has fallen below what the ledger counts in this epoch, "
+    "so the round was not used. If it is not a number, the clipping norm has reached zero. Else "
+    "give `fit` fewer `steps_per_epoch`. Noise of this round, and counted:"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +62,7 @@ class QuerySample:
     """The sum over the clients of one round, before the noise.
 
     Args:
-        tensors: The query's sample state. Only `QueryRounds` makes it.
+        tensors: The query's sample state.
     """
 
     tensors: list[Tensor]
@@ -49,22 +72,48 @@ class QueryRounds:
     """The rounds of one query.
 
     Args:
-        query: A `DPQuery`.
-        noise_of: Returns the noise multiplier of one round.
+        query: A sum query.
+
+    Attributes:
+        variables: The query's global state, after `build`.
+        accumulated: `_accumulated` in a graph.
+        finished: `_finished` in a graph.
+        sample: Wraps the sample state of all clients of a round.
+
+    Raises:
+        TypeError: If the query is not one of those that are supported.
     """
 
-    def __init__(self, query: Any, noise_of: NoiseOf) -> None:
-        self.query = query
-        self._noise_of = noise_of
+    sample = QuerySample
 
-    def build(self, shapes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, query: Any) -> None:
+        if not isinstance(query, (GaussianSumQuery, NestedSumQuery, QuantileAdaptiveClipSumQuery)):
+            raise TypeError(
+                "Argument `query` must be a `GaussianSumQuery` or `QuantileAdaptiveClipSumQuery` "
+                "of TensorFlow Privacy, a `NestedSumQuery` of these, or a function without "
+                "arguments that returns one. For a mean (`NormalizedQuery`) give the query of its "
+                "sum, which is divided by the expected number of clients. Noise that is summed "
+                f"over a tree is not supported. Received: query={query!r}"
+            )
+        self.query = query
+        self.accumulated = _without_global_seed(self._accumulated)
+        self.finished = _without_global_seed(self._finished)
+        self._try = _without_global_seed(lambda: self._released(self.start())[2])
+
+    def build(
+        self,
+        shapes: list[tuple[int, ...]],
+        add_variable: Callable[[str, np.ndarray], keras.Variable],
+    ) -> None:
         """Make the query's state, and trace a round of it.
 
         Args:
             shapes: The shapes of the trainable variables; a record is a list of as many tensors.
+            add_variable: Creates a variable of the optimizer from a name and an array.
 
         Raises:
-            ValueError: If the query's result is not like a record, or its noise has a seed.
+            ValueError: If the query's result is not like a record, its noise has a seed, or its
+                event is not a Gaussian mechanism.
         """
         if tf.config.functions_run_eagerly():
             raise ValueError(
@@ -72,41 +121,52 @@ class QueryRounds:
                 "reach it. Call `tf.config.run_functions_eagerly(False)`; "
                 "`compile(run_eagerly=True)` is fine."
             )
-        self._template = [tf.zeros(shape) for shape in shapes]
-        sample = self.query.initial_sample_state(self._template)
-        self._sample = Packing(sample)
-        self._empty = self._sample.flat(sample)
-        state = self.query.initial_global_state()
-        self._state = Packing(state)
-        values = self._state.flat(state)
-        self._variables = [
-            tf.Variable(value, shape=shape, trainable=False)
-            for value, shape in zip(values, self._shapes_of_state(values), strict=True)
-        ]
-        self._accumulate = tf.function(self._accumulated, autograph=False)
-        self._finish = tf.function(self._finished, autograph=False)
-        self._try = tf.function(
-            lambda: self._released(self.start(), self.state)[2], autograph=False
+        query = self.query
+        unlike_a_record = ValueError(
+            "The query must take and return a list of tensors like the trainable variables, of the "
+            f"shapes {shapes}. A `NestedSumQuery` needs a list of {len(shapes)} queries."
         )
-        records = [tf.TensorSpec((1, *shape)) for shape in shapes]
-        for concrete in (
-            self._accumulate.get_concrete_function(records, tf.TensorSpec((1,), tf.bool)),
-            self._finish.get_concrete_function(self._empty, tf.TensorSpec(())),
-        ):
-            _refuse_seeds(concrete.graph.as_graph_def(), self.query)
-
-    # A round
+        try:
+            self._no_client = query.initial_sample_state([tf.zeros(shape) for shape in shapes])
+        except (TypeError, ValueError) as error:
+            raise unlike_a_record from error
+        self._first_state = query.initial_global_state()
+        self.variables = [
+            add_variable(f"query_state_{number}", np.asarray(value))
+            for number, value in enumerate(tf.nest.flatten(self._first_state))
+        ]
+        clients = [tf.TensorSpec((1, *shape)) for shape in shapes], tf.TensorSpec((1,), tf.bool)
+        finished = self.finished.get_concrete_function(self.start(), tf.TensorSpec(()))
+        if [tuple(shape) for shape in finished.output_shapes] != shapes:
+            raise unlike_a_record
+        _refuse_seeds(self.accumulated.get_concrete_function(self.start(), *clients), query)
+        _refuse_seeds(finished, query)
 
     def start(self) -> list[Tensor]:
         """Return the sample state of no client."""
-        return [tf.identity(value) for value in self._empty]
+        return [tf.identity(value) for value in tf.nest.flatten(self._no_client)]
 
-    def accumulated(
-        self, deltas: Sequence[Tensor], present: Tensor
+    def noise_multiplier(self) -> float:
+        """Return the noise multiplier of the next round."""
+        return float(self._try())
+
+    def metrics(self) -> dict[str, float]:
+        """Return the query's metrics, such as its clipping norm, by name."""
+        metrics = self.query.derive_metrics(self._state())
+        return {str(name): float(value) for name, value in metrics.items()}
+
+    def _state(self) -> Any:
+        """Return the query's global state, in its own structure."""
+        values = [tf.convert_to_tensor(variable.value) for variable in self.variables]
+        return tf.nest.pack_sequence_as(self._first_state, values)
+
+    def _accumulated(
+        self, sample: list[Tensor], deltas: list[Tensor], present: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the sample state of some clients.
+        """Return the sample state with some more clients.
 
         Args:
+            sample: The sample state so far.
             deltas: One tensor of shape `(num_clients, *variable.shape)` for each variable.
             present: Bool of shape `(num_clients,)`, false for padding.
 
@@ -114,202 +174,85 @@ class QueryRounds:
             The sample state; norms of shape `(num_clients, 1)`, zero where not finite; whether
             each client is present and finite, of shape `(num_clients,)`.
         """
-        sample, norms, finite = self._accumulate(list(deltas), present)
-        return list(sample), norms, finite
+        squares = [tf.reduce_sum(tf.square(each), range(1, len(each.shape))) for each in deltas]
+        norms = tf.sqrt(tf.add_n(squares))
+        finite = tf.math.is_finite(norms)
+        params = self.query.derive_sample_params(self._state())
 
-    def merged(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sample state of the clients of both."""
-        return self._sample.flat(
-            self.query.merge_sample_states(self._sample.packed(one), self._sample.packed(other))
-        )
+        def with_client(sample: list[Tensor], client: list[Tensor]) -> list[Tensor]:
+            """Return the sample state with one more client."""
+            *record, is_finite = client
+            record = [tf.where(is_finite, part, 0.0) for part in record]
+            state = tf.nest.pack_sequence_as(self._no_client, sample)
+            preprocessed = self.query.preprocess_record(params, record)
+            return tf.nest.flatten(self.query.accumulate_preprocessed_record(state, preprocessed))
 
-    def sample(self, tensors: Sequence[Tensor]) -> QuerySample:
-        """Return the argument of `finished`."""
-        return QuerySample(list(tensors))
+        clients = [tf.boolean_mask(each, present) for each in [*deltas, finite]]
+        sample = tf.foldl(with_client, clients, sample, parallel_iterations=1)
+        return sample, tf.where(finite, norms, 0.0)[:, None], tf.logical_and(finite, present)
 
-    def finished(self, sample: QuerySample, stated_noise: Tensor) -> list[Tensor]:
+    def _finished(self, sample: list[Tensor], stated_noise: Tensor) -> list[Tensor]:
         """Return the query's result for a round, and move its state on.
 
         Args:
-            sample: The clients of the round.
-            stated_noise: Float32 scalar, the noise multiplier that is accounted; 0 for none.
+            sample: The sample state of all clients of the round.
+            stated_noise: Float32 scalar, the noise multiplier that is accounted.
 
         Returns:
-            Float32 tensors of the shapes of the variables.
+            Tensors of the shapes of the variables.
         """
-        return list(self._finish(sample.tensors, stated_noise))
-
-    # The state
-
-    @property
-    def state(self) -> Any:
-        """The query's global state, in its own structure."""
-        return self._state.packed([variable.read_value() for variable in self._variables])
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        """Set the query's global state."""
-        for variable, value in zip(self._variables, self._state.flat(state), strict=True):
-            variable.assign(value)
-
-    def noise_multiplier(self) -> float | None:
-        """Return the noise multiplier of the next round, None if it is not known."""
-        value = float(self._try())
-        return None if value == _UNKNOWN else value
-
-    def metrics(self) -> dict[str, float]:
-        """Return the query's metrics, such as its clipping norm, by name."""
-        metrics = self.query.derive_metrics(self.state)
-        return {str(name): float(value) for name, value in metrics.items()}
-
-    def saved(self) -> dict[str, np.ndarray]:
-        """Return the state by name, without the fields that reveal the noise."""
-        return {
-            name: variable.numpy()
-            for name, variable in zip(self._state.names, self._variables, strict=True)
-            if not _SECRET_FIELDS.intersection(name.split("/"))
-        }
-
-    def check(self, values: Mapping[str, Any]) -> None:
-        """Raise a `ValueError` unless `values` are the saved state of a query like this one."""
-        present = self.saved()
-        if set(values) != set(present) or any(
-            np.shape(values[name]) != array.shape for name, array in present.items()
-        ):
-            raise ValueError(
-                f"The saved state is not that of a `{type(self.query).__name__}` as it is given "
-                f"here. Expected: {sorted(present)}. Received: {sorted(values)}. Compile with the "
-                "query that the model was trained with."
-            )
-
-    def load(self, values: Mapping[str, Any]) -> None:
-        """Assign what `saved` returned and `check` accepts; the rest of the state stays."""
-        for name, variable in zip(self._state.names, self._variables, strict=True):
-            if name in values:
-                variable.assign(tf.cast(np.asarray(values[name]), variable.dtype))
-
-    # Traced functions
-
-    def _accumulated(self, deltas: list[Tensor], present: Tensor) -> Any:
-        """Return what `accumulated` returns."""
-        squares = [
-            tf.reduce_sum(tf.square(delta), axis=list(range(1, len(delta.shape))))
-            for delta in deltas
-        ]
-        norms = tf.sqrt(tf.add_n(squares))
-        finite = tf.logical_and(tf.math.is_finite(norms), present)
-        deltas = [
-            tf.where(tf.reshape(finite, [-1] + [1] * (len(delta.shape) - 1)), delta, 0.0)
-            for delta in deltas
-        ]
-        with _no_global_seed():
-            params = self.query.derive_sample_params(self.state)
-
-            def add_client(sample: list[Tensor], client: list[Tensor]) -> list[Tensor]:
-                """Return the sample state with one more client, if it is present."""
-                *record, is_present = client
-
-                def added() -> list[Tensor]:
-                    """Return the sample state with the client."""
-                    return self._sample.flat(
-                        self.query.accumulate_preprocessed_record(
-                            self._sample.packed(sample),
-                            self.query.preprocess_record(params, record),
-                        )
-                    )
-
-                kept = [tf.identity(value) for value in sample]
-                return list(tf.cond(is_present, added, lambda: kept))
-
-            sample = tf.foldl(add_client, [*deltas, present], self.start(), parallel_iterations=1)
-        return sample, tf.where(finite, norms, 0.0)[:, None], finite
-
-    def _finished(self, sample: list[Tensor], stated_noise: Tensor) -> list[Tensor]:
-        """Return what `finished` returns."""
-        results, state, noise = self._released(sample, self.state)
-        noise = tf.maximum(noise, 0.0)
+        result, state, noise = self._released(sample)
         # Not a number is not enough either.
-        is_enough = tf.logical_or(stated_noise == 0.0, _TOLERANCE * noise >= stated_noise)
-        enough = tf.debugging.Assert(is_enough, [_TOO_LITTLE_NOISE, noise, stated_noise])
-        # Within a graph; outside of one it has raised already.
-        with tf.control_dependencies([] if enough is None else [enough]):
-            results = [tf.identity(tf.cast(value, tf.float32)) for value in results]
-            for variable, value in zip(self._variables, state, strict=True):
-                variable.assign(value)
-        return [
-            tf.ensure_shape(value, part.shape)
-            for value, part in zip(results, self._template, strict=True)
-        ]
+        is_enough = _TOLERANCE * noise >= stated_noise
+        message = [_TOO_LITTLE_NOISE, noise, stated_noise]
+        with tf.control_dependencies([tf.debugging.Assert(is_enough, message)]):
+            for variable, value in zip(self.variables, state, strict=True):
+                variable.assign(tf.identity(value))
+            return [tf.identity(value) for value in result]
 
-    def _released(
-        self, sample: list[Tensor], state: Any
-    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the query's result, its next state, and its noise multiplier.
-
-        Raises:
-            ValueError: If the result is not like a record.
-        """
-        with _no_global_seed():
-            result, new_state, event = self.query.get_noised_result(
-                self._sample.packed(sample), state
-            )
-            noise = self._noise_of(event, state)
-        values = [] if isinstance(result, tf.RaggedTensor) else tf.nest.flatten(result)
-        if len(values) != len(self._template) or not all(
-            part.shape.is_compatible_with(value.shape)
-            for part, value in zip(self._template, values, strict=True)
-        ):
-            raise ValueError(
-                f"The result of a `{type(self.query).__name__}` must be like a record: a list of "
-                f"tensors of the shapes {[tuple(part.shape) for part in self._template]}, those of "
-                f"the trainable variables. Received: {result}"
-            )
-        noise = tf.constant(_UNKNOWN) if noise is None else tf.cast(noise, tf.float32)
-        return values, self._state.flat(new_state), noise
-
-    def _shapes_of_state(self, values: Sequence[Tensor]) -> list[tf.TensorShape]:
-        """Return the shapes that the state can take: that of a tree grows."""
-
-        @tf.function(autograph=False)
-        def round_of_none() -> list[Tensor]:
-            """Return the state after a round."""
-            state = self._state.packed([tf.identity(value) for value in values])
-            return self._released(self.start(), state)[1]
-
-        later = round_of_none.get_concrete_function().outputs
-        return [
-            value.shape.most_specific_compatible_shape(after.shape)
-            for value, after in zip(values, later, strict=True)
-        ]
+    def _released(self, sample: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the query's result, its next state, and its noise multiplier."""
+        sample = tf.nest.pack_sequence_as(self._no_client, sample)
+        result, state, event = self.query.get_noised_result(sample, self._state())
+        noise = tf.cast(tf.math.rsqrt(_precision(event)), tf.float32)
+        return tf.nest.flatten(result), tf.nest.flatten(state), noise
 
 
-_TOO_LITTLE_NOISE = (
-    "The query's noise over its sensitivity has fallen, within an epoch, below what the privacy "
-    "ledger was opened with, so the round was not used. Noise may change between epochs: give "
-    "`fit` fewer `steps_per_epoch`. (Not a number: the clipping norm has reached zero.) Of this "
-    "round, and stated:"
-)
+def _precision(event: Any) -> Tensor:
+    """Return z^-2 of a round's event, in float64, where no square overflows.
+
+    Raises:
+        ValueError: If the event is not known to be a Gaussian mechanism.
+    """
+    if isinstance(event, dp.ComposedDpEvent):
+        return sum(map(_precision, event.events), tf.zeros((), tf.float64))
+    if isinstance(event, dp.GaussianDpEvent):
+        return 1.0 / tf.square(tf.cast(event.noise_multiplier, tf.float64))
+    raise ValueError(
+        "A round of the query is not a Gaussian mechanism, which alone is accounted here. Give a "
+        "query of `GaussianSumQuery` and `QuantileAdaptiveClipSumQuery` alone, or use "
+        f"`DPOptimizer`. Received: {event}"
+    )
 
 
-@contextlib.contextmanager
-def _no_global_seed() -> Iterator[None]:
-    """Let random operations of the traced graph take their seeds from the operating system."""
-    graph = tf.compat.v1.get_default_graph()
-    seed, graph.seed = graph.seed, None
-    try:
-        yield
-    finally:
-        graph.seed = seed
+def _without_global_seed(function: Callable[..., Any]) -> Any:
+    """Return a function in a graph whose random operations are seeded by the operating system."""
+
+    def traced(*arguments: Any) -> Any:
+        """Trace the function."""
+        tf.compat.v1.get_default_graph().seed = None
+        return function(*arguments)
+
+    return tf.function(traced, autograph=False)
 
 
-def _refuse_seeds(graph: Any, query: Any) -> None:
+def _refuse_seeds(traced: Any, query: Any) -> None:
     """Raise a `ValueError` if a random operation of a graph has a fixed seed."""
+    graph = traced.graph.as_graph_def()
     functions = [function.node_def for function in graph.library.function]
     for node in (node for nodes in [graph.node, *functions] for node in nodes):
         if any(name in node.attr and node.attr[name].i != 0 for name in ("seed", "seed2")):
             raise ValueError(
-                f"The noise of the `{type(query).__name__}` comes from a fixed seed "
-                f"({node.op}), so that it would be the same in every process. Give the query no "
-                "seed; if it was called before under `tf.random.set_seed` or "
-                "`keras.utils.set_random_seed`, train in a fresh process."
+                f"The noise of the `{type(query).__name__}` comes from a fixed seed ({node.op}), "
+                "so that it would be the same in every process. Give the query no seed."
             )
