@@ -1,6 +1,7 @@
 """Examines a model at the shapes of its steps, once for what is compiled."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 
@@ -8,7 +9,7 @@ from keras_adaclip.examination.comparisons import Examination
 from keras_adaclip.examination.issues import Finding, issues_of_clients, refuse
 from keras_adaclip.examination.rows import SampleRows
 
-# By the model (or augmentation), the number of rows, and whether that number must not matter.
+# By the owner (a model or an augmentation), the number of rows, and whether that number must not matter.
 Findings = dict[tuple[int, int, bool], Finding]
 
 
@@ -19,6 +20,7 @@ def examine(
     known: Findings,
     counts_rows: bool = False,
     is_exact: bool = False,
+    owner: Any = None,
 ) -> None:
     """Examine a model with batches of some sizes, and keep what is found.
 
@@ -30,16 +32,17 @@ def examine(
         counts_rows: Whether the output for a row must not depend on the number of rows.
         is_exact: Whether a size counts as examined only if exactly it was; otherwise one of about
             the same size is enough.
+        owner: The object for which the model stands; None for the model.
 
     Raises:
         ValueError: With every issue, one a line.
     """
-    unit = getattr(model, "privacy_unit", "")
+    unit, owner = getattr(model, "privacy_unit", ""), id(owner or model)
     for size in sorted({max(size, 2) for size in sizes}, reverse=True):
         close = [
             other
             for number, other, counted in known
-            if (number, counted) == (id(model), counts_rows)
+            if (number, counted) == (owner, counts_rows)
             and (other == size if is_exact else other <= 2 * size and size <= 2 * other)
         ]
         if not close:
@@ -47,4 +50,4 @@ def examine(
             finding = Examination(model, sample, size, with_loss, counts_rows).finding()
             issues = issues_of_clients(finding) if unit == "client" else finding.issues
             refuse(model, issues)
-            known[id(model), size, counts_rows] = finding
+            known[owner, size, counts_rows] = finding

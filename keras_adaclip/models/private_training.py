@@ -25,7 +25,7 @@ from keras_adaclip.gradients import (
     suggested_plan,
 )
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
-from keras_adaclip.models.layout import batch_layout, step_sizes
+from keras_adaclip.models.layout import BatchLayout, batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
 from keras_adaclip.sampling import from_frames
 from keras_adaclip.training import training_data
@@ -285,24 +285,23 @@ class PrivateTraining(training.TrainingBase):
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
         is_known = known is not None and kinds[any_length] == known[any_length]
-        is_compiled = plan is not None and self.train_function is not None
+        is_compiled = self.train_function is not None
         sample = examination.SampleRows(self, rows, data.known, input_ranges)
-        made, of_data = sample.batches()
-        if not (is_compiled and is_known and plan.most_rows == most_rows):
+        if plan is None or not (is_compiled and is_known and plan.most_rows == most_rows):
             # Nothing that was found is older than what is compiled.
             self.train_function, state.planned_for, plan = None, kinds, None
             state.examined.clear()
         try:
-            state.plan = plan or suggested_plan(self, [*made, *([of_data] if of_data else [])])
-            if self.optimizer.microbatch_size == "auto":  # type: ignore[attr-defined]
-                data = dataclasses.replace(data, rows=sample.batch())
-            self._examine(sample, step_sizes(self, data, batch_layout(self, data)), augmentation)
+            made, of_data = sample.batches() if plan is None else ([], None)
+            suggested = plan or suggested_plan(self, [*made, *([of_data] if of_data else [])])
+            state.plan = dataclasses.replace(suggested, most_rows=most_rows)
+            layout = self._examined_layout(data, sample, augmentation)
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
                 method = self.optimizer.gradient_method  # type: ignore[attr-defined]
                 plan = make_plan(self, made, method, of_data)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
-            layout = batch_layout(self, data)
+                layout = self._examined_layout(data, sample, augmentation)
         except BaseException:
             state.plan = None
             raise
@@ -313,29 +312,36 @@ class PrivateTraining(training.TrainingBase):
         self._set_in_steps("chunk_size", layout.chunk_size)
         return layout.sizes
 
-    def _examine(
-        self, sample: examination.SampleRows, sizes: list[int], augmentation: Augmentation | None
-    ) -> None:
-        """Examine the model, and an augmentation, at the shapes of the steps.
+    def _examined_layout(
+        self,
+        data: training.TrainingData,
+        sample: examination.SampleRows,
+        augmentation: Augmentation | None,
+    ) -> BatchLayout:
+        """Return the shapes of the steps, at which model and augmentation were examined.
 
         Raises:
             ValueError: With every issue, one a line.
         """
-        state = self._private_state
-        is_exact = backend.needs_fixed_shapes(self)
-        options = {"counts_rows": not is_exact or len(sizes) > 1, "is_exact": is_exact}
-        copies = 1
+        layout, plan = batch_layout(self, data), self.gradient_plan
+        copies = 1 if augmentation is None else augmentation.multiplicity
+        sizes = [size * copies for size in step_sizes(self, data, layout)]
+        state, is_exact = self._private_state, backend.needs_fixed_shapes(self)
+        examine = functools.partial(
+            examination.examine,
+            sizes=sizes,
+            known=state.examined,
+            counts_rows=not is_exact or len(sizes) > 1,
+            is_exact=is_exact,
+        )
         if augmentation is not None:
-            copies = augmentation.multiplicity
             model, of_inputs = augmentation.as_model(sample.batch()), sample.of_inputs()
-            of_copies = [size * copies for size in sizes]
-            examination.examine(model, of_inputs, of_copies, state.examined, **options)
-        plan: Any = state.plan
-        if plan.is_layerwise:
-            of_copies = [size * copies for size in sizes]
-            examination.examine(self, sample, of_copies, state.examined, **options)
-        else:  # One row at a time.
+            examine(model, of_inputs, owner=augmentation.layer)
+        if plan is not None and plan.is_layerwise:
+            examine(self, sample)
+        elif all(key[0] != id(self) for key in state.examined):  # One row at a time.
             examination.examine(self, sample, [examination.NUM_ROWS], state.examined)
+        return layout
 
     def _kinds_of(self, data: training.TrainingData) -> tuple[Any, Any]:
         """Return what a plan is made for, for examples of one shape and of any length."""

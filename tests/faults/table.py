@@ -605,7 +605,7 @@ models/test_mixing_later.py::test_a_layer_that_changes_between_fits_is_noticed_w
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 - if leak > 0.0]
 + if leak > 1e-5]
-# variables that are not the model's left as they are in the examination | examination/comparisons.py
+# variables that are not the model's left as they are | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 - trial.use_variables([*trial.variables, *found])
 + pass
@@ -700,8 +700,8 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
 + missing = [2, 3]
 # layers may heed how many rows were drawn | models/private_training.py
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
-- {"counts_rows": not is_exact or len(sizes) > 1,
-+ {"counts_rows": False,
+- counts_rows=not is_exact or len(sizes) > 1,
++ counts_rows=False,
 # layers that draw may heed how many rows were drawn | examination/trial.py
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
 -             with self._watching(record):
