@@ -9,7 +9,7 @@ from keras_adaclip.examination.comparisons import Examination
 from keras_adaclip.examination.issues import Finding, issues_of_clients, refuse
 from keras_adaclip.examination.rows import SampleRows
 
-# By the owner (a model or an augmentation), the number of rows, and whether that number must not matter.
+# By owner (a model or an augmentation), number of rows, and whether that number must not matter.
 Findings = dict[tuple[int, int, bool], Finding]
 
 
