@@ -180,7 +180,8 @@ class Examination:
         if part is not None:
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [issues.issue_with(trial.model, part, *told)]
-        return self._placed(given, first, values, kept) or self._counted(values)
+        found = self._placed(given, first, values, kept)
+        return found or self._counted(given, first, values)
 
     def _left_behind(
         self,
@@ -259,23 +260,30 @@ class Examination:
             number = min(differing[-1] + 1, len(pairs) - 1)
         return [issues.issue_with(trial.model, layers[number], *issues.PLACE)]
 
-    def _counted(self, values: list[Any]) -> list[PrivacyIssue]:
-        """Return an issue with the first layer whose output for few rows changes with more rows."""
+    def _counted(
+        self, given: list[np.ndarray], outputs: list[np.ndarray], values: list[Any]
+    ) -> list[PrivacyIssue]:
+        """Return an issue with the first layer whose output for few rows changes with more rows.
+
+        Args:
+            given: The rows.
+            outputs: What the model returns for them.
+            values: The values of the variables.
+        """
         few, many, further = self._few, self._trial, self._further(values)
         if few is None:
             return []
         if len(few.variables) != len(many.variables):
             few.use_variables(many.variables)
         # A difference is looked at again on other rows: rounding may decide close to a threshold.
-        for _ in range(2):
-            given = self._rows()
-            outputs, layers = many.run(given, further)[0], few.layers
-            alone = few.run([each[: few.size] for each in given[: many.sample.num_inputs]], further)
-            if many.loss is not None:  # The loss is always that of one row alone.
-                outputs = outputs[:-1]
-            pairs = list(zip(layers, alone[0], outputs, strict=False))
-            if len(alone[0]) != len(outputs):  # Another axis is as long as one of the batches.
-                pairs = [(layers[-1], alone[0][-1], outputs[-1])]
+        for is_last in (False, True):
+            inputs = [each[: few.size] for each in given[: many.sample.num_inputs]]
+            alone, _ = few.run(inputs, further)
+            # The loss is always that of one row alone.
+            among = outputs if many.loss is None else outputs[:-1]
+            pairs = list(zip(few.layers, alone, among, strict=False))
+            if len(alone) != len(among):  # Another axis is as long as one of the batches.
+                pairs = [(few.layers[-1], alone[-1], among[-1])]
             differing = [
                 layer
                 for layer, one, other in pairs
@@ -283,6 +291,9 @@ class Examination:
             ]
             if not differing:
                 return []
+            if not is_last:
+                given = self._rows()
+                outputs, _ = many.run(given, further)
         return [issues.issue_with(many.model, differing[0], *issues.COUNTING)]
 
     def _values_at(self, state: int) -> list[Any]:

@@ -17,9 +17,9 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_array
 
-# States of the variables that are tried: the present one, and four that `moved_value` makes. At two
+# States of the variables that are tried: the present one, and two that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
-NUM_STATES, NUM_FAR_STATES = 5, 2
+NUM_STATES, NUM_FAR_STATES = 3, 2
 # More than the number of steps of any run.
 _FAR = 1e9
 # Of a made-up input, whose square float32 can hold, and of one that is whole.
@@ -38,29 +38,26 @@ def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generat
 
     Args:
         value: The present value.
-        state: 1 moves it a little, 2 reverses the sign of what is trained, 3 reverses every sign,
-            and 4 draws the value again, three times as wide.
+        state: 1 moves it a little, 2 reverses every sign too.
         trained: Whether the optimizer moves the variable.
         generator: Draws the noise.
     """
     if value.dtype.kind == "b":
-        return np.logical_xor(value, state % 2 == 1)
-    if value.size == 1 and not trained and (value.dtype.kind in "iu" or state in (2, 4)):
-        return np.asarray(value + 10.0**state).astype(value.dtype)  # It may count steps.
-    if value.dtype.kind in "iu":
-        return value  # It may be a table of positions.
+        return np.logical_xor(value, state == 1)
+    if value.dtype.kind in "iu":  # It may count steps, or be a table of positions.
+        is_counter = value.size == 1 and not trained
+        return np.asarray(value + 10.0**state * is_counter).astype(value.dtype)
     # Weights can be many, so each of these operations counts.
     numbers = value.astype("float32").ravel()
     size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
     size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
-    drawn = size * generator.normal(size=min(value.size, _MOST_DRAWN))
-    noise = np.resize((3.0 if state == 4 else 0.1) * drawn.astype("float32"), value.size)
-    if state != 4:
-        is_zero = numbers == 0.0
-        if is_zero.any():
-            noise[is_zero] = 10.0 * np.abs(noise[is_zero])
-        noise += numbers
-    if state == 3 or (state == 2 and trained):
+    drawn = 0.1 * size * generator.normal(size=min(value.size, _MOST_DRAWN))
+    noise = np.resize(drawn.astype("float32"), value.size)
+    is_zero = numbers == 0.0
+    if is_zero.any():
+        noise[is_zero] = 10.0 * np.abs(noise[is_zero])
+    noise += numbers
+    if state == 2:
         noise = np.negative(noise, out=noise)
     return noise.reshape(value.shape).astype(value.dtype, copy=False)
 
@@ -128,7 +125,7 @@ class Law:
         if self.values is not None:
             return generator.choice(np.array(self.values, dtype), shape)
         share = generator.random(shape)
-        share = (share, share, share, 0.35 + 0.3 * share, np.round(share))[state % NUM_STATES]
+        share = np.round(share) if state % NUM_STATES == 2 else share
         limit = _LARGEST if dtype.kind == "f" else _LARGEST_ID
         lowest, highest = (np.clip(each, -limit, limit) for each in (self.lowest, self.highest))
         whole = np.minimum(np.floor(lowest + share * (highest - lowest + 1.0)), highest)

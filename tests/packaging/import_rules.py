@@ -30,6 +30,7 @@ LAYERS = (
     "callbacks",
     "plots",
     "audit",
+    "examination",
     "optimizers",
     "gradients",
     "clipping",
