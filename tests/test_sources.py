@@ -322,6 +322,12 @@ def test_sources_of_many_libraries_are_read(make, tmp_path):
     assert_same_batches(from_source(source, map=function), expected)
 
 
+def test_rows_of_a_memory_mapped_array_are_those_in_memory(tmp_path):
+    mapped, _ = memory_mapped_source(tmp_path)
+    options = {"expected_batch_size": 6, "seed": 5}
+    assert_same_batches(PoissonDataset(mapped, Y, **options), PoissonDataset(X, Y, **options))
+
+
 def test_images_in_folders_are_read_and_resized(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for number, name in enumerate(["b", "a"]):

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.arrays import as_arrays, common_length
-from keras_adaclip.sampling.mapped import rows_in_file
 from keras_adaclip.sampling.reader import PARTS, Parts, SourceReader
 
 
@@ -26,11 +25,7 @@ class ArrayRows:
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         given = zip(PARTS, (x, y, sample_weight), strict=True)
-        self.parts = {
-            name: keras.tree.map_structure(rows_in_file, as_arrays(part))
-            for name, part in given
-            if part is not None
-        }
+        self.parts = {name: as_arrays(part) for name, part in given if part is not None}
         self.num_rows = common_length(self.parts)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:

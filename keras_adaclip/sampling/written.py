@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.mapped import rows_in_file
 from keras_adaclip.sampling.reader import PARTS, ExampleStack, Parts, forms_of, parts_of
 
 _INDEX = "index.json"
@@ -45,7 +44,7 @@ class WrittenSource:
 
         def mapped(name: str) -> Any:
             """Return the rows of one file."""
-            return rows_in_file(np.asarray(np.load(self.path / name, mmap_mode="r")))
+            return np.asarray(np.load(self.path / name, mmap_mode="r"))
 
         self._parts = {
             name: keras.tree.lists_to_tuples(keras.tree.map_structure(mapped, part))
