@@ -107,7 +107,7 @@ def _length_of(source: Any) -> int:
         raise TypeError(
             "A source needs `len(source)` and `source[i]`, so that a step can read the examples "
             "that were drawn. A generator or a `tf.data.Dataset` has no numbers: write its "
-            "examples to files first, with `keras_adaclip.sampling.write_source(examples, path)`. "
+            "examples to a file first, with `keras_adaclip.sampling.write_source(examples, path)`. "
             f"Received: source of type {kind.__name__}"
         )
     if isinstance(source, keras.utils.PyDataset):
