@@ -656,10 +656,10 @@ models/test_saving.py::test_loaded_without_compiling
 models/test_saving.py::test_loaded_without_compiling
 - for key, value in model._privacy_state().items():
 + for key, value in ():
-# the ledger of an older file is passed over | training/saved_state.py
-models/test_saving.py::test_the_ledger_among_the_own_variables_of_older_files_loads
--         self._load_saved_ledger(store)
-+         pass
+# a file of an earlier version is taken for one without a ledger | training/saved_state.py
+models/test_saving.py::test_files_of_earlier_versions_are_refused
+- if not set(_STATE_KEYS).isdisjoint(store.keys()):
++ if False:
 # the ledger of a file loads after that of the optimizer, as another run's | training/saved_state.py
 models/test_saving.py::test_checkpoints_that_go_on_from_another_hold_it_once
 - def ledger_in_files(self)
