@@ -9,12 +9,10 @@ above.
     python examples/audit_fashion_mnist.py --without-noise
 
 The second command trains without noise, to show that the lower bound then exceeds the epsilon that
-the noise would have given. A run takes half a minute on two cores; the figure of the last run is
-written to `audit.png`.
+the noise would have given. A run takes half a minute on two cores.
 """
 
 import argparse
-from pathlib import Path
 
 import keras
 
@@ -63,7 +61,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=60, help="(%(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2.0, help="(%(default)s)")
     parser.add_argument("--without-noise", action="store_true", help="on purpose")
-    parser.add_argument("--output", type=Path, default=Path("audit.png"))
     parser.add_argument("--smoke", action="store_true", help="a few steps on a little data")
     options = parser.parse_args()
     if options.runs < 1:
@@ -102,8 +99,6 @@ def main() -> None:
             flush=True,
         )
     print(f"{num_above} of {options.runs} bounds lie above epsilon {claimed:.3f}.")
-    ka.plots.audit(found, options.output, title=f"An audit on {data.name}")
-    print(f"Figure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -322,6 +322,12 @@ def test_sources_of_many_libraries_are_read(make, tmp_path):
     assert_same_batches(from_source(source, map=function), expected)
 
 
+def test_rows_of_a_memory_mapped_array_are_those_in_memory(tmp_path):
+    mapped, _ = memory_mapped_source(tmp_path)
+    options = {"expected_batch_size": 6, "seed": 5}
+    assert_same_batches(PoissonDataset(mapped, Y, **options), PoissonDataset(X, Y, **options))
+
+
 def test_images_in_folders_are_read_and_resized(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for number, name in enumerate(["b", "a"]):
@@ -373,9 +379,9 @@ def test_interrupted_writing_leaves_nothing_to_open(tmp_path):
     with pytest.raises(FileNotFoundError, match="write the examples again"):
         WrittenSource(tmp_path)
     write_source(PAIRS, tmp_path)
-    with open(tmp_path / "0.npy", "r+b") as file:
-        file.truncate(300)
-    with pytest.raises(ValueError, match=r"mmap|size"):
+    with open(tmp_path / "examples.h5", "r+b") as file:
+        file.truncate(3000)
+    with pytest.raises(OSError, match="truncated"):
         WrittenSource(tmp_path)
 
 

@@ -44,7 +44,6 @@ _CONTRACT = (
     "tests/models/test_golden_runs.py",
     "tests/models/test_mixing_later.py",
     "tests/models/test_sampling_in_fit.py",
-    "tests/models/test_saved_by_0_1.py",
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
     "tests/test_noise.py",
 )

@@ -1,13 +1,11 @@
 """Times training on examples that are read when they are drawn, beside arrays in memory.
 
     KERAS_BACKEND=torch python benchmarks/sources/measure.py throughput
-    KERAS_BACKEND=torch python benchmarks/sources/measure.py memory
     KERAS_BACKEND=tensorflow python benchmarks/sources/measure.py images
 
 `throughput`: steps a second on rows of 3 KB in batches of 256, from arrays in memory, from a
 memory-mapped file and from a source with a function of each row, with 0, 1 and 2 workers, in
 random order.
-`memory`: the peak of training on a sparse memory-mapped file of 20 GB, and on one of 100 MB.
 `images`: images a second from a folder of 20,000 JPEGs of 320 x 320 pixels, read as 96 x 96, beside
 `keras.utils.image_dataset_from_directory` with the same plain Keras model (needs TensorFlow).
 
@@ -17,8 +15,6 @@ Prints Markdown. Files are made in `--folder`, and are made anew if they are mis
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,15 +26,6 @@ BATCH_SIZE = 256
 STEPS, REPEATS = 100, 5
 NUM_IMAGES, IMAGE_SIZE, STORED_SIZE = 20_000, 96, 320
 IMAGE_BATCH = 64
-
-
-def mapped_file(folder, gigabytes):
-    """Return a memory-mapped array of zeros in a sparse file."""
-    num_rows = int(gigabytes * 1e9) // int(np.prod(ROW))
-    path = folder / f"rows-{num_rows}.npy"
-    if not path.exists():
-        np.lib.format.open_memmap(path, "w+", "uint8", (num_rows, *ROW)).flush()
-    return np.load(path, mmap_mode="r")
 
 
 def dense_model(private=True):
@@ -120,7 +107,7 @@ def throughput(folder):
     labels = np.zeros(num_rows, "int8")
     path = folder / "random.npy"
     np.save(path, memory)
-    mapped, large = np.load(path, mmap_mode="r"), mapped_file(folder, 20)
+    mapped = np.load(path, mmap_mode="r")
     size = {"expected_batch_size": BATCH_SIZE}
 
     def example(row):
@@ -131,11 +118,10 @@ def throughput(folder):
         "arrays in memory": lambda: ka.sampling.PoissonDataset(memory, labels, **size),
         "arrays, x mapped": lambda: ka.sampling.PoissonDataset(mapped, labels, **size),
     }
-    for name, rows in (("mapped, 100 MB", mapped), ("mapped, 20 GB", large)):
-        for workers in (0, 1, 2):
-            make[f"source, {name}, {workers} workers"] = lambda rows=rows, workers=workers: (
-                ka.sampling.PoissonDataset.from_source(rows, map=example, workers=workers, **size)
-            )
+    for workers in (0, 1, 2):
+        make[f"source, mapped, {workers} workers"] = lambda workers=workers: (
+            ka.sampling.PoissonDataset.from_source(mapped, map=example, workers=workers, **size)
+        )
     found = {name: [] for name in make}
     models = {name: dense_model() for name in make}
     order = np.random.default_rng(1)
@@ -149,35 +135,6 @@ def throughput(folder):
     print("| data | steps a second | of arrays in memory |\n| --- | --- | --- |")
     for name, median in medians.items():
         print(f"| {name} | {median:.1f} | {median / medians['arrays in memory']:.2f} |")
-
-
-def peak(folder, gigabytes, workers):
-    """Print the peak memory of a training in this process, in megabytes."""
-    import resource
-
-    import keras_adaclip as ka
-
-    data = ka.sampling.PoissonDataset.from_source(
-        mapped_file(folder, gigabytes),
-        map=lambda row: (row, 0),
-        workers=workers,
-        expected_batch_size=BATCH_SIZE,
-    )
-    dense_model().fit(data, steps_per_epoch=500, verbose=0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-
-
-def memory(folder):
-    """Print the peak memory of training on a small and on a large file, by the workers."""
-    print("| workers | 100 MB file, MB | 20 GB file, MB |\n| --- | --- | --- |")
-    for workers in (0, 2):
-        peaks = []
-        for gigabytes in (0.1, 20):
-            command = [sys.executable, __file__, "peak", "--folder", str(folder)]
-            command += ["--gigabytes", str(gigabytes), "--workers", str(workers)]
-            found = subprocess.run(command, capture_output=True, text=True, check=True)
-            peaks.append(found.stdout.split()[-1])
-        print(f"| {workers} | {' | '.join(peaks)} |")
 
 
 def make_images(folder):
@@ -233,18 +190,13 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("throughput", "memory", "images", "peak"))
+    parser.add_argument("what", choices=("throughput", "images"))
     folder = Path(tempfile.gettempdir()) / "keras_adaclip_sources"
     parser.add_argument("--folder", type=Path, default=folder)
-    parser.add_argument("--gigabytes", type=float, default=20)
-    parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     print(f"{os.environ.get('KERAS_BACKEND', 'tensorflow')}, {os.cpu_count()} cores\n")
-    if options.what == "peak":
-        peak(options.folder, options.gigabytes, options.workers)
-    else:
-        {"throughput": throughput, "memory": memory, "images": images}[options.what](options.folder)
+    {"throughput": throughput, "images": images}[options.what](options.folder)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     min {z in float32 : epsilon(z) <= target_epsilon}, to within 0.1% of the target
     max {k : epsilon(rows + k more steps of the next row) <= target_epsilon}
 
-Epsilon falls with the noise about like a power of it, so the logarithms are interpolated between a
-noise that is too small and one that is large enough. A noise schedule s is
-scaled by the least factor f with epsilon(f s) <= target_epsilon, to within 0.5% of the target.
+Epsilon falls with the noise about like a power of it, so Brent's method solves for the logarithm of
+the noise. A noise schedule s is scaled by the least factor f with epsilon(f s) <= target_epsilon,
+to within 0.5% of the target.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import scipy
 
 from keras_adaclip._checks import INT32_MAX, check_between_0_and_1, check_integer, check_positive
 from keras_adaclip.accounting import events
@@ -26,6 +27,7 @@ from keras_adaclip.accounting.row import LedgerRow
 _LEAST_NOISE = 1e-2
 _MOST_NOISE = 1e9
 _TOLERANCE = 1e-3
+_ROUGH_TOLERANCE = 0.05
 # RDP jumps by some percent for fixed-size batches, and from about 0.003 to 0 where its orders end.
 _LARGEST_JUMP = 0.1
 # Epsilon of a schedule takes seconds. The search uses a coarse grid, whose result is about 0.03%
@@ -98,7 +100,11 @@ def calibrate_noise_multiplier(
         """Return epsilon of the run with this noise."""
         return composed_epsilon(run.events(noise), delta, accountant, coarseness)
 
-    guess = _rough_guess(lambda noise: rough_epsilon(run.events(noise), delta), target)
+    def rough(noise: float) -> float:
+        """Return an upper bound on epsilon of the run with this noise."""
+        return rough_epsilon(run.events(noise), delta)
+
+    guess, _ = _crossing(rough, target, 1.0, _ROUGH_TOLERANCE)
     if noise_schedule is not None:
         if not events.is_noise_schedule(noise_schedule):
             raise TypeError(
@@ -168,15 +174,6 @@ def _least_schedule(
     return schedule.scaled(noise / most)
 
 
-def _rough_guess(epsilon: Callable[[float], float], target: float) -> float:
-    """A noise multiplier that roughly reaches the target, by bisection of its logarithm."""
-    low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
-    while high - low > 0.02:
-        middle = (low + high) / 2
-        low, high = (low, middle) if epsilon(math.exp(middle)) <= target else (middle, high)
-    return math.exp(high)
-
-
 def _least_noise(
     epsilon: Callable[[float], float],
     target: float,
@@ -196,30 +193,7 @@ def _least_noise(
     Raises:
         ValueError: If no noise multiplier has an epsilon near the target.
     """
-    low, high = _LEAST_NOISE, _MOST_NOISE
-    aim = target * (1 - tolerance / 2)
-    known: list[tuple[float, float]] = []
-    noise = float(np.float32(guess))
-    for attempt in range(200):
-        value = epsilon(noise)
-        if (1 - tolerance) * target <= value <= target:
-            return noise
-        low, high = (noise, high) if value > target else (low, noise)
-        if 0 < value < math.inf:
-            known.append((math.log(noise), math.log(value / aim)))
-        following = _extrapolated(known)
-        is_bracketed = low > _LEAST_NOISE and high < _MOST_NOISE
-        # Every sixth attempt halves the bracket, because epsilon may jump.
-        if not low < following < high or (attempt % 6 == 5 and is_bracketed):
-            following = math.sqrt(low * high)
-        noise = float(np.float32(following))
-        if not low < noise < high:
-            # Rounding to float32 met an end of the bracket.
-            noise = float(np.float32(math.sqrt(low * high)))
-        if not low < noise < high:
-            break
-    noise = float(np.float32(high))
-    reached = epsilon(noise)
+    noise, reached = _crossing(epsilon, target, guess, tolerance)
     if (1 - _LARGEST_JUMP) * target <= reached <= target:
         return noise
     if reached > target:
@@ -234,21 +208,37 @@ def _least_noise(
     )
 
 
-def _extrapolated(known: list[tuple[float, float]]) -> float:
-    """Return the noise that should have the epsilon that is aimed at; NaN if that is unknown.
+def _crossing(
+    epsilon: Callable[[float], float], target: float, guess: float, tolerance: float
+) -> tuple[float, float]:
+    """Return the least noise that was found to reach a target, and its epsilon.
 
-    Args:
-        known: Pairs of the logarithm of a noise multiplier and that of its epsilon over the aim.
+    That of the most noise if none reaches the target. See `_least_noise` for the arguments.
     """
-    points = sorted(known, key=lambda point: abs(point[1]))
-    if not points:
-        return math.nan
-    # For a single point: epsilon falls like 1 / noise or faster.
-    slope = -2.0
-    if len(points) > 1:
-        run = points[0][0] - points[1][0]
-        slope = (points[0][1] - points[1][1]) / run if run else 0.0
-    return math.nan if slope >= 0 else math.exp(min(points[0][0] - points[0][1] / slope, 700.0))
+    found: dict[float, float] = {}
+    aim = target * (1 - tolerance / 2)
+
+    def distance(log_noise: float) -> float:
+        """Return the logarithm of epsilon over the aim; 0 within the tolerance, which ends it."""
+        noise = float(np.float32(math.exp(log_noise)))
+        if noise not in found:
+            found[noise] = epsilon(noise)
+        if (1 - tolerance) * target <= found[noise] <= target:
+            return 0.0
+        return math.log(min(max(found[noise] / aim, 1e-300), 1e300))
+
+    # Epsilon falls at least like 1 / noise as a rule, so a step of the distance passes the aim.
+    least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    near = far = min(max(math.log(guess), least), most)
+    is_below = distance(near) < 0
+    while distance(far) and (distance(far) < 0) == is_below and least < far < most:
+        step = max(abs(distance(far)), 2 * abs(far - near))
+        near, far = far, min(max(far - step if is_below else far + step, least), most)
+    if distance(near) * distance(far) < 0:
+        scipy.optimize.brentq(distance, near, far, xtol=1e-8, disp=False)
+    within = [noise for noise, value in found.items() if value <= target]
+    noise = min(within) if within else max(found)
+    return noise, found[noise]
 
 
 def max_steps_within(

@@ -147,12 +147,12 @@ def plan(
     Example:
 
     >>> print(plan(target_epsilon=3.0, delta=1e-5, num_examples=60_000, batch_size=1024, epochs=40))
-    epsilon                            3 (PLD)
+    epsilon                            2.9985 (PLD)
     delta                              1e-05
     examples                           60,000
     batch size                         1,024 expected
     epochs                             40 of 59 steps
-    noise multiplier                   1.3684  <- solved for
+    noise multiplier                   1.3688  <- solved for
     sampling                           poisson, each example with probability 1.707% a step
     noise in a coordinate of the mean  0.00134 C
     mean of clipped gradients, norm    at most C

@@ -32,7 +32,7 @@ DIGEST_SIZE = 32
 CHANGED, UNWATCHED, UNKNOWN = (bytes([mark]) * DIGEST_SIZE for mark in (0, 254, 255))
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
-# The part of a model that holds its ledger. Until version 0.2, its own variables held it.
+# The part of a model that holds its ledger.
 _LEDGER = "ledger_in_files"
 _OPTIMIZER = "optimizer"
 _MOST_NUMBERS = 1 << 20
@@ -47,8 +47,7 @@ class SavedPrivacy:
 
     Args:
         ledger: The ledger at the time when the file was written.
-        facts: What the model said of itself then, as `facts_to_array` takes it; empty if the file
-            is older than these facts.
+        facts: What the model said of itself then, as `facts_to_array` takes it.
         weights: Digest of the weights, and whether they are those that private training left, in
             words.
     """
@@ -92,18 +91,18 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
         else:
             content = io.BytesIO(path.read_bytes())
         with h5py.File(content, "r") as file:
-            is_part = file.get(_LEDGER, getlink=True) is not None
-            group = _member(_member(file, _LEDGER) if is_part else file, _OWN_VARIABLES)
+            group = _member(_member(file, _LEDGER), _OWN_VARIABLES)
             rows, noise_multipliers = (_values(group, key) for key in LEDGER_KEYS[:2])
             ledger = Ledger.from_arrays(rows, noise_multipliers)
-            facts = facts_from_array(_values(group, FACTS_KEY)) if FACTS_KEY in list(group) else {}
-            digests = _values(group, DIGESTS_KEY) if DIGESTS_KEY in list(group) else []
-            return SavedPrivacy(ledger, facts, _weights_in_words(file, digests))
+            facts = facts_from_array(_values(group, FACTS_KEY))
+            weights = _weights_in_words(file, _values(group, DIGESTS_KEY))
+            return SavedPrivacy(ledger, facts, weights)
     except KeyError as error:
         raise ValueError(
-            f"There is no privacy ledger in {str(path)!r}. A private model of this package that is "
-            "saved as `.keras` or `.weights.h5` keeps one; `to_keras` writes the report of a plain "
-            "model beside it, as `.privacy.html` and `.privacy.json`."
+            f"There is no privacy ledger in {str(path)!r}, or only a part of one. A private model "
+            "of this package that is saved as `.keras` or `.weights.h5` keeps one; `to_keras` "
+            "writes the report of a plain model beside it, as `.privacy.html` and `.privacy.json`. "
+            "Files of versions 0.1 and 0.2 are not read."
         ) from error
     # `zipfile` raises these for damaged, encrypted and oddly compressed files.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:

@@ -3,7 +3,7 @@
 from keras_adaclip.audit.canaries import CANARY_KINDS, Canaries
 from keras_adaclip.audit.lower_bound import audit_p_value, epsilon_lower_bound
 from keras_adaclip.audit.membership import MembershipInference, OperatingPoint, membership_inference
-from keras_adaclip.audit.one_run import OneRunAudit, by_rising_score, one_run
+from keras_adaclip.audit.one_run import OneRunAudit, one_run
 
 __all__ = [
     "CANARY_KINDS",

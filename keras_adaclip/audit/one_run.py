@@ -115,7 +115,7 @@ class OneRunAudit:
             tries = [n for i in halvings if (n := num_canaries >> i) >= _FEWEST_GUESSES]
             tries = tries or [num_canaries]
         of_each = 1.0 - (1.0 - confidence) / len(tries)
-        ascending = by_rising_score(scores, is_member)
+        ascending = _by_rising_score(scores, is_member)
         found = []
         for number in tries:
             num_out = number // 2
@@ -140,7 +140,7 @@ class OneRunAudit:
         )
 
 
-def by_rising_score(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
+def _by_rising_score(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
     """Return `is_member` in the order of the scores, lowest first.
 
     Args:

@@ -322,23 +322,6 @@ def compiled_losses(model: keras.Model) -> list[Any]:
     return [entry.loss for entry in compiled_loss._flat_losses]
 
 
-def loss_and_metrics(model: keras.Model) -> dict[str, Any]:
-    """Return what a model was compiled with, but for the optimizer: metrics as fresh copies.
-
-    Args:
-        model: A compiled model.
-    """
-
-    def fresh(metric: Any) -> Any:
-        """Return a metric with a state of its own."""
-        is_metric = isinstance(metric, keras.metrics.Metric)
-        return type(metric).from_config(metric.get_config()) if is_metric else metric
-
-    given = model._compile_config.config
-    names = ("loss", "loss_weights", "metrics", "weighted_metrics")
-    return {name: keras.tree.map_structure(fresh, given.get(name)) for name in names}
-
-
 def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
     """Return the metric that reports `loss`."""
     return model._loss_tracker

@@ -3,13 +3,13 @@
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
-per_client        scores, predictions and models of single clients
+per_client        scores and predictions of single clients
 client_scores     the table of the scores
 settings          the client arguments of `compile`
 clients           the examples by client
 client_ids        which examples belong to one client
 client_sources    where they come from: arrays, HDF5 files, functions
-client_frames     ... frames, and a file for each client
+client_frames     ... frames
 client_views      ... other clients: some of them, or a part of their examples
 partition         the division of a data set among clients
 rounds_over       rounds over a population, and the facts of them for the ledger

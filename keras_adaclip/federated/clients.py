@@ -123,32 +123,6 @@ class ClientData(abc.ABC):
         return _of(sources.FunctionSource(examples, examples.__getitem__), preprocess)
 
     @staticmethod
-    def from_folder(
-        folder: str | os.PathLike[str],
-        label: Any = None,
-        features: Any = None,
-        preprocess: Preprocess | None = None,
-    ) -> "ClientData":
-        """Return clients of which each has a file, read with pandas when it is needed.
-
-        The name of a file, without its ending, is the id of the client. Inputs of several columns
-        become Keras's type of floats.
-
-        Args:
-            folder: A folder of `.csv` and `.parquet` files with the same columns.
-            label: As for `from_dataframe`.
-            features: As for `from_dataframe`; None takes the other columns of the first file.
-            preprocess: As for `map`.
-
-        Raises:
-            OSError: If the folder does not exist.
-            ImportError: If pandas is missing.
-            ValueError: If it has no such file, two of one client, or no example.
-            RuntimeError: While training, if a file cannot be read, with the id of the client.
-        """
-        return _of(frames.of_folder(folder, label, features), preprocess)
-
-    @staticmethod
     def from_hdf5(
         path: str | os.PathLike[str], x: Any, y: Any = None, preprocess: Preprocess | None = None
     ) -> "ClientData":

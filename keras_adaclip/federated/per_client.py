@@ -1,4 +1,4 @@
-"""What a federated model does for single clients: scores, predictions, models of their own.
+"""What a federated model does for single clients: scores and predictions.
 
 A mixin without a Keras base.
 """
@@ -18,14 +18,14 @@ from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.round_batch import rounded_up
 from keras_adaclip.gradients import Batch, call_model
-from keras_adaclip.sampling import as_arrays, from_frames
+from keras_adaclip.sampling import as_arrays
 
 # Examples in memory at a time, unless one client has more.
 _MOST_ROWS = 1 << 16
 
 
 class PerClient:
-    """Scores, predictions and models of single clients."""
+    """Scores and predictions of single clients."""
 
     def evaluate_clients(self, clients: ClientData, batch_size: int | None = None) -> ClientScores:
         """Return loss and metrics of each client, for a look at whom the model serves badly.
@@ -75,46 +75,6 @@ class PerClient:
             return super().predict(x, batch_size, *args, **kwargs)  # type: ignore[misc]
         found = self._predictions(x, batch_size)
         return {x.client_ids[position]: predictions for position, _, predictions in found}
-
-    def personalize(self, examples: Any, epochs: int = 1) -> Any:
-        """Return a plain Keras model that was trained further on the examples of one client.
-
-        The weights of this model stay as they are. The new model is compiled as the clients train,
-        with the client optimizer, loss and metrics of `compile`. It is trained without noise: it
-        belongs to that client, and must not be given to others.
-
-        Args:
-            examples: The client's `(x, y)`, such as `clients["ann"]`.
-            epochs: The number of passes over the examples.
-
-        Returns:
-            A `keras.Sequential` or functional `keras.Model` with weights of its own.
-
-        Raises:
-            TypeError: If `examples` is not `(x, y)`, or the model is of a class of your own.
-            ValueError: If the model is not compiled, or there is no example.
-        """
-        settings = self.federated_settings  # type: ignore[attr-defined]
-        if settings is None:
-            raise ValueError("Call `compile` before `personalize`.")
-        if not (isinstance(examples, tuple) and len(examples) == 2):
-            raise TypeError(
-                "Argument `examples` must be the `(x, y)` of one client, such as `clients['ann']`. "
-                f"Received: examples of type {type(examples).__name__}"
-            )
-        x, y = as_arrays(from_frames(examples))
-        num_rows = len(keras.tree.flatten(x)[0])
-        if num_rows == 0:
-            raise ValueError("The client has no example to train on.")
-        plain = self.to_keras()  # type: ignore[attr-defined]
-        optimizer = keras.saving.serialize_keras_object(settings.client_optimizer)
-        plain.compile(
-            optimizer=keras.saving.deserialize_keras_object(optimizer),
-            **keras_private.loss_and_metrics(self),
-        )
-        size = settings.client_batch_size or num_rows
-        plain.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
-        return plain
 
     def _predictions(
         self, clients: ClientData, batch_size: int | None, examples_alone: bool = False

@@ -4,9 +4,8 @@ poisson        rows as Poisson-sampled batches, held by one process or by severa
 poisson_draws  which rows each batch draws
 rows           arrays in memory, and examples read from a source
 reader         single examples of a source, read and stacked
-mapped         arrays in mapped files, without their pages in memory
 folder         images in folders as a source
-written        examples written to files as a source
+written        examples written to a file as a source
 batches        these batches padded to a few shapes
 draws          the distribution of a draw and its random numbers
 arrays         conversion and checks of arrays

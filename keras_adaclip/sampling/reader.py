@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.arrays import as_array, holds_strings, is_list_of_numbers, padding
-from keras_adaclip.sampling.mapped import MappedPages, rows_in_file
 
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
@@ -35,9 +34,7 @@ class SourceReader:
         self, source: Any, function: Callable[[Any], Any] | None, num_threads: int = 1
     ) -> None:
         self.source, self._function, self._num_threads = source, function, num_threads
-        is_array = type(source) in (np.ndarray, np.memmap)
-        self._rows = rows_in_file(source) if is_array else None
-        self._pages = MappedPages(source, function)
+        self._is_array = type(source) in (np.ndarray, np.memmap)
         self._forms = forms_of(self._example(0))
         takes_turns = num_threads > 1 and self._fills_the_same_arrays()
         self._turns: Any = threading.Lock() if takes_turns else contextlib.nullcontext()
@@ -59,7 +56,6 @@ class SourceReader:
             entries = self._read_together(numbers)
             for place, number in enumerate(numbers):
                 stacked.put(place, self._example(number, place, entries), number)
-        self._pages.give_back()
         return stacked.parts
 
     def _fills_the_same_arrays(self) -> bool:
@@ -80,8 +76,8 @@ class SourceReader:
         if not numbers:
             return None
         try:
-            if self._rows is not None:
-                return list(self._rows[np.array(numbers)])
+            if self._is_array:
+                return list(self.source[np.array(numbers)])
             if many is None:
                 return None
             found = many(self.source, list(numbers))

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.arrays import as_arrays, common_length
-from keras_adaclip.sampling.mapped import rows_in_file
 from keras_adaclip.sampling.reader import PARTS, Parts, SourceReader
 
 
@@ -26,11 +25,7 @@ class ArrayRows:
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         given = zip(PARTS, (x, y, sample_weight), strict=True)
-        self.parts = {
-            name: keras.tree.map_structure(rows_in_file, as_arrays(part))
-            for name, part in given
-            if part is not None
-        }
+        self.parts = {name: as_arrays(part) for name, part in given if part is not None}
         self.num_rows = common_length(self.parts)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
@@ -112,7 +107,7 @@ def _length_of(source: Any) -> int:
         raise TypeError(
             "A source needs `len(source)` and `source[i]`, so that a step can read the examples "
             "that were drawn. A generator or a `tf.data.Dataset` has no numbers: write its "
-            "examples to files first, with `keras_adaclip.sampling.write_source(examples, path)`. "
+            "examples to a file first, with `keras_adaclip.sampling.write_source(examples, path)`. "
             f"Received: source of type {kind.__name__}"
         )
     if isinstance(source, keras.utils.PyDataset):

@@ -27,6 +27,10 @@ from keras_adaclip.training.plain_copy import PlainCopy
 from keras_adaclip.training.saved_ledger import SavedLedger
 
 _STATE_KEYS = (*LEDGER_KEYS, DIGESTS_KEY)
+_OF_EARLIER_VERSIONS = (
+    "The file was saved by version 0.1 or 0.2, whose files this version does not read: load it "
+    "with that version, or train the model anew."
+)
 
 
 def _without_number(path: str) -> str:
@@ -193,16 +197,20 @@ class SavedState(PlainCopy):
     def load_own_variables(self, store: Any) -> None:
         """Load the model's own weights; the ledger of this process is never lowered.
 
-        Until version 0.2 the ledger stood among them. The ledger of later files comes last, with
-        `ledger_in_files`: it counts as lost until then.
+        The ledger comes last, with `ledger_in_files`: it counts as lost until then.
+
+        Raises:
+            ValueError: If the file is of version 0.1 or 0.2, whose ledger stood among the weights.
         """
-        names = [name for name in list(store.keys()) if name not in _STATE_KEYS]
-        # The ledger first: if the weights do not fit, Keras may go on with those of the layers.
-        self._load_saved_ledger(store)
+        # First of all: if the weights do not fit, Keras may go on with those of the layers.
+        self._remember_loading(is_whole=False)
         loading = self._private_state.loading
+        if not set(_STATE_KEYS).isdisjoint(store.keys()):
+            loading.lost = _OF_EARLIER_VERSIONS
+            raise ValueError(_OF_EARLIER_VERSIONS)
         if loading.is_done is None:
             loading.is_done = False
-        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
+        super().load_own_variables(store)  # type: ignore[misc]
         self._build_optimizer()
 
     def _load_saved_ledger(self, store: Any) -> None:
@@ -262,7 +270,7 @@ class SavedState(PlainCopy):
                 "The privacy ledger is damaged: it lacks "
                 f"{', '.join(map(repr, missing))}. Load another copy of it."
             )
-        # Files of version 0.1.0 do not tell which other runs their ledger holds.
+        # State trees leave out empty arrays.
         rows, noise_multipliers, identity, *included = (
             arrays[key] for key in LEDGER_KEYS if key in arrays
         )

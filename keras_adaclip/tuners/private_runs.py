@@ -124,7 +124,7 @@ def draw_values(space: keras_tuner.HyperParameters, random: Callable[[], float])
 
 @dataclasses.dataclass(frozen=True)
 class SearchLoop:
-    """Begins a search or continues it, and fixes what is released.
+    """Runs a search, and fixes what is released.
 
     Args:
         hypermodel: The hypermodel.
@@ -135,6 +135,9 @@ class SearchLoop:
         record: The record of the search.
         fit_args: The positional arguments of the hypermodel's `fit`.
         fit_kwargs: The named arguments of the hypermodel's `fit`.
+
+    Attributes:
+        trained: Digests of the weights that private training has left, after every epoch.
     """
 
     hypermodel: Any
@@ -145,27 +148,49 @@ class SearchLoop:
     record: private_record.SearchRecord
     fit_args: tuple[Any, ...]
     fit_kwargs: Mapping[str, Any]
+    trained: set[str] = dataclasses.field(default_factory=set)
 
     def run(self) -> None:
-        """Run all runs that are left, and end the search."""
+        """Run all runs, and end the search."""
         first_ledger = self._checked_build()
-        if not self.record.has_begun:
-            num_runs = self.selection.draw(_RANDOM)
-            self.record.begin(first_ledger, num_runs)
-        with warnings.catch_warnings():
-            # A warning in every run would tell their number.
-            warnings.simplefilter("ignore")
-            while self.record.outcome is None:
-                state = self.record.state
-                if state.num_done < state.num_runs:
-                    self._advance(state)
-                elif state.best is not None:
-                    best = dict(state.best)
-                    self.record.keep_best(best.pop("slot"))
-                    self.record.end(private_record.RELEASED, best)
-                else:
-                    is_empty = state.num_runs == 0
-                    self.record.end(private_record.NO_RUN if is_empty else private_record.FAILED)
+        try:
+            self.record.begin()
+        except FileExistsError:
+            return  # Another process was faster.
+        try:
+            with warnings.catch_warnings():
+                # A warning in every run would tell their number.
+                warnings.simplefilter("ignore")
+                self._run_all(first_ledger)
+        finally:
+            self.record.unreleased_weights.unlink(missing_ok=True)
+
+    def _run_all(self, first_ledger: Ledger) -> None:
+        """Draw the secret number of runs, run them, and fix what is released.
+
+        Args:
+            first_ledger: The ledger of every model when `build` returns it.
+        """
+        num_runs = self.selection.draw(_RANDOM)
+        best: dict[str, Any] | None = None
+        for _ in range(num_runs):
+            hp = self.space.copy()
+            hp.values = draw_values(self.space, _RANDOM.random)
+            score, model = self._run_one(hp, first_ledger)
+            if self.record.outcome != private_record.UNFINISHED:
+                return
+            is_best = best is None or self.objective.better_than(score, best["score"])
+            if math.isfinite(score) and is_best:
+                model.save_weights(self.record.unreleased_weights)
+                best = {
+                    "hyperparameters": hp.get_config(),
+                    "score": score,
+                    "build_config": model.get_build_config(),
+                }
+        if best is not None:
+            self.record.end(private_record.RELEASED, best)
+        else:
+            self.record.end(private_record.NO_RUN if num_runs == 0 else private_record.FAILED)
 
     def _checked_build(self) -> Ledger:
         """Return the ledger of a new model, once the hypermodel is checked, before any run."""
@@ -178,52 +203,23 @@ class SearchLoop:
             )
         if _has_seed(model):
             raise ValueError(_SEEDED)
-        if self.record.has_begun and ledger != self.record.first_ledger:
-            raise ValueError(_CONTINUED)
         return ledger
 
-    def _advance(self, state: private_record.SearchState) -> None:
-        """Run the next run, or the interrupted one again, and keep its weights if it is best."""
-        if state.values is None:
-            values = draw_values(self.space, _RANDOM.random)
-            # If the run is interrupted, it runs again with the same hyperparameters.
-            state = dataclasses.replace(state, values=values)
-            self.record.save(state)
-        hp = self.space.copy()
-        hp.values = dict(state.values or {})
-        score, model = self._run_one(hp)
-        if self.record.outcome is not None:
-            return
-        slot, best = state.free_slot, state.best
-        is_best = best is None or self.objective.better_than(score, best["score"])
-        if math.isfinite(score) and is_best:
-            model.save_weights(self.record.run_weights(slot))
-            best = {
-                "hyperparameters": hp.get_config(),
-                "score": score,
-                "build_config": model.get_build_config(),
-                "slot": slot,
-            }
-        num_done, trained = state.num_done + 1, self.record.state.trained
-        state = private_record.SearchState(state.num_runs, num_done, None, best, trained)
-        self.record.save(state)
-        self.record.run_weights(state.free_slot).unlink(missing_ok=True)
-
-    def _run_one(self, hp: keras_tuner.HyperParameters) -> tuple[float, Any]:
+    def _run_one(self, hp: keras_tuner.HyperParameters, first_ledger: Ledger) -> tuple[float, Any]:
         """Return the score of one run and its model; the score of a failed run is NaN."""
         # With one global seed for all runs, initial weights would depend on the number of runs
         # before, and without a new session so would the names that Keras gives to layers.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(_RANDOM.getrandbits(32))
         best_epoch = _BestEpoch(self.objective)
-        start = _StartOfRun(self.record)
+        start = _StartOfRun(self.trained)
         callbacks = [*copy.deepcopy(self.fit_kwargs["callbacks"]), best_epoch, start]
         arguments = {**self.fit_kwargs, "callbacks": callbacks}
         model, score, problem = None, math.nan, None
         try:
             model = self.hypermodel.build(hp)
             start.compare(model)
-            if model.privacy_ledger == self.record.first_ledger:
+            if model.privacy_ledger == first_ledger:
                 results = self.hypermodel.fit(hp, model, *self.fit_args, **arguments)
                 score = best_epoch.score(results)
             else:
@@ -237,7 +233,7 @@ class SearchLoop:
         # Failed runs must keep to the account too.
         if problem is None and model is not None:
             problem = _WARM_STARTED if start.is_warm else self._problem(model)
-            if model.privacy_ledger != self.record.first_ledger:
+            if model.privacy_ledger != first_ledger:
                 start.keep(model)
         if new := new_names(hp, self.space):
             problem = (
@@ -318,17 +314,21 @@ class _StartOfRun(keras.callbacks.Callback):
     but only those that are trained count as trained.
 
     Args:
-        record: The record of the search, which keeps the digests of trained weights.
+        trained: Digests of the weights that the runs of a search have trained.
 
     Attributes:
         is_warm: Whether a weight is that of an earlier run.
     """
 
-    def __init__(self, record: private_record.SearchRecord) -> None:
+    def __init__(self, trained: set[str]) -> None:
         super().__init__()
         self.is_warm = False
-        self._record, self._earlier = record, set(record.state.trained)
+        self._trained, self._earlier = trained, frozenset(trained)
         self._untrained: set[str] = set()
+
+    def __deepcopy__(self, memo: Any) -> "_StartOfRun":
+        # A hypermodel may train with copies of its callbacks.
+        return self
 
     def compare(self, model: Any) -> None:
         """Compare the present weights."""
@@ -338,9 +338,7 @@ class _StartOfRun(keras.callbacks.Callback):
 
     def keep(self, model: Any) -> None:
         """Keep the digests of the weights that training has changed since they were compared."""
-        state = self._record.state
-        trained = {*state.trained, *_digests(model.trainable_weights) - self._untrained}
-        self._record.save(dataclasses.replace(state, trained=sorted(trained)))
+        self._trained |= _digests(model.trainable_weights) - self._untrained
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Compare the weights, which callbacks may have set."""

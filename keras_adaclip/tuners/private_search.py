@@ -10,7 +10,7 @@ from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
 from keras_adaclip._configurable import printed
 from keras_adaclip.tuners.private_plans import SearchSpent, planned_bounds
-from keras_adaclip.tuners.private_record import FAILED, REFUSED, SearchRecord, search_lock
+from keras_adaclip.tuners.private_record import FAILED, REFUSED, UNFINISHED, SearchRecord
 from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
 
 
@@ -54,15 +54,17 @@ class PrivateSearch(keras_tuner.Tuner):
     Guarantees:
         Epsilon holds for what `best_model`, `get_best_hyperparameters`, `best_score` and
         `results_summary` give: the weights, hyperparameters and score of the best run. The number
-        of runs must stay secret. Until the search ends, it is in the project directory, which
-        belongs to the curator; then everything but the best run is deleted.
+        of runs must stay secret. Until the search ends, the best weights so far are in the project
+        directory, which belongs to the curator; then everything but the best run is deleted.
 
         Hyperparameters are drawn with replacement from the distribution that the search space
         declares, whatever earlier runs gave. A run that fails, or whose score is not finite, counts
-        and loses. An interrupted run runs again, with the same hyperparameters and new noise. Each
-        run begins with `keras.utils.clear_session` and new global seeds. A run that continues
-        another one, that has a weight as an earlier run left it, or whose noise or batches come
-        from a `seed`, ends the search without a release.
+        and loses. Each run begins with `keras.utils.clear_session` and new global seeds. A run that
+        continues another one, that has a weight as an earlier run left it, or whose noise or
+        batches come from a `seed`, ends the search without a release.
+
+        An interrupted search releases nothing and cannot go on. Another one, in another project,
+        costs as much again.
 
         The released model carries the search's epsilon on its ledger and in its files; so does
         every model when its run has ended. What callbacks and hypermodels print, write or keep
@@ -165,7 +167,7 @@ class PrivateSearch(keras_tuner.Tuner):
         return printed(self, {**arguments, **vars(self._selection)})
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
-        """Run the search, or continue one that was interrupted.
+        """Run the search, unless it has ended.
 
         Whether a search is interrupted must not depend on its runs.
 
@@ -175,26 +177,23 @@ class PrivateSearch(keras_tuner.Tuner):
 
         Raises:
             RuntimeError: If nothing can be released, because a run has spent more than planned or
-                was not independent of others, or all runs failed; and if another process searches
-                in the same folder.
+                was not independent of others, or all runs failed; and if a search in the same
+                folder was interrupted or is still under way.
             ValueError: If an argument would tell of losing runs, or there are no validation data.
         """
         fit_kwargs = checked_fit_arguments(fit_args, fit_kwargs)
         self._check_folder()
-        with search_lock(self._record.folder):
-            # Another process may have begun or continued the search since this object was made.
-            self._check_folder()
-            if self._record.outcome is None:
-                SearchLoop(
-                    self.hypermodel,
-                    self._space,
-                    self._objective,
-                    self._bounds,
-                    self._selection,
-                    self._record,
-                    fit_args,
-                    fit_kwargs,
-                ).run()
+        if self._record.outcome is None:
+            SearchLoop(
+                self.hypermodel,
+                self._space,
+                self._objective,
+                self._bounds,
+                self._selection,
+                self._record,
+                fit_args,
+                fit_kwargs,
+            ).run()
         self._released()
 
     # The release and its cost
@@ -317,6 +316,13 @@ class PrivateSearch(keras_tuner.Tuner):
             raise RuntimeError(
                 "Nothing is released before the search has ended: its epsilon does not cover "
                 "results of a part of the runs. Call `search`."
+            )
+        if self._record.outcome == UNFINISHED:
+            raise RuntimeError(
+                f"The search in {str(self._record.folder)!r} was interrupted, or is still under "
+                "way: nothing is released before a search has ended. An interrupted one cannot go "
+                "on, since that could depend on its runs, which have used the data. Begin another "
+                "search in another project, and count the cost of both: `privacy_spent` of each."
             )
         if self._record.outcome == FAILED:
             raise RuntimeError(

@@ -44,11 +44,9 @@ def test_fashion_mnist(tmp_path):
 
 @once
 def test_audit_fashion_mnist(tmp_path):
-    options = ("--smoke", "--output", tmp_path / "audit.png", "--without-noise")
-    printed = run_example("audit_fashion_mnist.py", tmp_path, *options)
+    printed = run_example("audit_fashion_mnist.py", tmp_path, "--smoke", "--without-noise")
     assert "64 canaries, expected batch 16, 1 epochs" in printed
     assert "training has 0.000" in printed
-    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is enough")

@@ -307,18 +307,14 @@ accounting/test_epsilon.py::test_epsilon_grows_with_the_batch_up_to_a_full_relea
 accounting/test_selection.py::test_reference_costs
 - return np.maximum(divergences, selected)
 + return divergences
-# losing runs, and how many they were, left on the disk | tuners/private_runs.py
-tuners/test_private_search.py::test_checkpoints_of_losers_go_as_soon_as_they_have_lost
--         self.record.run_weights(state.free_slot).unlink(missing_ok=True)
-# the secret number of runs left in the record of a search | tuners/private_record.py
-tuners/test_private_search.py::test_the_disk_holds_nothing_of_losers_nor_their_number
-- del document["state"]
-+ pass
-# an interrupted run of a search drawn again | tuners/private_runs.py
-tuners/test_private_search_interrupted.py::test_an_interrupted_search_goes_on_with_the_same_number
--             self.record.save(state)
--         hp =
-+         hp =
+# two searches in one folder | tuners/private_record.py
+tuners/test_private_search_interrupted.py::test_of_two_searches_that_begin_at_once_one_runs
+- self._write(self._file, "x", UNFINISHED)
++ self._write(self._file, "w", UNFINISHED)
+# an interrupted search leaves the best weights so far | tuners/private_runs.py
+tuners/test_private_search_interrupted.py::test_an_interrupted_search_releases_nothing_and_is_not_run_again
+-             self.record.unreleased_weights.unlink(missing_ok=True)
++             pass
 # a run of a search that spends more than was said | tuners/private_runs.py
 tuners/test_private_search_account.py::test_a_run_that_spends_more_ends_the_search
 - if not self.bounds.covers(model.privacy_ledger):
@@ -639,10 +635,10 @@ models/test_saving.py::test_loaded_without_compiling
 models/test_saving.py::test_loaded_without_compiling
 - for key, value in model._privacy_state().items():
 + for key, value in ():
-# the ledger of an older file is passed over | training/saved_state.py
-models/test_saving.py::test_the_ledger_among_the_own_variables_of_older_files_loads
--         self._load_saved_ledger(store)
-+         pass
+# a file of an earlier version is taken for one without a ledger | training/saved_state.py
+models/test_saving.py::test_files_of_earlier_versions_are_refused
+- if not set(_STATE_KEYS).isdisjoint(store.keys()):
++ if False:
 # the ledger of a file loads after that of the optimizer, as another run's | training/saved_state.py
 models/test_saving.py::test_checkpoints_that_go_on_from_another_hold_it_once
 - def ledger_in_files(self)
@@ -865,10 +861,6 @@ soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_the_
 # weights of an earlier run are taken for new ones | tuners/private_runs.py
 tuners/test_private_search.py::test_runs_that_take_over_trained_weights_end_the_search
 - self.is_warm |= not found.isdisjoint(self._earlier)
-+ pass
-# a search forgets what an interrupted run has trained | tuners/private_runs.py
-tuners/test_private_search.py::test_an_interrupted_run_is_not_taken_over_either
-- self.keep(self.model)
 + pass
 # a client makes its node late | federated/node_training.py
 federated/test_nodes.py::test_nodes_limit_the_examples_of_a_client

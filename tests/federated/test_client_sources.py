@@ -1,6 +1,4 @@
-"""Clients from frames, dicts, folders and other clients."""
-
-import pickle
+"""Clients from frames, dicts and other clients."""
 
 import numpy as np
 import pandas
@@ -95,57 +93,6 @@ def test_what_is_no_frame_is_refused():
         ClientData.from_dataframe(pandas.DataFrame({"user": IDS, "y": Y}), "user", "y")
     with pytest.raises(TypeError, match="must be a dict of the examples"):
         ClientData.from_dict([1, 2])
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_file_for_each_client(ending, tmp_path):
-    frame = pandas.DataFrame(COLUMNS)
-    for user, rows in frame.groupby("user"):
-        rows = rows.drop(columns="user")
-        path = tmp_path / f"{user}.{ending}"
-        rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
-    (tmp_path / "notes.txt").write_text("not a client")
-    clients = pickle.loads(pickle.dumps(ClientData.from_folder(tmp_path, label="y")))
-    expected = ClientData.from_dataframe(frame, "user", "y")
-    assert clients.client_ids == expected.client_ids
-    for each in expected:
-        for one, other in zip(clients[each], expected[each], strict=True):
-            np.testing.assert_array_equal(one, other)
-    (tmp_path / f"b.{ending}").write_bytes(b"")
-    with pytest.raises(RuntimeError, match="Client 'b' could not be read"):
-        clients["b"]
-
-
-def test_files_whose_columns_differ(tmp_path):
-    """In order and in type; the first file decides, and an empty one takes no part."""
-    (tmp_path / "a.csv").write_text("u,v,y\n")
-    (tmp_path / "b.csv").write_text("u,v,y\n1,2.5,0\n")
-    (tmp_path / "c.CSV").write_text("y,v,u\n1,3,0.5\n0,4,7\n")
-    clients = ClientData.from_folder(tmp_path, label="y")
-    assert clients.client_ids == ["a", "b", "c"]
-    assert [clients.num_examples_at(n) for n in range(3)] == [0, 1, 2]
-    assert clients["c"][0].tolist() == [[0.5, 3.0], [7.0, 4.0]]
-    kinds = {tuple(str(part.dtype) for part in clients[each]) for each in clients}
-    assert kinds == {("float32", "int64")}
-    x, y = ClientData.from_folder(tmp_path, features=["v", "u"])["c"]
-    assert (x.tolist(), y) == ([[3.0, 0.5], [4.0, 7.0]], None)
-    (tmp_path / "d.csv").write_text("u,w,y\n1,2,0\n")
-    (tmp_path / "e.csv").write_text("u,v,y\n1,2,0.5\n")
-    clients = ClientData.from_folder(tmp_path, label="y")
-    with pytest.raises(RuntimeError, match=r"Client 'd' could not be read: .*no column 'v'"):
-        clients["d"]
-    with pytest.raises(RuntimeError, match=r"Client 'e' could not be read: .*whole numbers"):
-        clients["e"]
-    (tmp_path / "b.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match="has two of client 'b'"):
-        ClientData.from_folder(tmp_path, label="y")
-
-
-def test_a_folder_without_files(tmp_path):
-    with pytest.raises(ValueError, match=r"no .csv or .parquet file"):
-        ClientData.from_folder(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        ClientData.from_folder(tmp_path / "missing")
 
 
 def of_dict(log=None):

@@ -1,4 +1,4 @@
-"""Scores, predictions and models of single clients."""
+"""Scores and predictions of single clients."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from keras import layers
 
 import keras_adaclip as ka
 from keras_adaclip.federated import ClientData, per_client
-from tests.federated.support import clients_of, compiled, mlp, weights
+from tests.federated.support import clients_of, compiled, mlp
 
 SIZES = (5, 0, 1, 12, 3)
 METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
@@ -62,21 +62,6 @@ def test_scores_of_probabilities():
         assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def plain_loss(y_true, y_pred):
-    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-
-
-def test_a_loss_and_a_metric_of_the_users_own():
-    metric = keras.metrics.SparseCategoricalAccuracy(name="own")
-    model = compiled(mlp(), loss=plain_loss, metrics=[metric])
-    clients = clients_of(SIZES)
-    own = model.personalize(clients[3], epochs=1)
-    assert "own" in own.evaluate(*clients[3], verbose=0, return_dict=True)
-    assert all(metric is not each for each in own.metrics)
-    with pytest.raises(ValueError, match="no example to train on"):
-        model.personalize(clients[1])
-
-
 def test_a_table_of_scores():
     values = {"loss": np.array([0.5, 0.7, 0.1]), "accuracy": np.array([1.0, 0.25, 0.5])}
     scores = ka.federated.ClientScores(["a", "b", "c"], np.array([3, 1, 2]), values)
@@ -102,37 +87,11 @@ def test_predictions_of_each_client():
     np.testing.assert_allclose(model.predict(clients[0][0], verbose=0), found[0], rtol=1e-5)
 
 
-def test_a_model_for_one_client_leaves_the_servers_weights_alone():
-    model, clients = compiled(client=0.2, **METRICS), clients_of(SIZES)
-    model.fit(clients, cohort_size=2, epochs=1, verbose=0)
-    before, steps = weights(model), model.privacy_ledger.steps
-    own = model.personalize(clients[3], epochs=4)
-    assert type(own) is keras.Sequential
-    np.testing.assert_array_equal(weights(model), before)
-    assert model.privacy_ledger.steps == steps
-    assert np.max(np.abs(weights(own) - before)) > 1e-3
-    # As plain Keras trains a copy: the clients' optimizer, batches of four.
-    scores = [each.evaluate(*clients[3], verbose=0)[0] for each in (own, model)]
-    assert scores[0] < scores[1]
-    assert float(own.optimizer.learning_rate) == pytest.approx(0.2)
-    assert own.optimizer.iterations == 4 * 3
-    model.fit(clients, cohort_size=2, epochs=1, verbose=0)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda model: model.evaluate_clients([1]), TypeError, "must be `keras_adaclip.federated"),
-        (lambda model: model.personalize([1, 2]), TypeError, r"the `\(x, y\)` of one client"),
-    ],
-)
-def test_what_is_no_client_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call(compiled())
+def test_what_is_no_client_is_refused():
+    with pytest.raises(TypeError, match=r"must be `keras_adaclip\.federated"):
+        compiled().evaluate_clients([1])
 
 
 def test_a_model_that_is_not_compiled_is_refused():
-    model = ka.federated.FederatedSequential(mlp())
-    for call in (model.evaluate_clients, model.personalize):
-        with pytest.raises(ValueError, match="Call `compile`"):
-            call(clients_of(SIZES))
+    with pytest.raises(ValueError, match="Call `compile`"):
+        ka.federated.FederatedSequential(mlp()).evaluate_clients(clients_of(SIZES))

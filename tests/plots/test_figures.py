@@ -73,25 +73,15 @@ def test_delta_and_target_of_the_callback_or_of_the_caller():
         ka.plots.history({"loss": [1.0]}, delta=0.1)
 
 
-AUDIT = ka.audit.OneRunAudit.from_scores(np.arange(64.0), np.arange(64) % 2 > 0, delta=1e-5)
-SCORES = np.linspace(0.0, 1.0, 9)[:, None]
-ATTACK = ka.audit.membership_inference(None, SCORES, SCORES, score=lambda model, x, y: x[:, 0])
 LOGS = {"clip_norm": [0.5, 0.6], "unclipped_fraction": [0.2, 0.6]}
-CLIENTS = ka.federated.ClientScores(
-    ["a", "b", "c"], np.array([3, 1, 2]), {"accuracy": np.array([0.9, 0.5, np.nan])}
-)
 # Each function, its arguments, its number of panels, and its title.
 FIGURES = {
     "history": ((HISTORY,), 3, "Training of 2 epochs: epsilon 1.5"),
-    "audit": ((AUDIT,), 2, "Audit by one run: epsilon is at least"),
-    "membership_inference": ((ATTACK,), 1, "Membership inference by the loss"),
     "privacy_curve": (
         ([LedgerRow.open(Sampling.FIXED, 9, 99, 2.0).advance(3)],),
         2,
         "Privacy spent",
     ),
-    "clients": ((CLIENTS, "accuracy"), 1, "accuracy of 2 clients"),
-    "quantile_tracking": ((LOGS, 0.5), 2, "Clipping norm at the 0.5 quantile of the norms"),
     "search": ((None,), 2, "Greedy search of clipping norms"),
     "thresholds": (({"a": LOGS},), 1, "Clipping norms"),
 }
@@ -131,33 +121,6 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
-
-
-def test_scores_and_bounds_of_an_audit(tmp_path):
-    is_member = np.arange(100) % 2 == 0
-    scores = np.where(is_member, 1.0, 0.0) + 0.01 * np.arange(100)
-    scores[3] = np.nan
-    found = ka.audit.OneRunAudit.from_scores(scores, is_member, delta=1e-5, claimed_epsilon=2.0)
-    histogram, bounds = ka.plots.audit(found, tmp_path / "audit.png").axes
-    heights = [sum(patch.get_height() for patch in container) for container in histogram.containers]
-    assert heights == [50, 49]
-    curve, claimed = bounds.lines
-    assert claimed.get_ydata() == pytest.approx([2.0, 2.0])
-    numbers, lower = curve.get_data()
-    for number, bound in zip(numbers[::20], lower[::20], strict=True):
-        alone = ka.audit.OneRunAudit.from_scores(
-            scores, is_member, delta=1e-5, num_guesses=int(number)
-        )
-        assert bound == pytest.approx(alone.epsilon_lower_bound)
-
-
-def test_the_curve_of_a_membership_inference():
-    members, others = np.array([[0.9], [0.5], [0.7]]), np.array([[0.6], [0.1]])
-    found = ka.audit.membership_inference(None, members, others, score=lambda model, x, y: x[:, 0])
-    curve = ka.plots.membership_inference(found).axes[0].lines[0]
-    shown = np.stack(curve.get_data(), axis=1)[::-1]
-    expected = [[0, 1 / 3], [0, 2 / 3], [0.5, 2 / 3], [0.5, 1], [1, 1]]
-    np.testing.assert_allclose(shown, expected)
 
 
 class GreedySearch:
@@ -225,15 +188,6 @@ def test_a_search_without_anything_to_show():
         ka.plots.search(searched("max", ({}, None)))
     with pytest.raises(ValueError, match="keeps all but its best run secret"):
         ka.plots.search(SimpleNamespace(privacy_spent=None))
-
-
-def test_the_noised_share_and_its_target():
-    logs = {"clip_norm": [0.5, 0.6, 0.7], "unclipped_fraction": [0.2, 0.6, 1.1]}
-    norms, shares = ka.plots.quantile_tracking(SimpleNamespace(history=logs), 0.7).axes
-    assert drawn(norms) == {"clipping norm": logs["clip_norm"]}
-    assert drawn(shares) == {"noised, last step": [0.2, 0.6, 1.1], "target: 0.7": [0.7, 0.7]}
-    # Noise may take the share beyond one, and the axis follows.
-    assert shares.get_ylim() == pytest.approx((0.0, 1.15))
 
 
 def row(steps, noise_multiplier=1.0, sampling=Sampling.POISSON, batch_size=100):

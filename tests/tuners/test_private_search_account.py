@@ -153,7 +153,7 @@ def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermode
     ):
         with pytest.raises(RuntimeError, match="Nothing is released"):
             use()
-    assert files_below(tmp_path / "p") == ["private_search.json", "private_search.lock"]
+    assert files_below(tmp_path / "p") == ["private_search.json"]
 
 
 def test_the_statement_tells_what_holds_of_the_validation_data(tmp_path):

@@ -3,9 +3,9 @@
 import keras_tuner
 import pytest
 
-from keras_adaclip.tuners.private_record import SearchRecord, SearchState
+from keras_adaclip.tuners.private_record import SearchRecord
 from tests.tuners.hypermodels import Scored, draw_numbers, files_below, planned, run, search_of
-from tests.tuners.test_private_search import RELEASED_FILES
+from tests.tuners.test_private_search import RECORD, RELEASED_FILES
 
 DELTA = 1e-3
 
@@ -15,60 +15,65 @@ def die(*arguments, **others):
 
 
 class Killed(Scored):
-    """Is interrupted in the run with this index."""
-
-    def __init__(self, at, score=float):
-        super().__init__(score)
-        self.at = at
+    """Is interrupted in its second run."""
 
     def fit(self, hp, *arguments, **others):
         value = super().fit(hp, *arguments, **others)
-        if len(self.seen) == self.at:
-            raise KeyboardInterrupt
-        return value
+        return die() if len(self.seen) == 2 else value
 
 
-@pytest.mark.parametrize("in_same_process", [False, True])
-def test_an_interrupted_search_goes_on_with_the_same_number(tmp_path, monkeypatch, in_same_process):
-    draw_numbers(monkeypatch, 7, 100)
-    # Two draws of a level hardly ever agree.
-    monkeypatch.setattr(Scored, "values", tuple(range(1, 10_000)))
-    first = search_of(Killed(at=4), tmp_path)
+def assert_releases_nothing(search):
+    for use in (lambda: run(search), search.best_model, search.get_best_hyperparameters):
+        with pytest.raises(RuntimeError, match=r"was interrupted.*cost of both"):
+            use()
+    assert search.privacy_spent(DELTA).epsilon > search.privacy_spent(DELTA).epsilon_of_one_run
+
+
+def test_an_interrupted_search_releases_nothing_and_is_not_run_again(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 7)
+    first = search_of(Killed(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(first)
-    if in_same_process:
-        second, before = run(first), first.hypermodel.seen[:4]
-        seen = first.hypermodel.seen[4:]
-    else:
-        second, before = run(search_of(Scored(), tmp_path)), first.hypermodel.seen
-        seen = second.hypermodel.seen
-    # The interrupted one again, with the same hyperparameters, and the three that were left.
-    assert len(seen) == 4
-    assert seen[0] == before[3]
-    assert second.best_score == min(before + seen)
-    assert files_below(tmp_path / "p") == RELEASED_FILES
+    second = search_of(Scored(), tmp_path)
+    for search in (first, second):
+        assert_releases_nothing(search)
+    assert (len(first.hypermodel.seen), second.hypermodel.seen) == (2, [])
+    # Neither the best weights so far nor the number of runs.
+    assert files_below(tmp_path / "p") == [RECORD]
+    assert "7" not in (tmp_path / "p" / RECORD).read_text()
+
+
+@pytest.mark.parametrize("killed", ["os.fsync", "pathlib.Path.replace", "json.dumps"])
+def test_a_search_killed_at_its_end_releases_nothing(tmp_path, monkeypatch, killed):
+    draw_numbers(monkeypatch, 3)
+    search = search_of(Scored(), tmp_path)
+    end = SearchRecord.end
+
+    def end_or_die(self, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(killed, die)
+            end(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchRecord, "end", end_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            run(search)
+    assert_releases_nothing(search_of(Scored(), tmp_path))
+
+
+def test_a_record_of_which_a_part_was_written_is_refused(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / RECORD).write_text('{"format": "keras')
+    with pytest.raises(ValueError, match="is not a record"):
+        search_of(Scored(), tmp_path)
 
 
 def test_a_search_that_has_ended_is_read_again(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 3)
-    with monkeypatch.context() as patch:
-        # Killed while it cleans up.
-        patch.setattr(SearchRecord, "_remove_runs", lambda self: None)
-        first = run(search_of(Scored(), tmp_path))
-    (tmp_path / "p" / "run_0.weights.h5").touch()
-    second = search_of(Scored(), tmp_path)
-    assert files_below(tmp_path / "p") == RELEASED_FILES
+    first = run(search_of(Scored(), tmp_path))
+    second = run(search_of(Scored(), tmp_path))
     assert second.best_score == first.best_score
-    run(second)
     assert second.hypermodel.seen == []
-
-
-def test_another_search_cannot_go_on_with_it(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        run(search_of(Killed(at=2), tmp_path))
-    with pytest.raises(ValueError, match="has another `validation_is_public`"):
-        search_of(Scored(), tmp_path, validation_is_public=True)
 
 
 def test_an_object_made_before_another_search_began_does_not_tell_of_it(tmp_path, monkeypatch):
@@ -78,61 +83,41 @@ def test_an_object_made_before_another_search_began_does_not_tell_of_it(tmp_path
     for use in (lambda: run(small), small.best_model, lambda: small.privacy_spent(DELTA)):
         with pytest.raises(ValueError, match="has another `base`"):
             use()
+    with pytest.raises(ValueError, match="has another `validation_is_public`"):
+        search_of(Scored(), tmp_path, base=planned(1.0), validation_is_public=True)
 
 
-@pytest.mark.parametrize("moment", ["save", "keep_best", "end", "unlink"])
-def test_a_process_killed_between_two_writes_keeps_the_best_run(tmp_path, monkeypatch, moment):
-    """The best weights and the record always belong together."""
-    draw_numbers(monkeypatch, 3)
-    scores = iter([3.0, 1.0, 2.0, 2.0, 2.0])
-    first = search_of(Scored(lambda level: next(scores)), tmp_path)
-
-    with monkeypatch.context() as patch:
-        if moment == "save":
-            save, saves = SearchRecord.save, []
-
-            def save_or_die(self, state):
-                saves.append(state)
-                return die() if len(saves) == 6 else save(self, state)
-
-            patch.setattr(SearchRecord, "save", save_or_die)
-        elif moment == "unlink":
-            patch.setattr("pathlib.Path.unlink", die)
-        else:
-            patch.setattr(SearchRecord, moment, die)
-        with pytest.raises(KeyboardInterrupt):
-            run(first)
-    second = run(search_of(Scored(lambda level: next(scores)), tmp_path))
-    assert second.best_score == 1.0
-    (values,) = second.get_best_hyperparameters()
-    assert (second.best_model().get_weights()[0] == values.get("level")).all()
-    assert files_below(tmp_path / "p") == RELEASED_FILES
-
-
-def test_a_process_killed_while_it_writes_the_record_leaves_the_old_one(tmp_path, monkeypatch):
-    record = SearchRecord(tmp_path, {})
-    record.begin(planned(), 3)
-    monkeypatch.setattr("os.fsync", die)
-    for write in (lambda: record.save(SearchState(3, 1)), lambda: record.end("released")):
-        with pytest.raises(KeyboardInterrupt):
-            write()
-        assert SearchRecord(tmp_path, {}).state == SearchState(3)
-
-
-def test_two_searches_at_once_in_one_folder_are_refused(tmp_path, monkeypatch):
+def test_a_second_search_in_the_folder_of_one_under_way_is_refused(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 2)
-    refused = []
 
     class Nested(Scored):
         def fit(self, *arguments, **others):
-            with pytest.raises(RuntimeError, match="Another search is running"):
-                run(search_of(Scored(), tmp_path))
-            refused.append(True)
+            assert_releases_nothing(search_of(Scored(), tmp_path))
             return super().fit(*arguments, **others)
 
     search = run(search_of(Nested(), tmp_path))
-    assert len(refused) == len(search.hypermodel.seen) == 2
+    assert len(search.hypermodel.seen) == 2
+    assert search.best_score == min(search.hypermodel.seen)
     assert files_below(tmp_path / "p") == RELEASED_FILES
+
+
+def test_of_two_searches_that_begin_at_once_one_runs(tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 2)
+    first = search_of(Scored(), tmp_path)
+
+    class Slow(Scored):
+        def build(self, hp):
+            if first.hypermodel.seen == [] and begun:
+                run(first)
+            return super().build(hp)
+
+    begun = []
+    second = search_of(Slow(), tmp_path)
+    begun.append(True)
+    run(second)
+    assert len(first.hypermodel.seen) == 2
+    assert second.hypermodel.seen == []
+    assert second.best_score == first.best_score
 
 
 def test_a_fatal_error_ends_the_search_for_good(tmp_path, monkeypatch):

@@ -93,8 +93,8 @@ def client_app(
         build_model: Takes nothing and returns the `FederatedModel`, the same one as on the server,
             compiled with a `client_examples_limit`.
         clients: Takes Flower's `Context` and returns the `ClientData` of the node. No id may occur
-            on two nodes. Prefer clients that are read when they train (`from_folder`,
-            `from_function`): what fails here takes the whole node with it.
+            on two nodes. Prefer clients that are read when they train
+            (`from_function`, `from_hdf5`): what fails here takes the whole node with it.
         made_up: The `(x, y)` of a made-up client: a few examples of random numbers, the same on all
             nodes, with the structure, shapes and dtypes of all. Nodes examine the model with them,
             and leave out clients of another kind. So no client's data decide about another client.
@@ -120,7 +120,7 @@ def client_app(
 
         def clients(context):
             number = context.node_config["partition-id"]
-            return ka.federated.ClientData.from_folder(f"data/node_{number}", label="label")
+            return ka.federated.ClientData.from_hdf5(f"node_{number}.h5", x="pixels", y="label")
 
         made_up = np.random.default_rng(0).random((8, 28, 28), "float32"), np.zeros(8, "int32")
         app = ka.integrations.flower.client_app(build_model, clients, made_up)
