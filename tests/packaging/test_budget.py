@@ -1,11 +1,10 @@
-"""The size of the package, of its tests, and of what the smallest `fit` executes.
+"""The size of the package and of its tests, and what the smallest `fit` executes.
 
 A change may raise a row only in a commit that says what a user gets for it. A row that is much
 larger than what it limits is lowered, so that nothing grows back.
 """
 
 import ast
-import inspect
 import io
 import sys
 import tokenize
@@ -20,11 +19,29 @@ import keras_adaclip as ka
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
-FOLDERS = {}
+FOLDERS = {
+    "federated": (2279, 22),
+    "accounting": (2273, 21),
+    "gradients": (1912, 25),
+    "training": (1603, 11),
+    "backend": (1537, 17),
+    "examination": (1335, 9),
+    "tuners": (1227, 11),
+    "optimizers": (1177, 10),
+    "sampling": (833, 10),
+    "models": (656, 6),
+    "clipping": (655, 14),
+    "integrations": (595, 9),
+    ".": (521, 7),
+    "callbacks": (427, 6),
+    "plots": (389, 6),
+    "audit": (376, 5),
+    "schedules": (189, 7),
+}
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 0
+LINES_OF_TESTS = 27_650
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (0, 0), "in a step": (0, 0)}
+EXECUTED = {"before the first step": (59, 656), "in a step": (41, 226)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -53,7 +70,7 @@ def check(row, figure, limit):
 
 
 def test_a_line_of_code_is_counted_once_and_a_docstring_is_not():
-    source = '"""Module."""\n\n# Comment.\ndef f(\n    a,\n):\n    """One."""\n    return """\n  x"""\n'
+    source = '"""Module."""\n\n# Comment.\ndef f(\n    a,\n):\n    """One."""\n    return """\n"""'
     assert code_lines(source) == 5
 
 
@@ -75,22 +92,20 @@ def test_the_tests_keep_their_size():
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="counted where steps run eagerly")
 def test_the_smallest_fit_executes_few_files_and_functions():
-    found = {row: set() for row in EXECUTED} | {"afterwards": set()}
+    found = {row: set() for row in (*EXECUTED, "in other steps")}
     row = "before the first step"
 
     def profile(frame, event, _):
         nonlocal row
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(PACKAGE)):
-            if code.co_name == "private_step":
-                row = "in a step"
-            if inspect.iscode(code) and not code.co_name.startswith("<"):
-                found[row].add((code.co_filename, code.co_firstlineno))
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            if frame.f_code.co_name == "private_step" and row == "before the first step":
+                row = "in other steps"
+            found[row].add(frame.f_code)
 
     class AfterStep(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             nonlocal row
-            row = "afterwards"
+            row = "in a step" if batch == 1 else "in other steps"
 
     layers = [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)]
     model = ka.PrivateSequential(layers)
@@ -100,9 +115,9 @@ def test_the_smallest_fit_executes_few_files_and_functions():
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        model.fit(x, x[:, :1], batch_size=8, steps_per_epoch=1, verbose=0, callbacks=[AfterStep()])
+        model.fit(x, x[:, :1], batch_size=8, steps_per_epoch=4, verbose=0, callbacks=[AfterStep()])
     finally:
         sys.setprofile(before)
     for name, (files, functions) in EXECUTED.items():
-        check(f"files {name}", len({path for path, _ in found[name]}), files)
+        check(f"files {name}", len({code.co_filename for code in found[name]}), files)
         check(f"functions {name}", len(found[name]), functions)
