@@ -214,6 +214,7 @@ def test_a_plan_that_does_not_hold_any_more_is_not_kept():
     model = private("layerwise", layer, layers.Dense(1), run_eagerly=True)
     model.fit(X, Y, batch_size=2, verbose=0)
     turned.append(True)
+    model.make_train_function(force=True)
     for train, options in ((model.fit, {"batch_size": 2}), (model.train_on_batch, {})):
         with pytest.raises(ValueError, match="outside of the framework"):
             train(X, Y, **options)

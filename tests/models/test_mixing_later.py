@@ -430,7 +430,7 @@ def compiled_again(model, how):
     if how == "one batch":
         model.train_on_batch(*[part[:8] for part in data()])
     if how == "microbatches":
-        model.optimizer.microbatch_size = 32
+        model.optimizer.microbatch_size = 16
     options = {
         "other batches": {"batch_size": 64},
         "class weights": {"class_weight": {0: 2.0}},
