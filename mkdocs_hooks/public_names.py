@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # Modules that have no leading underscore and are not public.
 INTERNAL_MODULES = frozenset(
-    {"keras_adaclip.backend", "keras_adaclip.noise", "keras_adaclip.training"}
+    f"keras_adaclip.{name}" for name in ("backend", "examination", "noise", "training")
 )
 
 # Methods that Keras calls by itself, to save and to train: nothing to call, nothing to look up.

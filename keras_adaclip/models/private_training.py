@@ -201,10 +201,14 @@ class PrivateTraining(training.TrainingBase):
         wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
-        data, callbacks = self._planned(data, callbacks, num_epochs, is_pass)
         if wanted is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
         sizes = self._prepare(data, wanted, input_ranges)
+        examined = data
+        data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
+        if data.max_batch_size != examined.max_batch_size:
+            # The plan has chosen the largest batch, and with it the shapes of the steps.
+            sizes = self._prepare(data, wanted, input_ranges)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
             return super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),

@@ -190,3 +190,23 @@ def test_training_inside_of_training_is_refused(inner):
     assert [(row.expected_batch_size, row.steps) for row in model.privacy_ledger] == [(32, 2)]
     fit(model, batch_size=32)
     assert model.privacy_ledger.steps == 4
+
+
+class Mixes(keras.layers.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+def test_a_fit_that_refuses_a_model_plans_nothing():
+    """Neither the noise of a budget nor the largest batch of a data set."""
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+    layers = [keras.Input((2,)), Mixes(name="mixes"), keras.layers.Dense(1)]
+    model = ka.PrivateSequential(layers)
+    optimizer = ka.optimizers.AutoDPOptimizer(3.0, delta=1e-3)
+    model.compile(optimizer, loss="mse")
+    data = ka.sampling.PoissonDataset(x, x[:, :1], expected_batch_size=16, max_batch_size="auto")
+    with pytest.raises(ValueError, match="mixes: It mixes examples"):
+        model.fit(data, verbose=0)
+    assert data.max_batch_size == "auto"
+    assert not optimizer._is_planned
+    assert model.gradient_plan is None
