@@ -243,17 +243,19 @@ class PlannedRun:
     def noises(self, noise_multiplier: float | NoiseSchedule) -> list[tuple[float, int]]:
         """Return the noise multipliers of the run, each with its number of steps.
 
-        A number gives one pair, the smaller of itself and its float32. A schedule gives a pair an
-        epoch: its value at the first step of the epoch, as float32.
+        A number gives one pair, the smaller of itself and its float32. A schedule gives a pair for
+        epochs of one value: that at the first step of each epoch, as float32.
         """
         if not is_noise_schedule(noise_multiplier):
             noise = _checks.check_noise_multiplier(noise_multiplier)
             return [(min(noise, float(np.float32(noise))), self.num_steps)]
-        found = []
+        found: list[tuple[float, int]] = []
         for first_step in range(0, self.num_steps, self.steps_per_epoch):
             value = noise_multiplier.value_at(first_step, self.steps_per_epoch)
             noise = float(np.float32(_checks.check_noise_multiplier(value)))
-            found.append((noise, min(self.steps_per_epoch, self.num_steps - first_step)))
+            steps = min(self.steps_per_epoch, self.num_steps - first_step)
+            before = found.pop() if found and found[-1][0] == noise else (noise, 0)
+            found.append((noise, before[1] + steps))
         return found
 
     def events(self, noise_multiplier: float | NoiseSchedule) -> CountedEvents:
@@ -261,9 +263,14 @@ class PlannedRun:
         per_release = 1
         if self.sampling is Sampling.SHUFFLE:
             per_release = math.ceil(self.num_examples / self.batch_size)
-        sizes = (self.num_examples, self.batch_size, self.max_batch_size)
+        sizes, releases = (self.num_examples, self.batch_size, self.max_batch_size), []
+        is_within = False
+        for noise, steps in self.noises(noise_multiplier):
+            # Behind a change of the noise within a pass, every step counts: the pass goes on.
+            releases.append((noise, steps if is_within else math.ceil(steps / per_release)))
+            is_within = is_within or steps % per_release != 0
         return _counted(
-            (_release_event(self.sampling, noise, *sizes), math.ceil(steps / per_release))
-            for noise, steps in self.noises(noise_multiplier)
-            if steps > 0
+            (_release_event(self.sampling, noise, *sizes), count)
+            for noise, count in releases
+            if count > 0
         )

@@ -56,6 +56,12 @@ class Clipper:
         # negative factor, nor if squares underflow and the computed norm is too small.
         longest = self.state["clip_norm"] / ops.maximum(norms, SMALLEST_CLIP_NORM)
         factors = ops.maximum(ops.minimum(factors, longest), -longest)
+        if len(factors.shape) != 2:
+            raise ValueError(
+                f"`{type(self.strategy).__name__}.clip_factors` must return a tensor of shape "
+                "`(batch_size, num_groups)`. Received: a tensor of shape "
+                f"{tuple(factors.shape)}"
+            )
         counted = ops.logical_and(finite[:, None], ops.logical_not(ops.isnan(factors)))
         return ops.where(counted, factors, 0.0)
 
@@ -91,12 +97,12 @@ class Clipper:
     def _checked_statistics(self, norms: Tensor, finite: Tensor) -> Tensor:
         """Return the strategy's statistics of each unit, as many as it states."""
         statistics = self.strategy.statistics(self.state, norms, finite)
-        found = 0 if statistics is None else statistics.shape[1]
-        if found not in (None, self.num_statistics):
+        shape = () if statistics is None else tuple(statistics.shape)
+        if len(shape) != 2 or shape[1] not in (None, self.num_statistics):
             raise ValueError(
-                f"`{type(self.strategy).__name__}.statistics` returns another number of statistics "
-                "than `num_statistics`, which are paid for. Let both agree. "
-                f"Received: {found} statistics for {self.num_statistics}"
+                f"`{type(self.strategy).__name__}.statistics` must return a tensor of shape "
+                f"`(batch_size, {self.num_statistics})`, as many statistics as `num_statistics` "
+                f"says, which are paid for. Received: a tensor of shape {shape}"
             )
         return ops.cast(statistics, "float32")
 

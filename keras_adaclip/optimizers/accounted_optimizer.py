@@ -282,6 +282,7 @@ class AccountedOptimizer(WrappingOptimizer):
             )
         row = self._row_at(self._steps_taken)
         if row.noise_multiplier != self.open_row.noise_multiplier:
+            row = _behind(self.open_row, row, is_pass)
             self._open(row, self._noise_split(row))
         elif is_pass:
             self._ledger.open(self.open_row)
@@ -310,6 +311,8 @@ class AccountedOptimizer(WrappingOptimizer):
             if rows and rows[-1].noise_multiplier == row.noise_multiplier:
                 row = rows.pop()
                 row = row.begin_segment() if is_pass else row
+            elif rows:
+                row = _behind(rows[-1], row, is_pass)
             rows.append(row.advance(size))
         return rows
 
@@ -420,6 +423,21 @@ class AccountedOptimizer(WrappingOptimizer):
             unit=settings.unit,
             max_batch_size=settings.max_batch_size,
         )
+
+
+def _behind(before: LedgerRow, row: LedgerRow, is_pass: bool) -> LedgerRow:
+    """Return the row that counts the steps of an epoch whose noise differs from that before.
+
+    Keras's pass over the data goes on where an epoch ends within it. What is left of it and the
+    pass behind it may show a unit twice, so each step counts as a full release.
+
+    Args:
+        before: The row of the epoch before.
+        row: A new row.
+        is_pass: Whether the epoch begins a new pass.
+    """
+    is_within = before.free_steps > 0 or before.sampling is not row.sampling
+    return row.as_stream() if is_within and not is_pass else row
 
 
 def check_noise_multiplier_or_schedule(value: Any) -> Any:

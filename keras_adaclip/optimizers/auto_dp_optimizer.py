@@ -115,7 +115,7 @@ class AutoDPOptimizer(DPOptimizer):
         self._plan = chosen
         self.target_epsilon = check_positive("target_epsilon", target_epsilon)
         self.delta = optional(check_between_0_and_1, "delta", delta)
-        self._is_planned = False
+        self._is_planned = self._plans_no_step = False
         self._has_own_rule = is_own
 
     @property
@@ -194,7 +194,8 @@ class AutoDPOptimizer(DPOptimizer):
                 f"Received: {settings.num_examples} examples (0: unknown)"
             )
         used = ledger.budget_delta(asked, settings.num_examples)
-        if num_epochs < 1:
+        self._plans_no_step = num_epochs < 1
+        if self._plans_no_step:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
             return
@@ -224,6 +225,20 @@ class AutoDPOptimizer(DPOptimizer):
 
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
         self._is_planned = True
+
+    def begin_plan(self, num_steps: int | None) -> None:
+        """Begin the steps of a `fit`, unless it has planned none.
+
+        Raises:
+            ValueError: If a callback trains epochs in a `fit` that was asked for none.
+        """
+        if self._plans_no_step:
+            raise ValueError(
+                "`fit` was asked for no epoch (`initial_epoch` is not below `epochs`), and a "
+                "callback such as `BackupAndRestore` goes back to an earlier one, for which "
+                "`AutoDPOptimizer` has planned no noise. Give an `initial_epoch` below `epochs`."
+            )
+        super().begin_plan(num_steps)
 
     def refuse_single_steps(self) -> None:
         """Raise: single steps have no plan.

@@ -64,7 +64,8 @@ class SourceReader:
         numbers = np.linspace(0, len(self.source) - 1, length, dtype=int).tolist()
         halves = map(self._read_together, (numbers[::2], numbers[1::2]))
         together = [entry for entries in halves for entry in entries or ()]
-        return _share_memory(together) or _share_memory(list(map(self._example, numbers)))
+        examples = list(map(self._example, numbers))
+        return _share_memory(together, surely=True) or _share_memory(examples, surely=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._function, self._num_threads)
@@ -240,20 +241,33 @@ def _is_row(value: Any, shape: Any, dtype: Any) -> bool:
     return type(value) is int and shape == () and dtype == np.int64
 
 
-def _share_memory(entries: list[Any]) -> bool:
-    """Return whether two of the entries hold arrays or tensors at the same place of memory."""
+def _share_memory(entries: list[Any], surely: bool = False) -> bool:
+    """Return whether two of the entries hold the same memory.
+
+    Args:
+        entries: The entries.
+        surely: Whether objects of unknown kinds count as apart; otherwise they may share memory.
+    """
     memory = [address for entry in entries for address in _memory_of(entry)]
+    memory = [address for address in memory if address or not surely]
     return len(set(memory)) < len(memory)
 
 
 def _memory_of(entry: Any) -> set[int]:
-    """Return the addresses of the arrays and tensors of an entry."""
+    """Return the addresses of the arrays, tensors, lists and dicts of an entry.
+
+    0 stands for an object of another kind, such as an image, of which this cannot be told.
+    """
     if isinstance(entry, np.ndarray):
         return {entry.__array_interface__["data"][0]}
-    if isinstance(entry, (dict, list, tuple)):
+    if isinstance(entry, tuple):
+        return set().union(*map(_memory_of, entry))
+    if isinstance(entry, (dict, list)):
         parts = entry.values() if isinstance(entry, dict) else entry
-        return set().union(*map(_memory_of, parts))
-    return {entry.data_ptr()} if hasattr(entry, "data_ptr") else set()
+        return {id(entry)}.union(*map(_memory_of, parts))
+    if entry is None or isinstance(entry, (bool, int, float, str, bytes, np.generic)):
+        return set()
+    return {entry.data_ptr() if hasattr(entry, "data_ptr") else 0}
 
 
 def _check_form(is_same: bool, number: int, name: str) -> None:

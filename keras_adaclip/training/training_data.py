@@ -490,14 +490,15 @@ def _with_copied_batches(data: Any) -> Any:
     if isinstance(data, keras.utils.PyDataset):
         return _CopiedBatches(data)
     if hasattr(data, "collate_fn"):
+        kind = type(data)
+
+        def batches(loader: Any) -> Any:
+            """Yield copies of the batches."""
+            return map(copy.deepcopy, kind.__iter__(loader))
+
         data = copy.copy(data)
-        data.collate_fn = functools.partial(_collated, data.collate_fn)
+        data.__class__ = type(kind.__name__, (kind,), {"__iter__": batches})
     return data
-
-
-def _collated(collate: Callable[[Any], Any], examples: Any) -> Any:
-    """Return a copy of a batch of a `DataLoader`, before another process or step sees it."""
-    return copy.deepcopy(collate(examples))
 
 
 def known_length(data: Any) -> int | None:

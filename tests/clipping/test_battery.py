@@ -396,3 +396,15 @@ def test_a_users_strategy_carries_nothing_from_one_unit_to_the_next():
     with pytest.raises((ValueError, TypeError)):
         clipper.factors(norms, ops.ones((2,), "bool"))
     assert strategy.sign == 1.0
+
+
+@pytest.mark.parametrize("method", ["clip_factors", "statistics"])
+def test_further_axes_are_refused(method):
+    """Each of their numbers would be released, and one is paid for."""
+    strategy = ka.clipping.QuantileClipping(initial_clip_norm=2.0)
+    setattr(strategy, method, lambda state, norms, *_: ops.ones((1, 1, 100)))
+    groups = ParameterGroups.single([(4,)])
+    clipper = Clipper(strategy, groups, tensors(strategy.initial_state(groups)))
+    norms, present = ops.ones((3, 1)), ops.ones((3,), "bool")
+    with pytest.raises(ValueError, match=f"{method}` must return a tensor of shape"):
+        clipper.summed_statistics(norms, present, present, clipper.factors(norms, present))

@@ -175,6 +175,17 @@ def test_a_killed_run_is_resumed_with_the_same_plan(tmp_path):
     assert plan_of(model) == (0, row.steps, row.steps)
 
 
+def test_a_fit_of_no_epoch_does_not_go_back_to_earlier_ones(tmp_path):
+    """No noise was planned for them."""
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(AutoDPOptimizer(2.0)).fit(*data(), epochs=4, verbose=0, callbacks=[backup, Dies()])
+    model = compiled(AutoDPOptimizer(2.0))
+    with pytest.raises(ValueError, match="Give an `initial_epoch` below `epochs`"):
+        model.fit(*data(), epochs=4, initial_epoch=4, verbose=0, callbacks=[backup])
+    assert spent(model) <= 2.0
+
+
 def plan_of(model):
     """First step, number of steps and steps done of the plan of `PlannedMomentum`."""
     inner = model.optimizer.inner_optimizer

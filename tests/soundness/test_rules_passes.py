@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_adaclip as ka
 from tests.soundness import setups
 
 N, BATCH = 24, 3
@@ -127,6 +128,44 @@ def test_cut_epochs_of_shuffled_arrays_count_each_started_pass(steps_per_epoch, 
     model.fit(*ROWS, BATCH, verbose=0, **options)
     used = np.rint(np.ravel(model.get_weights()[0]) * BATCH)
     assert used.max() == model.privacy_ledger.releases == -(-model.privacy_ledger.steps // 8)
+
+
+@pytest.mark.parametrize("mode", setups.COMPILED)
+def test_where_the_noise_changes_within_a_pass_each_step_is_a_release(mode):
+    """What is left of the pass and the next one show rows twice."""
+    schedule = ka.schedules.PiecewiseConstant([4.0, 2.0, 2.0, 1.0, 1.0])
+    model = setups.line_model(setups.dp_sgd(1e6, schedule), N, **setups.MODES[mode])
+    counted = {"sampling": "shuffle", "epochs": 5, "steps_per_epoch": N // BATCH // 2}
+    model.fit(*ROWS, BATCH, verbose=0, **counted)
+    half = N // BATCH // 2
+    found = [(row.noise_multiplier, row.steps, row.releases) for row in model.privacy_ledger]
+    assert found == [(4.0, half, 1), (2.0, 2 * half, 2 * half), (1.0, 2 * half, 2 * half)]
+    planned = ka.accounting.compute_epsilon(schedule, N, BATCH, delta=1e-5, **counted)
+    assert model.privacy_spent(1e-5).epsilon == pytest.approx(planned, rel=1e-6)
+
+
+def refilling_loader():
+    """A `DataLoader` with batches of its own, which fills one tensor."""
+    import torch
+
+    class Refilling(torch.utils.data.DataLoader):
+        def __iter__(self):
+            batch = torch.zeros((BATCH, N)), torch.zeros((BATCH, 1))
+            for index in range(N // BATCH):
+                for part, filled in zip(Rows()[index], batch, strict=True):
+                    filled[:] = torch.as_tensor(part)
+                yield batch
+
+    return Refilling(torch.utils.data.TensorDataset(*map(torch.tensor, ROWS)), BATCH)
+
+
+@pytest.mark.parametrize("mode", ["several"] if BACKEND != "torch" else ["eager"])
+def test_batches_of_a_loader_are_copied_where_they_leave_it(mode):
+    pytest.importorskip("torch")
+    model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N, **setups.MODES[mode])
+    model.fit(refilling_loader(), verbose=0, num_examples=N, once_per_pass=True)
+    used = np.rint(np.ravel(model.get_weights()[0]) * BATCH)
+    assert used.max() == model.privacy_ledger.releases == 1
 
 
 REPEATING = {

@@ -73,6 +73,23 @@ def refilled(function=lambda value: value):
     return fill
 
 
+class Image:
+    """An object of which nothing is known."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class Objects(OneByOne):
+    """Other objects of one array."""
+
+    def __getitem__(self, number):
+        return Image(super().__getitem__(number))
+
+
 class Tensors(Refilled):
     def __getitem__(self, number):
         import torch
@@ -93,6 +110,7 @@ SOURCES = {
     "read together and mapped": lambda _: (Together(), refilled()),
     "one by one": lambda _: (OneByOne(), None),
     "structures": lambda _: (InStructures(), None),
+    "objects": lambda _: (Objects(), None),
     "tensors": lambda _: (Tensors(), None),
     "written": lambda tmp_path: (written(tmp_path), None),
 }
