@@ -852,8 +852,8 @@ soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on
 + return self._dataset[index]
 # batches of a data loader are kept by reference | training/training_data.py on tensorflow
 soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
-- return copy.deepcopy(collate(examples))
-+ return collate(examples)
+- return map(copy.deepcopy, kind.__iter__(loader))
++ return kind.__iter__(loader)
 # a state tree holds the sums of metrics | training/saved_state.py
 soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_the_values_of_metrics
 - tree["metrics_variables"] = {}
@@ -934,10 +934,6 @@ optimizers/test_auto_dp_optimizer.py::test_a_fit_of_no_epoch_does_not_go_back_to
 clipping/test_battery.py::test_further_axes_are_refused
 - if len(shape) != 2 or shape[1]
 + if shape[1:2] and shape[1]
-# batches of a loader are kept by reference | training/training_data.py on jax
-soundness/test_rules_passes.py::test_batches_of_a_loader_are_copied_where_they_leave_it
-- return map(copy.deepcopy, kind.__iter__(loader))
-+ return kind.__iter__(loader)
 # unknown objects of one array taken for separate ones | sampling/reader.py
 soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one
 - return {entry.data_ptr() if hasattr(entry, "data_ptr") else 0}
