@@ -20,17 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "federated": (2279, 22),
-    "accounting": (2273, 21),
-    "gradients": (1912, 25),
-    "training": (1603, 11),
-    "backend": (1537, 17),
-    "examination": (1335, 9),
-    "tuners": (1227, 11),
-    "optimizers": (1177, 10),
-    "sampling": (833, 10),
-    "models": (656, 6),
-    "clipping": (655, 14),
+    "accounting": (2_279, 21),
+    "federated": (2_279, 22),
+    "gradients": (1_912, 25),
+    "training": (1_604, 11),
+    "backend": (1_539, 17),
+    "examination": (1_335, 9),
+    "tuners": (1_227, 11),
+    "optimizers": (1_192, 10),
+    "sampling": (839, 10),
+    "clipping": (661, 14),
+    "models": (659, 6),
     "integrations": (595, 9),
     ".": (521, 7),
     "callbacks": (427, 6),
@@ -39,9 +39,9 @@ FOLDERS = {
     "schedules": (189, 7),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_650
+LINES_OF_TESTS = 27_760
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (59, 656), "in a step": (41, 226)}
+EXECUTED = {"before the first step": (59, 660), "in a step": (41, 230)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
