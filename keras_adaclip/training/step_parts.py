@@ -48,8 +48,10 @@ def assign_state(model: keras.Model) -> None:
 
 def sum_of_replicas(total: ClippedSum) -> ClippedSum:
     """Return the clipped sum over the units of all replicas, from that of one replica's units."""
-    first, *others = map(Totals.of_flat, backend.of_replicas(total.totals.flat))
-    return ClippedSum.of(functools.reduce(Totals.plus, others, first)) if others else total
+    own = total.totals
+    number, tensors = len(own.sums), [*own.sums, *(own.remainders or [])]
+    of_all = [Totals(each[:number], each[number:] or None) for each in backend.of_replicas(tensors)]
+    return ClippedSum.of(functools.reduce(Totals.plus, of_all))
 
 
 def observe_norms(
