@@ -184,16 +184,23 @@ def sum_over_chunks(
         sum_of_chunk: Takes the number of a chunk and the chunk; may assign the model's
             non-trainable variables and those of its metrics.
     """
+    plan, num_rows = model.gradient_plan, batch.num_rows
+    # So few rows may stand in one float32 sum.
+    is_plain = plan.is_layerwise and isinstance(num_rows, int) and num_rows <= plan.most_rows
 
     def added(total: list[Tensor], part: ClippedSum) -> list[Tensor]:
         """Return a total with the sum of a chunk."""
+        if is_plain:
+            return [one + other for one, other in zip(total, part.totals.sums, strict=True)]
         return Totals.of_flat(total).plus(part.totals).flat
 
     shapes = [(model.optimizer.current_clipping.num_statistics,)]
     shapes += [variable.shape for variable in model.trainable_variables]
-    start = Totals.zeros(shapes).flat
-    total = merge_over_chunks(model, batch, size, is_ragged, sum_of_chunk, start, added)
-    return ClippedSum.of(Totals.of_flat(total))
+    start = Totals.zeros(shapes)
+    total = merge_over_chunks(
+        model, batch, size, is_ragged, sum_of_chunk, start.sums if is_plain else start.flat, added
+    )
+    return ClippedSum.of(Totals(total) if is_plain else Totals.of_flat(total))
 
 
 def merge_over_chunks(

@@ -23,7 +23,7 @@ FOLDERS = {
     "accounting": (2_279, 21),
     "federated": (2_279, 22),
     "gradients": (1_912, 25),
-    "training": (1_604, 11),
+    "training": (1_615, 11),
     "backend": (1_539, 17),
     "examination": (1_335, 9),
     "tuners": (1_227, 11),
