@@ -208,7 +208,7 @@ class PrivateTraining(training.TrainingBase):
         data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
-            sizes = self._prepare(data, wanted, input_ranges)
+            sizes = self._prepare(data, wanted, input_ranges, is_new=False)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
             return super().fit(  # type: ignore[misc]
                 **data.with_sizes(sizes, self),
@@ -262,6 +262,7 @@ class PrivateTraining(training.TrainingBase):
         augmentation: Augmentation | None = None,
         input_ranges: Any = None,
         any_length: bool = False,
+        is_new: bool = True,
     ) -> tuple[int, ...]:
         """Build, plan and examine the model, and choose the shapes of its steps; train nothing.
 
@@ -270,6 +271,7 @@ class PrivateTraining(training.TrainingBase):
             augmentation: How the examples are augmented.
             input_ranges: As for `fit`.
             any_length: Whether a plan for examples of other lengths may be used.
+            is_new: Whether the steps may be compiled otherwise than the model was examined for.
 
         Returns:
             The numbers of rows that batches are padded to.
@@ -289,7 +291,7 @@ class PrivateTraining(training.TrainingBase):
         # If the model is refused, no plan is left with which it could be trained.
         plan, state.plan = state.plan, None
         is_known = known is not None and kinds[any_length] == known[any_length]
-        is_compiled = self.train_function is not None
+        is_compiled = self.train_function is not None or not is_new
         sample = examination.SampleRows(self, rows, data.known, input_ranges)
         if plan is None or not (is_compiled and is_known and plan.most_rows == most_rows):
             # Nothing that was found is older than what is compiled.

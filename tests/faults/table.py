@@ -71,6 +71,10 @@ soundness/test_rules_noise_keys.py::test_noise_never_repeats
 soundness/test_rules_metrics.py
 -         if number not in own and not keras_private.is_seed_generator_state(variable)
 +         if False
+# chunks of many rows are added in one float | training/step_parts.py
+soundness/test_rules_rounding.py::test_a_row_moves_the_sum_by_its_own_length
+- isinstance(num_rows, int) and num_rows <= plan.most_rows
++ isinstance(num_rows, int)
 # metrics assign weights when they are read or reset | training/base.py
 soundness/test_rules_metrics.py
 - from keras_adaclip.training.step_parts import keeping_metrics_only
@@ -595,7 +599,7 @@ models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 + for state in range(1):
 # what was examined taken for what is compiled later | models/private_training.py
 models/test_mixing_later.py::test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect
-- is_compiled = self.train_function is not None
+- is_compiled = self.train_function is not None or not is_new
 + is_compiled = True
 # a small derivative by another row taken for none | examination/trial.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name

@@ -30,7 +30,7 @@ FOLDERS = {
     "optimizers": (1_192, 10),
     "sampling": (839, 10),
     "clipping": (661, 14),
-    "models": (659, 6),
+    "models": (662, 6),
     "integrations": (595, 9),
     ".": (521, 7),
     "callbacks": (427, 6),
