@@ -134,7 +134,7 @@ def train(
         clipping=options.clip_norm,
         noise_multiplier=noise_multiplier,
     )
-    optimizer.include_run(spent_by.optimizer.run)
+    optimizer.include_ledger(spent_by.optimizer.ledger)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

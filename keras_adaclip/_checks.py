@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 INT32_MAX = 2**31 - 1
-# The ledger holds the size of a truncated batch in 20 bits.
-LARGEST_MAX_BATCH_SIZE = 2**20 - 1
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Value = TypeVar("Value")
@@ -115,14 +113,6 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
 def check_batch_size(value: object, num_examples: int, name: str = "batch_size") -> int:
     """Returns an expected batch size between 1 and the number of examples."""
     return check_integer(name, value, minimum=1, maximum=num_examples)
-
-
-def check_max_batch_size(value: object, batch_size: int, num_examples: int) -> int:
-    """Returns the size of the largest batch, at least that of the expected one."""
-    number = check_integer("max_batch_size", value, minimum=batch_size)
-    if number < num_examples:
-        check_integer("max_batch_size", number, maximum=LARGEST_MAX_BATCH_SIZE)
-    return number
 
 
 def check_seed(value: object) -> int | None:

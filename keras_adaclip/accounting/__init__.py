@@ -1,9 +1,9 @@
 """Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget allows.
 
     kinds        units, sampling schemes, and the cost of selected runs
-    row          one mechanism and how often it ran, in integers
+    mechanism    how units are drawn and how much noise hides them
+    row          one mechanism, whose it was and how often it ran, in integers
     ledger       the rows of a model, which only grow
-    merging      rows merged upward in epsilon
     saved_ledger the ledger and what else of it a file holds
     events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
     accountants  epsilon of composed events, by `dp_accounting`
@@ -16,7 +16,7 @@
     bounds       the most that each run of a search may spend
     report       what was spent and how, for those who have to trust it
     report_words what that means, in words
-    report_html  the report as a document
+    report_formats the report as text, Markdown and a document of HTML
 
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
@@ -46,7 +46,6 @@ from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import (
     NO_TUNING,
     PrivacyReport,
-    ReportedMechanism,
     check_report_path,
     software_versions,
 )
@@ -56,7 +55,7 @@ from keras_adaclip.accounting.saved_ledger import (
     DIGEST_SIZE,
     DIGESTS_KEY,
     FACTS_KEY,
-    LEDGER_KEYS,
+    LEDGER_KEY,
     UNKNOWN,
     UNWATCHED,
     facts_from_array,

@@ -126,34 +126,24 @@ class RunBounds:
             tuple(divergences.tolist()),
         )
         least_noise = min(rows, key=lambda row: row.noise_multiplier)
+        steps = max(plan.steps for plan in self.plans)
         released = dataclasses.replace(
-            least_noise,
-            steps_per_release=1,
-            steps=max(plan.steps for plan in self.plans),
-            releases=1,
-            steps_in_release=1,
-            selection=cost,
+            least_noise.emptied(), steps=steps, releases=1, selection=cost
         )
         return Ledger((released,))
 
-    def to_list(self) -> list[dict[str, list[Any]]]:
+    def to_list(self) -> list[Any]:
         """The plans as plain values for a JSON file, which `from_list` reads."""
-        listed = []
-        for plan in self.plans:
-            integers, noise_multipliers = plan.to_arrays()
-            listed.append(
-                {"integers": integers.tolist(), "noise_multipliers": noise_multipliers.tolist()}
-            )
-        return listed
+        return [plan.to_array().tolist() for plan in self.plans]
 
     @classmethod
-    def from_list(cls, plans: Iterable[dict[str, list[Any]]]) -> Self:
+    def from_list(cls, plans: Iterable[Any]) -> Self:
         """The inverse of `to_list`.
 
         Args:
             plans: The plain values.
         """
-        return cls(tuple(Ledger.from_arrays(**plan) for plan in plans))
+        return cls(tuple(Ledger.from_array(plan) for plan in plans))
 
     def _rows(self) -> tuple[LedgerRow, ...]:
         """Return the rows of all plans."""

@@ -229,7 +229,7 @@ class PlannedRun:
         num_steps = _checks.check_integer("steps", steps)
         kind, most = Sampling[sampling.upper()], 0
         if max_batch_size is not None:
-            most = _checks.check_max_batch_size(max_batch_size, batch_size, num_examples)
+            most = _checks.check_integer("max_batch_size", max_batch_size, minimum=batch_size)
             if kind is not Sampling.POISSON:
                 raise ValueError(
                     "Argument `max_batch_size` is for sampling='poisson' only. Received: "

@@ -19,7 +19,7 @@ ORDERS: Orders = (
 # Files hold the number of the distribution.
 DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
 
-NUM_INTEGERS = 7
+NUM_INTEGERS = 11
 # A `SelectionCost` is stored as float64, in the bits of two integers each.
 _NUM_COST_INTEGERS = 2 * (3 + len(ORDERS))
 NUM_COST_ROWS = -(-_NUM_COST_INTEGERS // NUM_INTEGERS)

@@ -1,11 +1,15 @@
-"""The privacy ledger: every release that a model has made, in integers.
+"""The privacy ledger: counters that only grow, one for each mechanism of each owner.
 
-    L = ((mechanism_1, steps_1, releases_1), ..., (mechanism_k, steps_k, releases_k))
+    L = {(owner, mechanism): (steps, releases)}
+
+An owner is one optimizer in one process; nobody else adds steps under its number. Two ledgers are
+therefore merged by the maximum of each counter: an earlier state of a run, a checkpoint that was
+rewound, two processes that continue from one file and weights that two models share all count each
+step once. Rows without an owner (plans) add up instead.
 
 Epsilon is a function of the ledger alone (`ledger_epsilon`), so a saved model can be accounted for
-after loading. The ledger only grows: new noise, sampling rates or data start another row, a full
-table merges rows upward in epsilon, and loading a checkpoint removes nothing that this process has
-released. The smallest delta that was promised stays with it: a larger one would renew a budget.
+after loading. The smallest delta that was promised stays with the ledger: a larger one would renew
+a budget.
 """
 
 import collections
@@ -16,11 +20,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer
+from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting.epsilon import default_delta
 from keras_adaclip.accounting.kinds import NUM_COST_ROWS, NUM_INTEGERS, SelectionCost, Unit
-from keras_adaclip.accounting.merging import add_rows, compact_rows
-from keras_adaclip.accounting.row import SELECTED, LedgerRow, Mechanism
+from keras_adaclip.accounting.row import SELECTED, LedgerRow
 
 # The first integer of a row of a table that holds the promised delta, in the next two.
 _PROMISE = -1
@@ -28,12 +31,13 @@ _PROMISE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Rows of what ran, in order. The last row is the one that is running.
+    """Rows of what ran. The last row is the one that is running.
 
-    Rows without steps are dropped, except the last, which may be about to run.
+    Rows without steps are dropped, except the last, which may be about to run, and no other row has
+    an open release. Iteration joins the rows of all owners of a mechanism.
 
     Args:
-        rows: The rows.
+        rows: The rows, one for each mechanism of each owner.
         promised_delta: The smallest delta for which a target epsilon was promised; 1 if none was.
 
     Raises:
@@ -53,7 +57,7 @@ class Ledger:
     >>> ledger = Ledger().append(first).advance(10).append(second).advance(5)
     >>> [(row.steps, row.noise_multiplier) for row in ledger]
     [(10, 1.0), (5, 1.5)]
-    >>> Ledger.from_arrays(*ledger.to_arrays(max_rows=8)) == ledger
+    >>> Ledger.from_array(ledger.to_array()) == ledger
     True
     """
 
@@ -68,14 +72,20 @@ class Ledger:
                 "they do not add up to an epsilon for either. Train a model in one way only, or "
                 "begin with weights that have not been trained on these data."
             )
-        kept = tuple(row for row in rows[:-1] if row.steps > 0) + rows[-1:]
+        closed = (row.begin_segment() if row.free_steps else row for row in rows[:-1])
+        kept = (*(row for row in closed if row.steps > 0), *rows[-1:])
         object.__setattr__(self, "rows", kept)
 
     def __iter__(self) -> Iterator[LedgerRow]:
-        return iter(self.rows)
+        joined = dict[object, LedgerRow]()
+        for row in self.rows:
+            row = dataclasses.replace(row, owner=0)
+            earlier = joined.pop(row.mechanism, None)
+            joined[row.mechanism] = row if earlier is None else row.plus(earlier)
+        return iter(joined.values())
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len({row.mechanism for row in self.rows})
 
     @property
     def unit(self) -> Unit | None:
@@ -116,8 +126,8 @@ class Ledger:
     def append(self, row: LedgerRow) -> Self:
         """The ledger with `row` as the one that runs from now on.
 
-        If there is a row with the same mechanism, it moves to the end and `row` is added to it.
-        Training that alternates between two settings thus takes two rows.
+        If its owner has a row with the same mechanism, that moves to the end and `row` is added to
+        it. Training that alternates between two settings thus takes two rows.
 
         Args:
             row: The row, usually a fresh one (`LedgerRow.open`).
@@ -125,12 +135,9 @@ class Ledger:
         Returns:
             The new ledger.
         """
-        others = []
+        others = tuple(each for each in self.rows if each.key != row.key)
         for present in self.rows:
-            if present.mechanism == row.mechanism:
-                row = add_rows(present, row)
-            else:
-                others.append(present)
+            row = row.plus(present) if present.key == row.key else row
         return dataclasses.replace(self, rows=(*others, row))
 
     def advance(self, num_steps: int) -> Self:
@@ -151,27 +158,18 @@ class Ledger:
 
     def begin_segment(self) -> Self:
         """The ledger at the start of another `fit` call, which begins a pass."""
-        last = tuple(row.begin_segment() for row in self.rows[-1:])
-        return dataclasses.replace(self, rows=(*self.rows[:-1], *last))
+        return dataclasses.replace(self, rows=tuple(row.begin_segment() for row in self.rows))
 
-    def compact(self, max_rows: int) -> Self:
-        """The ledger in at most `max_rows` rows, merged upward in epsilon, never downward.
-
-        The running row stays as it is, because training continues with that mechanism.
+    def owned_by(self, owner: int) -> Self:
+        """The ledger with all rows under one owner.
 
         Args:
-            max_rows: Rows to keep, at least 2. Selected runs count as the rows that they take in a
-                table.
-
-        Returns:
-            The new ledger.
-
-        Raises:
-            ValueError: If `max_rows` is below 2 or too few for selected runs, or the counts no
-                longer fit int32.
+            owner: The number of the owner.
         """
-        max_rows = check_integer("max_rows", max_rows, minimum=2)
-        return dataclasses.replace(self, rows=compact_rows(self.rows, max_rows))
+        ledger = dataclasses.replace(self, rows=())
+        for row in self.rows:
+            ledger = ledger.append(dataclasses.replace(row, owner=owner))
+        return ledger
 
     def is_covered_by(self, other: "Ledger") -> bool:
         """Whether `other` holds at least these steps and releases of each mechanism.
@@ -181,91 +179,68 @@ class Ledger:
         """
         return _totals(self) <= _totals(other)
 
-    def union_upward(self, other: "Ledger", *, same_run: bool = False) -> Self:
-        """The ledger of this process joined with one that was loaded from a checkpoint.
-
-        The loaded ledger may be an earlier state of this run, whose releases this ledger already
-        holds, or another run with the same settings, whose releases come on top. The counts cannot
-        tell: 100 steps cover 50 steps in both cases. So the ledgers are *added up*, which always
-        holds. Only if the caller knows that both are states of one run, and one covers the other,
-        is the result the later one, and a rewound checkpoint changes nothing.
+    def merge(self, other: "Ledger") -> Self:
+        """The ledger that counts all steps of both, each once.
 
         Args:
-            other: The ledger that was loaded.
-            same_run: Whether both are states of one run. The caller must know this, for example
-                from an identity that is drawn when a run begins, is saved with it, and is drawn
-                again by a process that continues from a checkpoint of another.
+            other: Another ledger, or an earlier or later state of this one.
 
         Returns:
-            A ledger whose epsilon is not below that of either, with the smaller promised delta. If
-            this ledger has a running row, the result has a running row with the same mechanism.
+            The maximum of each counter, and the sum for rows without an owner, with the smaller
+            promised delta. If this ledger has a running row, the result has one with the same
+            owner and mechanism.
         """
-        promised = min(self.promised_delta, other.promised_delta)
-        if same_run and other.is_covered_by(self):
-            return dataclasses.replace(self, promised_delta=promised)
-        theirs = type(self)(other.rows, promised).begin_segment()
-        if self.current is None:
-            return theirs
-        if same_run and self.is_covered_by(other):
-            # Their ledger holds our steps, but maybe not the mechanism that is about to run.
-            idle = dataclasses.replace(self.current, steps=0, releases=0).begin_segment()
-            return theirs.append(idle)
+        rows = {row.key: row.begin_segment() for row in other.rows if row.steps > 0}
         for row in self.rows:
-            theirs = theirs.append(row)
-        return theirs
+            theirs = rows.pop(row.key, None)
+            if theirs is not None:
+                row = row.at_least(theirs) if row.owner else row.plus(theirs)
+            rows[row.key] = row
+        promised = min(self.promised_delta, other.promised_delta)
+        return dataclasses.replace(self, rows=tuple(rows.values()), promised_delta=promised)
 
-    def to_arrays(
-        self, max_rows: int | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The ledger as a table of fixed size, for the variables of an optimizer.
+    def to_array(self, multiple: int = 1) -> npt.NDArray[np.int32]:
+        """The ledger as a table, for files.
 
         Args:
-            max_rows: Rows of the table, at least 2, or 3 with a promised delta. A longer ledger is
-                merged upward to fit. None takes as many as are needed.
+            multiple: The number of rows of the table is a multiple of this, at least once.
 
         Returns:
-            Integers of shape `(max_rows, 7)` and noise multipliers of shape `(max_rows,)`. Unused
-            rows are 0, a promised delta takes the first, and the running row is the last in use.
-
-        Raises:
-            ValueError: If `max_rows` is below 2, or the counts no longer fit int32.
+            Integers of shape `(rows, 11)`. Unused rows are 0, a promised delta takes the first,
+            and the running row is the last in use.
         """
-        max_rows = max_rows or 3 + sum(row.num_table_rows for row in self.rows)
-        integers = np.zeros((max_rows, NUM_INTEGERS), dtype=np.int32)
-        noise_multipliers = np.zeros(max_rows, dtype=np.float32)
+        num_rows = int(self.promised_delta < 1.0) + sum(row.num_table_rows for row in self.rows)
+        table = np.zeros((max(1, -(-num_rows // multiple)) * multiple, NUM_INTEGERS), np.int32)
         index = int(self.promised_delta < 1.0)
         if index:
-            integers[0, 0] = _PROMISE
-            integers[0, 1:3] = np.array([self.promised_delta]).view(np.int32)
-        for row in self.compact(max_rows - index):
-            integers[index] = row.to_integers()
-            noise_multipliers[index] = row.noise_multiplier
+            table[0, 0] = _PROMISE
+            table[0, 1:3] = np.array([self.promised_delta]).view(np.int32)
+        for row in self.rows:
+            table[index] = row.to_integers()
             if row.selection is not None:
-                integers[index + 1 : index + row.num_table_rows] = row.selection.to_integers()
+                table[index + 1 : index + row.num_table_rows] = row.selection.to_integers()
             index += row.num_table_rows
-        return integers, noise_multipliers
+        return table
 
     @classmethod
-    def from_arrays(cls, integers: npt.ArrayLike, noise_multipliers: npt.ArrayLike) -> Self:
-        """The inverse of `to_arrays`.
+    def from_array(cls, table: npt.ArrayLike) -> Self:
+        """The inverse of `to_array`.
 
         Args:
-            integers: Integers, of shape `(max_rows, 7)`.
-            noise_multipliers: Noise multipliers, of shape `(max_rows,)`.
+            table: Integers, of shape `(rows, 11)`.
 
         Returns:
             The ledger.
 
         Raises:
-            ValueError: If the shapes disagree, or the numbers of a row are impossible.
+            ValueError: If the table is of another shape, or the numbers of a row are impossible.
         """
-        table, noise = np.asarray(integers), np.asarray(noise_multipliers)
-        is_table = table.shape == (*noise.shape, NUM_INTEGERS) and noise.ndim == 1
+        table = np.asarray(table)
+        is_table = table.ndim == 2 and table.shape[1] == NUM_INTEGERS
         if not is_table or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
-                f"Arguments `integers` and `noise_multipliers` must have the shapes (rows, "
-                f"{NUM_INTEGERS}) and (rows,), the first one of integers. Received: shapes "
-                f"{table.shape} and {noise.shape}, integers of type {table.dtype}"
+                f"The table of a privacy ledger must have the shape (rows, {NUM_INTEGERS}) and "
+                f"hold integers. Received: shape {table.shape}, type {table.dtype}"
             )
         rows, index, promised = [], 0, 1.0
         if len(table) and table[0, 0] == _PROMISE:
@@ -277,14 +252,14 @@ class Ledger:
                 end += NUM_COST_ROWS
                 selection = SelectionCost.from_integers(table[index + 1 : end])
             if table[index].any():
-                rows.append(LedgerRow.from_integers(table[index], float(noise[index]), selection))
+                rows.append(LedgerRow.from_integers(table[index], selection))
             index = end
         return cls(tuple(rows), promised)
 
 
-def _totals(rows: Iterable[LedgerRow]) -> collections.Counter[tuple[Mechanism, str]]:
+def _totals(rows: Iterable[LedgerRow]) -> collections.Counter[tuple[object, str]]:
     """Return steps and releases of each mechanism."""
-    totals: collections.Counter[tuple[Mechanism, str]] = collections.Counter()
+    totals: collections.Counter[tuple[object, str]] = collections.Counter()
     for row in rows:
         totals[row.mechanism, "steps"] += row.steps
         totals[row.mechanism, "releases"] += row.releases

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting import report_html, report_text, report_words
+from keras_adaclip.accounting import report_formats, report_words
 from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
-from keras_adaclip.accounting.reported_mechanism import SELECTED, ReportedMechanism
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 from keras_adaclip.accounting.selection import RandomSelection
@@ -94,7 +93,7 @@ class PrivacyReport:
     delta: float
     unit: str
     neighboring_relation: str
-    mechanisms: tuple[ReportedMechanism, ...]
+    mechanisms: tuple[LedgerRow, ...]
     epsilon_pld: float
     epsilon_rdp: float
     epsilon_without_amplification: float
@@ -173,7 +172,7 @@ class PrivacyReport:
             delta=delta,
             unit=unit,
             neighboring_relation=relation,
-            mechanisms=tuple(ReportedMechanism.of(row) for row in rows),
+            mechanisms=rows,
             epsilon_pld=epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
             epsilon_without_amplification=math.inf if selected else ledger_epsilon(passes, delta),
@@ -243,7 +242,7 @@ class PrivacyReport:
     @property
     def is_selected(self) -> bool:
         """Whether the ledger counts that the model is the best of several runs."""
-        return any(mechanism.sampling == SELECTED for mechanism in self.mechanisms)
+        return any(mechanism.selection is not None for mechanism in self.mechanisms)
 
     @property
     def epsilon(self) -> float:
@@ -269,6 +268,7 @@ class PrivacyReport:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = dataclasses.asdict(self)
         values |= {name: getattr(self, name) for name in ("steps", "protection", "meaning")}
+        values["mechanisms"] = tuple(row.to_dict() for row in self.mechanisms)
         groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
         plain = {name: _plain(value) for name, value in values.items()}
         return {"format": _FORMAT, "version": _VERSION, **plain, "group_epsilons": groups}
@@ -279,19 +279,19 @@ class PrivacyReport:
 
     def to_text(self) -> str:
         """The report as text."""
-        return report_text.as_text(self)
+        return report_formats.as_text(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        return report_text.as_markdown(self)
+        return report_formats.as_markdown(self)
 
     def to_html(self) -> str:
         """The report as a document in one file of HTML, to read and to print."""
-        return report_html.as_document(self)
+        return report_formats.as_document(self)
 
     def _repr_html_(self) -> str:
         """Return the table of the report, for notebooks."""
-        return report_html.as_table(report_text.rows(self))
+        return report_formats.as_table(report_formats.rows(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.

@@ -17,13 +17,8 @@ import numpy.typing as npt
 
 from keras_adaclip.accounting.ledger import Ledger
 
-# The names of the ledger among the variables of a private model.
-LEDGER_KEYS = (
-    "privacy_ledger_rows",
-    "privacy_ledger_noise",
-    "privacy_ledger_identity",
-    "privacy_ledger_included",
-)
+# The names of the arrays of a private model besides its variables.
+LEDGER_KEY = "privacy_ledger"
 DIGESTS_KEY = "privacy_weights_digests"
 FACTS_KEY = "privacy_facts"
 DIGEST_SIZE = 32
@@ -33,7 +28,7 @@ CHANGED, UNWATCHED, UNKNOWN = (bytes([mark]) * DIGEST_SIZE for mark in (0, 254, 
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
 _OWN_VARIABLES = "vars"
 # The part of a model that holds its ledger.
-_LEDGER = "ledger_in_files"
+_PART = "ledger_in_files"
 _OPTIMIZER = "optimizer"
 _MOST_NUMBERS = 1 << 20
 # Keras does not compress the weights. Beyond this, a small file would fill the memory.
@@ -91,9 +86,8 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
         else:
             content = io.BytesIO(path.read_bytes())
         with h5py.File(content, "r") as file:
-            group = _member(_member(file, _LEDGER), _OWN_VARIABLES)
-            rows, noise_multipliers = (_values(group, key) for key in LEDGER_KEYS[:2])
-            ledger = Ledger.from_arrays(rows, noise_multipliers)
+            group = _member(_member(file, _PART), _OWN_VARIABLES)
+            ledger = Ledger.from_array(_values(group, LEDGER_KEY))
             facts = facts_from_array(_values(group, FACTS_KEY))
             weights = _weights_in_words(file, _values(group, DIGESTS_KEY))
             return SavedPrivacy(ledger, facts, weights)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import scipy
 
-from keras_adaclip._checks import INT32_MAX, LARGEST_MAX_BATCH_SIZE, check_between_0_and_1
+from keras_adaclip._checks import INT32_MAX, check_between_0_and_1
 from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.epsilon import COARSENESS
 from keras_adaclip.accounting.events import counted_events
@@ -50,7 +50,6 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
     probability = exact.sampling_probability
     rare = int(scipy.stats.binom.isf(_RARELY, num_examples, probability))
     limit = 1 + _SHARE_OF_EPSILON
-    end = min(num_examples, LARGEST_MAX_BATCH_SIZE + 1)
 
     def is_enough(most: int, coarseness: int) -> bool:
         """Return whether batches of at most this size cost little, on a grid of PLD."""
@@ -66,10 +65,10 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
 
     # A coarse grid finds the number, and the fine one confirms it.
     step, guess = max(rare - size, 1), size
-    while guess + step < end and not is_enough(guess + step, COARSENESS):
+    while guess + step < num_examples and not is_enough(guess + step, COARSENESS):
         guess, step = guess + step, 2 * step
-    sizes = range(min(guess + step + 1, end))
+    sizes = range(min(guess + step + 1, num_examples))
     most = bisect_left(sizes, True, lo=guess, key=lambda most: is_enough(most, COARSENESS))
-    while most < end and not is_enough(most, 1):
+    while most < num_examples and not is_enough(most, 1):
         most += 1
-    return most if most < end else num_examples
+    return most

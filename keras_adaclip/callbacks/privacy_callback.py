@@ -228,5 +228,4 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
 
 def _steps_by_mechanism(ledger: accounting.Ledger) -> tuple[Any, dict[Any, int]]:
     """Return the open mechanism, and the number of steps of each mechanism."""
-    rows = ledger.rows
-    return rows[-1].mechanism, {row.mechanism: row.steps for row in rows if row.steps > 0}
+    return ledger.rows[-1].mechanism, {row.mechanism: row.steps for row in ledger if row.steps > 0}

@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_adaclip import training
 from keras_adaclip._checks import check_batch_size, check_integer
-from keras_adaclip.accounting import LEDGER_KEYS, Sampling, Unit
+from keras_adaclip.accounting import LEDGER_KEY, Sampling, Unit
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.federated.cohorts import round_key
 from keras_adaclip.federated.fit import FederatedTraining
@@ -159,8 +159,7 @@ class ServerRounds:
     @property
     def ledger(self) -> dict[str, np.ndarray]:
         """The ledger as arrays, for the nodes' models."""
-        state = self.model._privacy_state()
-        return {name: np.asarray(state[name]) for name in LEDGER_KEYS}
+        return {LEDGER_KEY: np.asarray(self.model._privacy_state()[LEDGER_KEY])}
 
     def begin_round(self) -> Drawn | None:
         """Draw the clients of a round; None if training has ended, as at a target epsilon."""

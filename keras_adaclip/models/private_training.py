@@ -67,7 +67,7 @@ class PrivateTraining(training.TrainingBase):
             ValueError: If `optimizer` is not a `DPOptimizer`.
         """
         optimizer = self._adopted(optimizer)
-        super().compile(  # type: ignore[misc]
+        super().compile(
             optimizer=optimizer,
             loss=loss,
             loss_weights=loss_weights,
@@ -160,7 +160,7 @@ class PrivateTraining(training.TrainingBase):
         """
         self._require_compiled()
         num_epochs = epochs - initial_epoch
-        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        optimizer: Any = self.optimizer
         common = {
             "class_weight": class_weight,
             "sampling": sampling,
@@ -210,7 +210,7 @@ class PrivateTraining(training.TrainingBase):
             # The plan has chosen the largest batch, and with it the shapes of the steps.
             sizes = self._prepare(data, wanted, input_ranges, is_new=False)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
-            return super().fit(  # type: ignore[misc]
+            return super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
@@ -233,7 +233,7 @@ class PrivateTraining(training.TrainingBase):
     ) -> Any:
         """Train on one batch as Keras does, accounted as one full release of it."""
         self._require_compiled()
-        self.optimizer.refuse_single_steps()  # type: ignore[attr-defined]
+        self.optimizer.refuse_single_steps()
         training.processes.refuse_batch_of_every_replica(self)
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         size, rows = training_data.rows_of(x, y, sample_weight)
@@ -252,7 +252,7 @@ class PrivateTraining(training.TrainingBase):
                 sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = mapped(keras.ops.convert_to_tensor, (x, y, sample_weight))
-            return super().train_on_batch(  # type: ignore[misc]
+            return super().train_on_batch(
                 x, y, sample_weight=sample_weight, return_dict=return_dict
             )
 
@@ -304,7 +304,7 @@ class PrivateTraining(training.TrainingBase):
             layout = self._examined_layout(data, sample, augmentation)
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
-                method = self.optimizer.gradient_method  # type: ignore[attr-defined]
+                method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
                 layout = self._examined_layout(data, sample, augmentation)
@@ -351,7 +351,7 @@ class PrivateTraining(training.TrainingBase):
 
     def _kinds_of(self, data: training.TrainingData) -> tuple[Any, Any]:
         """Return what a plan is made for, for examples of one shape and of any length."""
-        rows, optimizer = data.rows, self.optimizer  # type: ignore[attr-defined]
+        rows, optimizer = data.rows, self.optimizer
 
         def kind(value: Any, any_length: bool) -> str:
             """Return shape or number of axes, and type, of an example."""
@@ -383,7 +383,7 @@ class PrivateTraining(training.TrainingBase):
             num_epochs: The number of epochs.
             is_pass: Whether each epoch begins a new pass over the data.
         """
-        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        optimizer: Any = self.optimizer
         given = training.flattened(callbacks)
         deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
         delta = min(deltas, default=None)

@@ -16,10 +16,9 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, Unit
+from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Sampling, Unit
 from keras_adaclip.optimizers.ledger_state import LedgerState
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
-from keras_adaclip.optimizers.run import Run
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
 _DEFAULT_BATCH_SIZE = 32
@@ -92,7 +91,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_seed_forgotten = False
         # The variables besides the inner optimizer's that a saved state sets.
         self._restored_variables: list[keras.Variable] = []
-        self._past_run = Run()
+        self._past_ledger = Ledger()
         self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
@@ -113,15 +112,10 @@ class AccountedOptimizer(WrappingOptimizer):
     @property
     def ledger(self) -> Ledger:
         """The steps that ran with this optimizer, for the accountant."""
-        return self.run.ledger
-
-    @property
-    def run(self) -> Run:
-        """The ledger and the identity of the run."""
         if not self.built:
-            return self._past_run
+            return self._past_ledger
         self.renew_after_fork()
-        return self._ledger.run
+        return self._ledger.read()
 
     @property
     def open_row(self) -> LedgerRow:
@@ -133,18 +127,27 @@ class AccountedOptimizer(WrappingOptimizer):
         """Whether `configure` was called, and `end_run` was not called yet."""
         return self.built and self._ledger.is_open
 
-    def include_run(self, run: Run) -> None:
-        """Take over the steps of another run; the ledger is never lowered.
+    def include_ledger(self, ledger: Ledger) -> None:
+        """Take over the steps of another ledger; this one is never lowered.
 
         Args:
-            run: the run to cover.
+            ledger: the ledger to cover.
         """
         AccountedOptimizer.num_inclusions += 1
         if self.built:
             self.renew_after_fork()
-            self._ledger.include(run)
+            self._ledger.include(ledger)
         else:
-            self._past_run = self._past_run.union_upward(run)
+            self._past_ledger = self._past_ledger.merge(ledger)
+
+    def replace_ledger(self, ledger: Ledger) -> None:
+        """Set the ledger to one whose cost contains that of all steps so far.
+
+        Args:
+            ledger: the ledger, such as the cost of the best of several runs.
+        """
+        AccountedOptimizer.num_inclusions += 1
+        self._ledger.replace(ledger)
 
     def promise(self, delta: float) -> None:
         """Keep a delta with the ledger: no later target epsilon is for a larger one.
@@ -152,16 +155,16 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             delta: the delta of a target epsilon.
         """
-        self.include_run(Run(Ledger(promised_delta=delta)))
+        self.include_ledger(Ledger(promised_delta=delta))
 
     def renew_after_fork(self) -> None:
-        """Take a new identity and new keys in a process that was forked.
+        """Take a new owner's number and a new key in a process that was forked.
 
         The parent process continues from the same state, and its steps are not those of this one.
         """
         if self.built and self._process != os.getpid():
             self._process = os.getpid()
-            self._ledger.renew_identity()
+            self._ledger.renew_owner()
             self._renew_key()
 
     @property
@@ -336,25 +339,28 @@ class AccountedOptimizer(WrappingOptimizer):
         Raises:
             ValueError: If the stored variables are not those of this optimizer.
         """
-        if store.keys():
-            self.set_values(self._saved_arrays(store))
+        saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
+        if saved:
+            ledger = Ledger.from_array(saved.pop(LEDGER_KEY, ()))
+            self.set_values(self._by_id(saved), ledger)
 
-    def set_values(self, values: Mapping[int, Any]) -> None:
+    def save_own_variables(self, store: Any) -> None:
+        """Store the variables, without the keys of random numbers, and the ledger."""
+        super().save_own_variables(store)
+        store[LEDGER_KEY] = self.ledger.to_array()
+
+    def set_values(self, values: Mapping[int, Any], ledger: Ledger) -> None:
         """Continue from another state: a saved one, or one of a model's state tree.
 
         The ledger is raised to cover that of the state, and never lowered. The current run
         continues, and random numbers come from a new key.
 
         Args:
-            values: arrays by the `id` of the variable; those of the ledger all together or not at
-                all.
-
-        Raises:
-            ValueError: If the ledger's arrays are not those of a ledger.
+            values: arrays by the `id` of the variable.
+            ledger: the ledger of the state.
         """
+        self.include_ledger(ledger)
         if self.built:
-            if all(id(variable) in values for variable in self._ledger.variables):
-                self.include_run(self._ledger.run_from(values))
             self._renew_key()
         for variable in [*self._restored_variables, *self.inner_optimizer.variables]:
             if id(variable) in values:
@@ -384,7 +390,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self.remember_seeds(self.seed)
         self.secret_variables = [self._key]
         self._ledger = LedgerState(self._add_own_variable)
-        self._ledger.include(self._past_run)
+        self._ledger.include(self._past_ledger)
 
     def _open(self, row: LedgerRow, split: tuple[float, float]) -> LedgerRow:
         """Open the row that counts the next steps, under a new key; return it with its steps."""

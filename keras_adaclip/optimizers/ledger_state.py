@@ -1,12 +1,11 @@
-"""The privacy ledger as Keras variables, so that the compiled step counts itself.
+"""The privacy ledger of an optimizer: one row as a variable, which the compiled step advances.
 
-The current row is a variable that the step advances. Closed rows are a table that only the host
-writes. Both are saved with the optimizer.
+The other rows are on the host. What the host knows only grows: variables that a failed training
+loop or a checkpoint has reset lower no count.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -14,10 +13,8 @@ from keras import ops
 
 from keras_adaclip import backend, noise
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.optimizers.run import Identity, Run
 
-MAX_ROWS = 512
-_STEPS_PER_RELEASE, _STEPS, _RELEASES, _STEPS_IN_RELEASE = 3, 4, 5, 6
+_STEPS_PER_RELEASE, _STEPS, _RELEASES, _FREE_STEPS = 7, 8, 9, 10
 
 
 class LedgerState:
@@ -28,37 +25,30 @@ class LedgerState:
 
     Attributes:
         is_open: whether a row is open; then `read` returns it without steps too.
+        variable: the row in which steps are counted; nothing else may assign it.
     """
 
     def __init__(self, add_variable: Callable[[str, np.ndarray], keras.Variable]) -> None:
-        # Before a row is opened, a step counts as one release without noise.
         self.is_open = False
-        first = LedgerRow.open(Sampling.STREAM, 1, 0, noise_multiplier=0.0)
-        self._current = add_variable("ledger_current_row", first.to_integers())
-        self._current_noise = add_variable("ledger_current_noise", np.zeros((), np.float32))
-        closed, closed_noise = Ledger().to_arrays(MAX_ROWS)
-        self._closed = add_variable("ledger_closed_rows", closed)
-        self._closed_noise = add_variable("ledger_closed_noise", closed_noise)
-        self._identity = add_variable("ledger_identity", noise.fresh_key())
-        self._included: Mapping[Identity, Ledger] = {}
-        # The ledger as the host last wrote it; later steps are in the variables alone.
-        self._written = Ledger()
+        self._owner = _new_owner()
+        self.variable = add_variable("ledger_row", self._first_row().to_integers())
+        # The ledger at the latest change by the host; later steps are in the variable alone.
+        self._known = Ledger()
 
     def count_step(self) -> None:
         """Advance the current row by one step, inside the compiled step."""
-        row = self._current.value
+        row = self.variable.value
         mechanism = [row[column] for column in range(_STEPS)]
-        opened = ops.cast(row[_STEPS_IN_RELEASE] >= row[_STEPS_PER_RELEASE], "int32")
-        in_release = (1 - opened) * row[_STEPS_IN_RELEASE] + 1
-        counts = [row[_STEPS] + 1, row[_RELEASES] + opened, in_release]
-        self._current.assign(ops.stack([*mechanism, *counts]))
+        opened = ops.cast(row[_FREE_STEPS] <= 0, "int32")
+        free_steps = row[_FREE_STEPS] + opened * row[_STEPS_PER_RELEASE] - 1
+        counts = [row[_STEPS] + 1, row[_RELEASES] + opened, free_steps]
+        self.variable.assign(ops.stack([*mechanism, *counts]))
 
     def current_row(self) -> LedgerRow:
         """Return the row in which steps are counted."""
-        integers = backend.array_of(self._current)
-        noise_multiplier = float(backend.array_of(self._current_noise))
+        integers = backend.array_of(self.variable)
         try:
-            return LedgerRow.from_integers(integers, noise_multiplier=noise_multiplier)
+            return LedgerRow.from_integers(integers)
         except ValueError as error:
             raise RuntimeError(
                 "The privacy ledger in the variables of the optimizer is damaged: something "
@@ -69,95 +59,67 @@ class LedgerState:
 
     def read(self) -> Ledger:
         """Return all rows with at least one step, and the current row if it was opened."""
-        tables = map(backend.array_of, (self._closed, self._closed_noise))
-        closed = Ledger.from_arrays(*tables)
         current = self.current_row()
-        return closed.append(current) if self.is_open or current.steps > 0 else closed
+        rows = (current,) if self.is_open or current.steps > 0 else ()
+        return Ledger(rows).merge(self._known)
 
     def open(self, row: LedgerRow) -> LedgerRow:
-        """Make `row` the current row, or continue the current row if its mechanism is the same.
+        """Make `row` the current row, or continue the one of its mechanism.
 
         Returns:
             The current row, at the start of a release.
         """
-        current = self.current_row()
-        if current.mechanism == row.mechanism:
-            row = current.begin_segment()
-        else:
-            self.is_open = False  # A row without steps is left out.
-            self._write_closed(self.read())
-        self._current.assign(row.to_integers())
-        self._current_noise.assign(np.float32(row.noise_multiplier))
+        self._known = self.read()
         self.is_open = True
-        self._written = self.read()
-        return row
+        return self._continue(dataclasses.replace(row, owner=self._owner))
 
     def close(self) -> None:
-        """Close the current row; a later step counts as a full release.
-
-        A training loop that failed may have reset the variables. The ledger as last written is then
-        written again, because `_included` would claim steps that are missing.
-        """
-        if not self._written.is_covered_by(self.read()):
-            run = self.run
-            self.include(Run(self._written, run.identity, run.included))
+        """Close the current row; a later step counts as a full release."""
         self.open(self.current_row().as_stream())
         self.is_open = False
 
-    def renew_identity(self) -> None:
-        """Take another identity, because another process continues from the same ledger."""
-        run = self.run
-        # The ledger as last written is a state of the old one, whichever process ran steps since.
-        if self._written.steps > 0:
-            self._included = {**run.included, run.identity: self._written}
-        self._identity.assign(noise.fresh_key())
-
-    @property
-    def run(self) -> Run:
-        """The ledger with its identity and the states of others that it contains."""
-        first, second = backend.array_of(self._identity).tolist()
-        return Run(self.read(), (first, second), self._included)
-
-    @property
-    def variables(self) -> tuple[keras.Variable, ...]:
-        """All variables of the ledger; nothing else may assign them."""
-        rows = (self._current, self._current_noise, self._closed, self._closed_noise)
-        return (*rows, self._identity)
-
-    def run_from(self, values: Mapping[int, Any]) -> Run:
-        """Return the run in saved arrays.
-
-        Args:
-            values: the saved array of each of `variables`, by the variable's `id`.
-
-        Raises:
-            ValueError: If the arrays are not those of a ledger.
-        """
-        current, current_noise, closed, closed_noise, identity = (
-            np.asarray(values[id(variable)]) for variable in self.variables
-        )
-        row = LedgerRow.from_integers(current, noise_multiplier=float(current_noise))
-        first, second = identity.tolist()
-        ledger = Ledger.from_arrays(closed, closed_noise)
-        return Run(ledger.append(row) if row.steps > 0 else ledger, (first, second))
-
-    def include(self, other: Run) -> None:
-        """Raise the ledger to cover that of `other`; it is never lowered."""
-        run = self.run
-        union = run.union_upward(other)
-        self._included = union.included
-        if union.ledger == run.ledger:
-            return
-        self._write_closed(union.ledger)
+    def include(self, other: Ledger) -> None:
+        """Raise the ledger to cover another one; it is never lowered."""
+        self._known = self.read().merge(other)
         current = self.current_row()
-        emptied = dataclasses.replace(current, steps=0, releases=0).begin_segment()
-        self._current.assign(emptied.to_integers())
-        self._written = self.read()
+        known = (row for row in self._known.rows if row.key == current.key)
+        if any(current.at_least(row) is not current for row in known):
+            self._continue(current)
 
-    def _write_closed(self, ledger: Ledger) -> None:
-        """Write the table of closed rows."""
-        # Fewer rows than the table has: the current row and a promised delta must fit too.
-        num_rows = MAX_ROWS - 1 - (ledger.promised_delta < 1.0)
-        rows, noise_multipliers = ledger.compact(num_rows).to_arrays(MAX_ROWS)
-        self._closed.assign(rows)
-        self._closed_noise.assign(noise_multipliers)
+    def renew_owner(self) -> None:
+        """Count later steps under another owner, as another process does.
+
+        What the host knew is a state of the old one, whichever process ran steps since. Those steps
+        are counted under the new owner.
+        """
+        current = self.current_row()
+        own = (row for row in self._known.rows if row.key == current.key)
+        counted = next(own, current.emptied())
+        self._owner = _new_owner()
+        steps = max(current.steps - counted.steps, 0)
+        releases = max(current.releases - counted.releases, min(steps, 1))
+        row = dataclasses.replace(
+            current.emptied(), steps=steps, releases=releases, owner=self._owner
+        )
+        self.variable.assign(row.to_integers())
+
+    def replace(self, other: Ledger) -> None:
+        """Set the ledger to one whose cost contains that of all steps so far."""
+        self._known, self._owner, self.is_open = other, _new_owner(), False
+        self.variable.assign(self._first_row().to_integers())
+
+    def _continue(self, row: LedgerRow) -> LedgerRow:
+        """Count in the row of this owner and mechanism, behind all of its known steps."""
+        known = (each for each in self._known.rows if each.key == row.key)
+        row = next(known, row.emptied()).begin_segment()
+        self.variable.assign(row.to_integers())
+        return row
+
+    def _first_row(self) -> LedgerRow:
+        """Return the row before any is opened, in which a step is a release without noise."""
+        return LedgerRow(Sampling.STREAM, 1, 0, noise_multiplier=0.0, owner=self._owner)
+
+
+def _new_owner() -> int:
+    """Return a random number that no other owner has."""
+    return int(noise.fresh_key().view(np.int64)[0])

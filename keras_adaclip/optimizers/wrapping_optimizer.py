@@ -162,13 +162,15 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
             "`model.save` and `keras.models.load_model`, or `model.load_weights`."
         )
 
-    def _saved_arrays(self, store: Any) -> dict[int, Any]:
+    def _by_id(self, saved: dict[str, Any]) -> dict[int, Any]:
         """Return the saved array of each variable, by the variable's `id`.
+
+        Args:
+            saved: the array of each variable by its number.
 
         Raises:
             ValueError: If number or shapes differ. (Keras itself only warns.)
         """
-        saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
         found = {name: value.shape for name, value in saved.items()}
         variables = {str(number): variable for number, variable in enumerate(self.variables)}
         expected = {name: tuple(variable.shape) for name, variable in variables.items()}

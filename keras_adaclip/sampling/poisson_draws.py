@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_adaclip._checks import (
-    check_batch_size,
-    check_choice,
-    check_integer,
-    check_max_batch_size,
-    check_seed,
-)
+from keras_adaclip._checks import check_batch_size, check_choice, check_integer, check_seed
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, truncated_draw
 
 
@@ -167,7 +161,7 @@ class PoissonDraws:
             return None
         if isinstance(max_batch_size, str):
             return check_choice("max_batch_size", max_batch_size, ("auto",))
-        return check_max_batch_size(max_batch_size, self._expected_batch_size, self._num_examples)
+        return check_integer("max_batch_size", max_batch_size, minimum=self._expected_batch_size)
 
     def _refuse_parts(self) -> None:
         """Raise a `ValueError` if only some rows are present where all of them must be."""

@@ -14,7 +14,6 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
-from keras_adaclip.accounting import ReportedMechanism
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
@@ -64,18 +63,18 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             )
         if optimizer is not present:
             optimizer.mark_for_private_model(self)
-            optimizer.include_run(self._run)
+            optimizer.include_ledger(self.privacy_ledger)
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer
 
     def _require_compiled(self) -> None:
         """Raise unless the model is compiled and no run with its optimizer is under way."""
-        if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):  # type: ignore[attr-defined]
+        if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):
             raise ValueError(
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
                 "training a private model."
             )
-        if self.optimizer.is_in_a_run:  # type: ignore[attr-defined]
+        if self.optimizer.is_in_a_run:
             raise RuntimeError(
                 "`fit` or `train_on_batch` was called while a `fit` with the same optimizer is "
                 "under way, whose steps would then be counted as the inner one's. Call it after "
@@ -84,34 +83,32 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile the model as it was compiled when it was saved."""
-        self.compile(  # type: ignore[attr-defined]
-            **keras.saving.deserialize_keras_object(config)
-        )
-        if self.built:  # type: ignore[attr-defined]
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
-        return [*super().metrics, *(self._private_state.diagnostics or {}).values()]  # type: ignore[misc]
+        return [*super().metrics, *(self._private_state.diagnostics or {}).values()]
 
     def reset_metrics(self) -> None:
         """Reset the metrics as Keras does; they may assign their own variables alone."""
         with keeping_metrics_only(self):
-            super().reset_metrics()  # type: ignore[misc]
+            super().reset_metrics()
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Return what the metrics tell; they may assign their own variables alone."""
         with keeping_metrics_only(self):
-            return dict(super().get_metrics_result())  # type: ignore[misc]
+            return dict(super().get_metrics_result())
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as Keras does, also on frames, and on TensorFlow on any arrays of strings."""
-        return super().evaluate(for_keras(x), from_frames(y), *args, **kwargs)  # type: ignore[misc]
+        return super().evaluate(for_keras(x), from_frames(y), *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does, also from frames, and on TensorFlow from any arrays of strings."""
-        return super().predict(for_keras(x), *args, **kwargs)  # type: ignore[misc]
+        return super().predict(for_keras(x), *args, **kwargs)
 
     def summary(
         self,
@@ -132,7 +129,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
                 prints them.
             **kwargs: Keras's other arguments.
         """
-        super().summary(line_length, positions, print_fn, **kwargs)  # type: ignore[misc]
+        super().summary(line_length, positions, print_fn, **kwargs)
         if print_fn is None:
             # As Keras does with the table.
             is_shown = keras.config.is_interactive_logging_enabled()
@@ -148,7 +145,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         rows = [row for row in self.privacy_ledger if row.steps > 0]
         if not rows:
             return "not trained yet"
-        words = [ReportedMechanism.of(row).in_words(self.privacy_unit) for row in rows[:_SHOWN]]
+        words = [str(row) for row in rows[:_SHOWN]]
         if len(rows) > _SHOWN:
             words.append(f"and {len(rows) - _SHOWN} more")
         steps = sum(row.steps for row in rows)
@@ -173,12 +170,12 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
 
     def test_step(self, *args: Any) -> Any:
         """Evaluate a batch as Keras does, over several workers of TensorFlow too."""
-        return backend.logs_for_keras(super().test_step(*args))  # type: ignore[misc]
+        return backend.logs_for_keras(super().test_step(*args))
 
     def make_train_function(self, force: bool = False) -> None:
         """Compile the step as Keras does; on JAX also with layers that Keras does not compile."""
         with keras_private.compiled_on_jax(self):
-            super().make_train_function(force=force)  # type: ignore[misc]
+            super().make_train_function(force=force)
 
     def _open_ledger(self, data: TrainingData) -> None:
         """Set noise and divisor for a run on `data`, and open the row that counts its steps."""
@@ -188,11 +185,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
                 "The `PoissonDataset` has changed since `fit` began, and would cut its draws in "
                 "another way than is accounted for. Use a data set in one `fit` at a time."
             )
-        self.optimizer.configure(data.settings)  # type: ignore[attr-defined]
-        self.optimizer.remember_seeds(self.optimizer.seed)  # type: ignore[attr-defined]
+        self.optimizer.configure(data.settings)
+        self.optimizer.remember_seeds(self.optimizer.seed)
         if data.poisson is not None:
             data.poisson.begin_run(self.privacy_ledger.steps)
-            self.optimizer.remember_seeds(data.poisson.seed)  # type: ignore[attr-defined]
+            self.optimizer.remember_seeds(data.poisson.seed)
 
     def _begin_steps(
         self, data: TrainingData, budgets: Sequence[own_callbacks.PrivacyCallback], num_epochs: int
@@ -210,7 +207,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             limits.append(num_epochs * data.steps_per_epoch)
         known = [limit for limit in limits if limit is not None]
         steps = max(min(known), 1) if known else None
-        self.optimizer.begin_plan(steps)  # type: ignore[attr-defined]
+        self.optimizer.begin_plan(steps)
 
     @contextmanager
     def _run_of_steps(self, data: TrainingData, take_digests: bool = True) -> Iterator[None]:
@@ -221,18 +218,18 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
             take_digests: Whether digests of the weights are taken at the end.
         """
         self._include_spending_on_shared_weights()
-        weight_digests.mark_changed(self.weights)  # type: ignore[attr-defined]
+        weight_digests.mark_changed(self.weights)
         try:
             self._open_ledger(data)
             refuse_disagreement(self, data)
-            variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+            variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]
             try:
                 with backend.keep_variables(variables), keras_private.built_already(self):
                     yield
             finally:
-                weight_digests.remember(self.weights, take_digests)  # type: ignore[attr-defined]
+                weight_digests.remember(self.weights, take_digests)
         finally:
-            self.optimizer.end_run()  # type: ignore[attr-defined]
+            self.optimizer.end_run()
 
     @contextmanager
     def _run_of_fit(
@@ -299,7 +296,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         """Make the step record raw norms and true clip fractions, which are not private, or not."""
         state = self._private_state
         if record != (state.diagnostics is not None):
-            names = self.optimizer.diagnostics if record else ()  # type: ignore[attr-defined]
+            names = self.optimizer.diagnostics if record else ()
             state.diagnostics = {name: keras.metrics.Mean(name=name) for name in names} or None
             self.train_function = self.test_function = None
 

@@ -77,7 +77,7 @@ class PlainCopy(PrivacySpending):
         plain = _plain_copy(self)
         self._hand_on_ledger(plain)
         in_run = self._account().is_in_a_run
-        weight_digests.from_array(plain.weights, weight_digests.to_array(self.weights, in_run))  # type: ignore[attr-defined]
+        weight_digests.from_array(plain.weights, weight_digests.to_array(self.weights, in_run))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ pickles and copies, checkpoints of callbacks, state trees.
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -15,22 +15,31 @@ import numpy as np
 from keras_adaclip.accounting import (
     DIGESTS_KEY,
     FACTS_KEY,
-    LEDGER_KEYS,
+    LEDGER_KEY,
     NO_TUNING,
     Ledger,
     facts_from_array,
 )
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers import MAX_ROWS, NO_LEGACY_FILE, Run, refuse_legacy_file
+from keras_adaclip.optimizers import NO_LEGACY_FILE, refuse_legacy_file
 from keras_adaclip.training import weight_digests
 from keras_adaclip.training.plain_copy import PlainCopy
 from keras_adaclip.training.saved_ledger import SavedLedger
 
-_STATE_KEYS = (*LEDGER_KEYS, DIGESTS_KEY)
+_STATE_KEYS = (LEDGER_KEY, DIGESTS_KEY)
+# Checkpoints of state trees are restored to arrays of the same shape.
+_ROWS_IN_TREES = 512
+_KEYS_OF_EARLIER_VERSIONS = "privacy_ledger_"
 _OF_EARLIER_VERSIONS = (
-    "The file was saved by version 0.1 or 0.2, whose files this version does not read: load it "
-    "with that version, or train the model anew."
+    "The model was saved by version 0.1 or 0.2, whose files this version does not read: load it "
+    "with that version, or train it anew."
 )
+
+
+def _refuse_earlier_versions(keys: Iterable[str]) -> None:
+    """Raise a `ValueError` if a ledger of an earlier version is among some names."""
+    if any(key.startswith(_KEYS_OF_EARLIER_VERSIONS) for key in keys):
+        raise ValueError(_OF_EARLIER_VERSIONS)
 
 
 def _without_number(path: str) -> str:
@@ -50,7 +59,7 @@ class SavedState(PlainCopy):
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(NO_LEGACY_FILE)
-        return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
+        return super().save(filepath, *args, **kwargs)
 
     @keras_private.as_default_config
     def get_config(self) -> dict[str, Any]:
@@ -60,7 +69,7 @@ class SavedState(PlainCopy):
             ValueError: If Keras asks on behalf of an HDF5 file of the whole model.
         """
         refuse_legacy_file()
-        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        config: dict[str, Any] = super().get_config()
         return config
 
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
@@ -72,16 +81,19 @@ class SavedState(PlainCopy):
         Args:
             value_format: `"backend_tensor"` or `"numpy_array"`, as for Keras.
         """
-        tree: dict[str, Any] = super().get_state_tree(value_format)  # type: ignore[misc]
+        tree: dict[str, Any] = super().get_state_tree(value_format)
         for variable in getattr(getattr(self, "optimizer", None), "secret_variables", ()):
             *folders, name = variable.path.split("/")
             del functools.reduce(dict.__getitem__, folders, tree["optimizer_variables"])[name]
         tree["metrics_variables"] = {}
         # Orbax takes no arrays without numbers.
         state = {key: value for key, value in self._privacy_state().items() if value.size}
+        state[LEDGER_KEY] = self.privacy_ledger.to_array(_ROWS_IN_TREES)
         if value_format == "backend_tensor":
             state = {key: keras.ops.convert_to_tensor(value) for key, value in state.items()}
         tree["non_trainable_variables"].update(state)
+        # Weights of a tree may come with the state of the optimizer alone.
+        tree.setdefault("optimizer_variables", {})[LEDGER_KEY] = state[LEDGER_KEY]
         return tree
 
     def set_state_tree(self, state_tree: dict[str, Any]) -> None:
@@ -95,17 +107,21 @@ class SavedState(PlainCopy):
                 another optimizer. (Keras itself skips unknown variables.)
         """
         tree = dict(state_tree)
-        of_optimizer = tree.pop("optimizer_variables", {})
+        of_optimizer = dict(tree.pop("optimizer_variables", {}))
         frozen = dict(tree.get("non_trainable_variables", {}))
+        _refuse_earlier_versions(frozen)
         state = {key: frozen.pop(key) for key in _STATE_KEYS if key in frozen}
         if "non_trainable_variables" in tree:
             tree["non_trainable_variables"] = frozen
+        ledger = of_optimizer.pop(LEDGER_KEY, None)
+        if ledger is not None:
+            self._load_privacy_state({LEDGER_KEY: ledger}, has_weights=False)
         self._load_privacy_state(state, has_weights="trainable_variables" in tree)
-        optimizer = getattr(self, "optimizer", None)
-        values = {} if optimizer is None else self._values_of_optimizer(of_optimizer)
-        super().set_state_tree(tree)  # type: ignore[misc]
+        has_optimizer = getattr(self, "optimizer", None) is not None
+        values = self._values_of_optimizer(of_optimizer) if has_optimizer else {}
+        super().set_state_tree(tree)
         if values:
-            optimizer.set_values(values)  # type: ignore[union-attr]
+            self.optimizer.set_values(values, self.privacy_ledger)
 
     def _values_of_optimizer(self, of_optimizer: dict[str, Any]) -> dict[int, Any]:
         """Return the arrays of a state tree, by the `id` of the optimizer's variable.
@@ -114,7 +130,7 @@ class SavedState(PlainCopy):
             ValueError: If the optimizer has no such variable.
         """
         self._build_optimizer()
-        variables = self.optimizer.variables  # type: ignore[attr-defined]
+        variables = self.optimizer.variables
         # Keras numbers optimizers of one kind: the second `SGD` of a process is `sgd_1`.
         numbered = {_without_number(variable.path): id(variable) for variable in variables}
         numbers = numbered | {variable.path: id(variable) for variable in variables}
@@ -125,7 +141,7 @@ class SavedState(PlainCopy):
             if number is None:
                 raise ValueError(
                     f"The state tree holds variable {path!r} of an optimizer, which the optimizer "
-                    f"{self.optimizer.name!r} of this model does not have, so that its state "  # type: ignore[attr-defined]
+                    f"{self.optimizer.name!r} of this model does not have, so that its state "
                     "cannot be restored. Compile the model as it was when the tree was taken, with "
                     "optimizers of the same names, or leave 'optimizer_variables' out. The "
                     "privacy ledger of the tree was included."
@@ -152,7 +168,7 @@ class SavedState(PlainCopy):
         if not (skip_mismatch or kwargs):
             loading.is_done = None
             try:
-                result = super().load_weights(filepath)  # type: ignore[misc]
+                result = super().load_weights(filepath)
             except BaseException as error:
                 if was_interrupted:
                     loading.is_done = False  # Some weights may still be those of that time.
@@ -164,15 +180,14 @@ class SavedState(PlainCopy):
         # Weights of an unknown ledger could be among those that stay.
         self._refuse_lost_ledger()
         loading.is_done = None
-        with weight_digests.loading_some(self.weights):  # type: ignore[attr-defined]
-            return super().load_weights(filepath, skip_mismatch, **kwargs)  # type: ignore[misc]
+        with weight_digests.loading_some(self.weights):
+            return super().load_weights(filepath, skip_mismatch, **kwargs)
 
     @property
     def ledger_in_files(self) -> SavedLedger:
         """The ledger as Keras saves and loads it: always the same object, to be visited once.
 
-        Keras visits attributes in the order of their names. This one comes before `optimizer`,
-        whose ledger does not tell which other runs it includes. Attributes that raise are skipped.
+        Keras skips attributes that raise.
         """
         state = self._private_state
         if state.saved_ledger is None:
@@ -191,7 +206,7 @@ class SavedState(PlainCopy):
                 "which would be lost. Give yours another name. Received: ledger_in_files="
                 f"{type(self).ledger_in_files!r} of class {type(self).__name__}"
             )
-        super().save_own_variables(store)  # type: ignore[misc]
+        super().save_own_variables(store)
         self._build_optimizer()
 
     def load_own_variables(self, store: Any) -> None:
@@ -205,22 +220,25 @@ class SavedState(PlainCopy):
         # First of all: if the weights do not fit, Keras may go on with those of the layers.
         self._remember_loading(is_whole=False)
         loading = self._private_state.loading
-        if not set(_STATE_KEYS).isdisjoint(store.keys()):
-            loading.lost = _OF_EARLIER_VERSIONS
-            raise ValueError(_OF_EARLIER_VERSIONS)
         if loading.is_done is None:
             loading.is_done = False
-        super().load_own_variables(store)  # type: ignore[misc]
+        try:
+            _refuse_earlier_versions(store.keys())
+        except ValueError as error:
+            loading.lost = str(error)
+            raise
+        super().load_own_variables(store)
         self._build_optimizer()
 
     def _load_saved_ledger(self, store: Any) -> None:
         """Include the ledger in a part of a file, if any; if it cannot be read, it is lost."""
         self._remember_loading(is_whole=False)
         try:
+            _refuse_earlier_versions(store.keys())
             present = [key for key in (*_STATE_KEYS, FACTS_KEY) if key in list(store.keys())]
             state = {key: np.asarray(store[key]) for key in present}
-            facts = state.pop(FACTS_KEY, None)
             self._load_privacy_state(state)
+            facts = state.get(FACTS_KEY)
             tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
             if self.tuning == NO_TUNING:
                 self.tuning = tuning
@@ -234,22 +252,17 @@ class SavedState(PlainCopy):
     def _build_optimizer(self) -> None:
         """Make the optimizer's variables, which Keras saves and loads after the model's own."""
         optimizer = getattr(self, "optimizer", None)
-        if optimizer is not None and self.built:  # type: ignore[attr-defined]
-            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        if optimizer is not None and self.built:
+            optimizer.build(self.trainable_variables)
 
     def _privacy_state(self) -> dict[str, Any]:
         """Return the arrays that are saved under `_STATE_KEYS`."""
-        run = self._run
-        ledger = run.ledger
-        if self.pledged_ledger is not None:
-            ledger = ledger.union_upward(self.pledged_ledger, same_run=True)
-        rows, noise_multipliers = ledger.to_arrays(MAX_ROWS)
-        identity = np.asarray(run.identity, np.int32)
-        saved = (rows, noise_multipliers, identity, run.included_to_array())
-        state: dict[str, Any] = dict(zip(LEDGER_KEYS, saved, strict=True))
+        ledger = self.privacy_ledger
+        if self.pledged_ledger is not None and ledger.current is not None:
+            ledger = ledger.merge(self.pledged_ledger.owned_by(ledger.current.owner))
         in_run = self._account().is_in_a_run
-        state[DIGESTS_KEY] = weight_digests.to_array(self.weights, in_run)  # type: ignore[attr-defined]
-        return state
+        digests = weight_digests.to_array(self.weights, in_run)
+        return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: digests}
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
         """Include what was saved under `_STATE_KEYS`, if anything was.
@@ -264,20 +277,10 @@ class SavedState(PlainCopy):
         if not state:
             return
         arrays = {key: keras.ops.convert_to_numpy(value) for key, value in state.items()}
-        missing = [key for key in LEDGER_KEYS[:3] if key not in arrays]
-        if missing:
+        if LEDGER_KEY not in arrays:
             raise ValueError(
-                "The privacy ledger is damaged: it lacks "
-                f"{', '.join(map(repr, missing))}. Load another copy of it."
+                f"The privacy ledger is damaged: it lacks {LEDGER_KEY!r}. Load another copy of it."
             )
-        # State trees leave out empty arrays.
-        rows, noise_multipliers, identity, *included = (
-            arrays[key] for key in LEDGER_KEYS if key in arrays
-        )
-        first, second = identity.tolist()
-        run = Run(Ledger.from_arrays(rows, noise_multipliers), (first, second))
-        for each in included:
-            run = run.with_included(each)
-        self._include_loaded(run)
+        self._include_loaded(Ledger.from_array(arrays[LEDGER_KEY]))
         if has_weights:
-            weight_digests.from_array(self.weights, arrays.get(DIGESTS_KEY))  # type: ignore[attr-defined]
+            weight_digests.from_array(self.weights, arrays.get(DIGESTS_KEY))

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -26,9 +26,13 @@ from keras_adaclip.accounting import (
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import Findings
 from keras_adaclip.gradients import Augmentation, GradientPlan
-from keras_adaclip.optimizers import AccountedOptimizer, Run
+from keras_adaclip.optimizers import AccountedOptimizer
 from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
 
+if TYPE_CHECKING:
+    from keras import Model as _MixedIn
+else:
+    _MixedIn = object  # Its subclasses are mixed into a Keras model.
 _ACCOUNT, _STATE = "_keras_adaclip_account", "_keras_adaclip_state"
 _LOADING = "_keras_adaclip_loading"
 
@@ -37,7 +41,7 @@ class LoadedAccount:
     """The ledger of weights that were loaded without an optimizer, empty at first.
 
     Attributes:
-        run: The ledger and its identity.
+        ledger: The ledger.
         used_seeds: Empty, since the seeds of a file belong to another process.
         is_in_a_run: False: no training is under way.
     """
@@ -46,12 +50,12 @@ class LoadedAccount:
     is_in_a_run = False
 
     def __init__(self) -> None:
-        self.run = Run()
+        self.ledger = Ledger()
 
-    def include_run(self, run: Run) -> None:
+    def include_ledger(self, ledger: Ledger) -> None:
         """Raise the ledger to cover another one."""
         AccountedOptimizer.num_inclusions += 1
-        self.run = self.run.union_upward(run)
+        self.ledger = self.ledger.merge(ledger)
 
 
 class Holder:
@@ -76,7 +80,7 @@ class Holder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         account = LoadedAccount()
-        account.run = self._account.run
+        account.ledger = self._account.ledger
         return Holder, (account,)
 
 
@@ -136,7 +140,7 @@ class PrivateState:
     saved_ledger: Any = None
 
 
-class PrivacySpending:
+class PrivacySpending(_MixedIn):
     """The ledger of a private model.
 
     Attributes:
@@ -168,8 +172,13 @@ class PrivacySpending:
 
     @property
     def privacy_ledger(self) -> Ledger:
-        """Everything spent on this model, under every optimizer it was compiled with."""
-        return self._run.ledger
+        """Everything spent on this model and on weights that it shares, with any optimizer."""
+        self._refuse_lost_ledger()
+        ledger: Ledger = self._account().ledger
+        # Another model's training has shaped the weights that it shares with this one.
+        for other in self._other_accounts():
+            ledger = ledger.merge(other.ledger)
+        return ledger
 
     @property
     def used_seeds(self) -> frozenset[int]:
@@ -188,16 +197,6 @@ class PrivacySpending:
         """
         optimizer = getattr(self, "optimizer", None)
         return self._private_state.loaded_account if optimizer is None else optimizer
-
-    @property
-    def _run(self) -> Run:
-        """The ledger and identity of the run, with what others spent on shared weights."""
-        self._refuse_lost_ledger()
-        run: Run = self._account().run
-        # Another model's training has shaped the weights that it shares with this one.
-        for other in self._other_accounts():
-            run = run.union_upward(other.run)
-        return run
 
     def _refuse_lost_ledger(self) -> None:
         """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
@@ -232,7 +231,7 @@ class PrivacySpending:
         Frozen weights count too, since they have learned from private data. Layers remember it for
         weights that replace trained ones, as those of `quantize` do.
         """
-        return [*self.variables, *keras_private.flatten_layers(self)]  # type: ignore[attr-defined]
+        return [*self.variables, *keras_private.flatten_layers(self)]
 
     def _other_accounts(self) -> list[Any]:
         """Return the other holders of ledgers of this model's weights, each once."""
@@ -258,7 +257,7 @@ class PrivacySpending:
         unchanged = self._weights_unchanged()
         if unchanged is False:
             warnings.warn(
-                f"The weights of model {self.name!r} are not those that its private training "  # type: ignore[attr-defined]
+                f"The weights of model {self.name!r} are not those that its private training "
                 "left: something outside of it has changed them. Epsilon covers the training "
                 "alone. It holds for these weights too if the change touched no private data.",
                 stacklevel=2,
@@ -294,7 +293,7 @@ class PrivacySpending:
         Raises:
             OSError: If `model_file` cannot be read.
         """
-        weights = digests_in_words(self.weights, self._weights_unchanged())  # type: ignore[attr-defined]
+        weights = digests_in_words(self.weights, self._weights_unchanged())
         return PrivacyReport.from_ledger(
             self.privacy_ledger,
             delta,
@@ -323,7 +322,7 @@ class PrivacySpending:
             **facts,
             "unit": self.privacy_unit,
             "tuning": self.tuning,
-            "model_name": self.name,  # type: ignore[attr-defined]
+            "model_name": self.name,
             "versions": {
                 **software_versions(),
                 "keras": keras.__version__,
@@ -338,27 +337,26 @@ class PrivacySpending:
 
     def _weights_unchanged(self) -> bool | None:
         """Return whether the weights are those that private training left; None if unknown."""
-        return weights_are_unchanged(self.weights, self._account().is_in_a_run)  # type: ignore[attr-defined]
+        return weights_are_unchanged(self.weights, self._account().is_in_a_run)
 
     def _include_spending_on_shared_weights(self) -> None:
         """Include what other private models have spent on weights that this one shares.
 
-        If two models train the same weights in turns, each includes all that the other has spent:
-        some steps may count twice, none is left out.
+        If two models train the same weights in turns, each includes all that the other has spent.
         """
         self._refuse_lost_ledger()
-        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        optimizer: Any = self.optimizer
         others = self._other_accounts()
         if any(other.is_in_a_run for other in others):
             raise RuntimeError(
-                f"Model {self.name!r} shares weights with a private model whose `fit` is under "  # type: ignore[attr-defined]
+                f"Model {self.name!r} shares weights with a private model whose `fit` is under "
                 "way: neither ledger would hold all that they learn. Train it after that `fit` has "
                 "returned."
             )
         for other in others:
-            optimizer.include_run(other.run)
+            optimizer.include_ledger(other.ledger)
             optimizer.remember_seeds(*other.used_seeds)
-        self._put_on_account(self.trainable_variables)  # type: ignore[attr-defined]
+        self._put_on_account(self.trainable_variables)
 
     def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
         """Link weights and their layers to the holder of this model's ledger."""
@@ -375,12 +373,12 @@ class PrivacySpending:
     def _hand_on_ledger(self, copy: keras.Model) -> None:
         """Link a copy of this model to the ledger as it is now."""
         account = LoadedAccount()
-        account.run = self._run
+        account.ledger = self.privacy_ledger
         for part in (*copy.variables, *keras_private.flatten_layers(copy)):
             keras_private.set_attribute(part, _ACCOUNT, Holder(account))
 
-    def _include_loaded(self, run: Run) -> None:
+    def _include_loaded(self, ledger: Ledger) -> None:
         """Include the ledger of weights that were loaded, and of those that they replaced."""
-        for each in (run, *(other.run for other in self._other_accounts())):
-            self._account().include_run(each)
-        self._put_on_account(self.variables)  # type: ignore[attr-defined]
+        for each in (ledger, *(other.ledger for other in self._other_accounts())):
+            self._account().include_ledger(each)
+        self._put_on_account(self.variables)

@@ -22,8 +22,6 @@ import numpy as np
 
 from keras_adaclip.accounting import Ledger, RandomSelection, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.noise import fresh_key
-from keras_adaclip.optimizers import Run
 from keras_adaclip.sampling import PoissonDataset
 from keras_adaclip.tuners import private_record
 from keras_adaclip.tuners.plan_guard import in_words
@@ -265,11 +263,7 @@ class SearchLoop:
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        own = model.optimizer.run
-        first, second = fresh_key().tolist()
-        included = {**own.included, own.identity: own.ledger}
-        cost = self.bounds.selected(self.selection)
-        model.optimizer.include_run(Run(cost, (first, second), included))
+        model.optimizer.replace_ledger(self.bounds.selected(self.selection))
 
 
 class _BestEpoch(keras.callbacks.EarlyStopping):

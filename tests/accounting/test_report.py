@@ -25,7 +25,7 @@ from keras_adaclip.accounting import (
     gaussian_mu,
     group_epsilon,
     ledger_epsilon,
-    report_text,
+    report_formats,
     report_words,
     rounded_up,
 )
@@ -98,7 +98,7 @@ def test_text_and_markdown_say_the_same(tmp_path):
         assert (tmp_path / f"report{suffix}").read_text(encoding="utf-8") == text
         for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
             assert f"- {line}\n" in text
-    for name, value in report_text.rows(found):
+    for name, value in report_formats.rows(found):
         assert f"| {name} | {value} |" in found.to_markdown()
         assert f"{name:<25}  {value}\n" in str(found)
     assert "person with 2 clients" in str(found)
@@ -130,7 +130,7 @@ def test_the_document_holds_all_of_it_and_loads_nothing(tmp_path):
     page = Page(text)
     for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
         assert line in page.texts
-    for row in report_text.rows(found):
+    for row in report_formats.rows(found):
         assert set(row) <= set(page.texts)
     assert all(f"{name} {version}" in page.text for name, version in found.versions.items())
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object"})
@@ -140,7 +140,7 @@ def test_the_document_holds_all_of_it_and_loads_nothing(tmp_path):
     table = found._repr_html_()
     assert table.startswith("<table>")
     assert set(Page(table).texts) - {"\n"} == {
-        cell for row in report_text.rows(found) for cell in row
+        cell for row in report_formats.rows(found) for cell in row
     }
 
 
@@ -203,9 +203,7 @@ def test_validation_rows_are_not_covered_and_their_number_is_public():
 
 def test_the_words_follow_what_ran():
     quick_report = functools.partial(report, group_sizes=())
-    a_pass = LedgerRow.open(
-        Sampling.PASS, 100, 6_000, noise_multiplier=5.0, steps_per_release=60
-    ).advance(60)
+    a_pass = LedgerRow.open(Sampling.PASS, 100, 6_000, noise_multiplier=5.0).advance(60)
     a_stream = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=50.0).advance(4)
     fixed = LedgerRow.open(Sampling.FIXED, 10, 6_000, noise_multiplier=5.0).advance(4)
     assert "once_per_pass" in str(quick_report(a_pass))

@@ -212,7 +212,7 @@ def test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on(tmp_p
             {
                 "weights": lambda: model.load_weights(path),
                 "tree": lambda: model.set_state_tree(other.get_state_tree()),
-                "run": lambda: model.optimizer.include_run(other.optimizer.run),
+                "run": lambda: model.optimizer.include_ledger(other.optimizer.ledger),
                 "shared": lambda: sharing.load_weights(path),
             }[source]()
 
@@ -230,7 +230,7 @@ def test_steps_that_are_loaded_between_epochs_leave_fewer():
 
     def load(epoch, logs):
         if epoch == 0:
-            model.optimizer.include_run(other.optimizer.run)
+            model.optimizer.include_ledger(other.optimizer.ledger)
 
     loading = keras.callbacks.LambdaCallback(on_epoch_end=load)
     callbacks = [PrivacyCallback(DELTA, target_epsilon=planned(12)), loading]

@@ -84,7 +84,7 @@ def fitted(model, x, *data, **options):
         "steps": spent.steps,
         "epsilon": spent.epsilon,
         "clip_norm": model.optimizer.clip_norm,
-        "identity": model.optimizer.run.identity,
+        "owner": model.privacy_ledger.current.owner,
         **{name: history[name][-1] for name in ("loss", "accuracy")},
     }
 

@@ -79,7 +79,7 @@ def test_four_processes_train_clients_as_one_does(runs, tmp_path):
 )
 def test_processes_have_one_model_one_noise_and_one_ledger(runs, scenario):
     first, second = (each[scenario] for each in runs[1])
-    for name in ("weights", "identity", "steps", "clip_norm"):
+    for name in ("weights", "owner", "steps", "clip_norm"):
         np.testing.assert_array_equal(first[name], second[name])
 
 

@@ -13,11 +13,19 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.__main__ import main
-from keras_adaclip.accounting import PrivacyReport, RandomSelection, read_ledger
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    PrivacyReport,
+    RandomSelection,
+    Sampling,
+    read_ledger,
+)
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 
 DELTA = 1e-3
 LEDGER = "ledger_in_files/vars"
+ROW = LedgerRow.open(Sampling.POISSON, 25, 100, noise_multiplier=1.0).advance(5)
 
 
 @pytest.fixture(scope="module")
@@ -242,18 +250,21 @@ def with_weights(change):
     return write
 
 
-def with_rows(rows, noise=1.0):
+def with_row(**columns):
+    """A file whose row is changed in some columns."""
+    names = ("kind", "batch", "examples", "most", "noise", "first", "second")
+    names += ("steps_per_release", "steps", "releases", "free_steps")
+    row = dict(zip(names, ROW.to_integers().tolist(), strict=True)) | columns
+
     def change(file):
-        file[f"{LEDGER}/privacy_ledger_rows"] = np.asarray(rows)
-        file[f"{LEDGER}/privacy_ledger_noise"] = np.full(len(rows), noise, "float32")
+        file[f"{LEDGER}/privacy_ledger"] = np.asarray([[*row.values()]])
 
     return with_weights(change)
 
 
 def with_facts(numbers):
     def change(file):
-        file[f"{LEDGER}/privacy_ledger_rows"] = np.asarray([[1, 25, 100, 1, 5, 5, 1]])
-        file[f"{LEDGER}/privacy_ledger_noise"] = np.ones(1, "float32")
+        file[f"{LEDGER}/privacy_ledger"] = Ledger((ROW,)).to_array()
         file[f"{LEDGER}/privacy_facts"] = np.asarray(numbers, "uint8")
 
     return with_weights(change)
@@ -261,20 +272,20 @@ def with_facts(numbers):
 
 @with_weights
 def with_link(file):
-    file[f"{LEDGER}/privacy_ledger_rows"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
+    file[f"{LEDGER}/privacy_ledger"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
 
 
 @with_weights
 def with_virtual_data(file):
-    layout = h5py.VirtualLayout(shape=(1, 7), dtype="int32")
-    layout[:] = h5py.VirtualSource("/etc/elsewhere.h5", "rows", shape=(1, 7))
-    file.create_virtual_dataset(f"{LEDGER}/privacy_ledger_rows", layout)
+    layout = h5py.VirtualLayout(shape=(1, 11), dtype="int32")
+    layout[:] = h5py.VirtualSource("/etc/elsewhere.h5", "rows", shape=(1, 11))
+    file.create_virtual_dataset(f"{LEDGER}/privacy_ledger", layout)
 
 
 @with_weights
 def with_large_chunk(file):
-    options = {"maxshape": (None, 7), "chunks": (1 << 20, 7), "compression": "gzip"}
-    file.create_dataset(f"{LEDGER}/privacy_ledger_rows", (1, 7), dtype="int64", **options)
+    options = {"maxshape": (None, 11), "chunks": (1 << 20, 11), "compression": "gzip"}
+    file.create_dataset(f"{LEDGER}/privacy_ledger", (1, 11), dtype="int64", **options)
 
 
 def with_compressed_zeros(path):
@@ -303,7 +314,7 @@ def test_one_large_value_that_a_small_file_repeats_is_not_read(model, tmp_path, 
 
 
 def with_shape(*options):
-    return with_weights(lambda file: file.create_dataset(f"{LEDGER}/privacy_ledger_rows", *options))
+    return with_weights(lambda file: file.create_dataset(f"{LEDGER}/privacy_ledger", *options))
 
 
 FILES = {
@@ -315,13 +326,13 @@ FILES = {
     "virtual": (with_virtual_data, "no privacy ledger"),
     "large chunk": (with_large_chunk, "not in chunks"),
     "compressed": (with_compressed_zeros, "must not be compressed"),
-    "huge": (with_shape((10**9, 7), "int32"), "damaged.*Received: 7000000000 values"),
-    "text": (with_shape((2, 7), "S3"), "values of type"),
-    "batch": (with_rows([[1, 256, 100, 1, 5, 5, 1]]), "must not exceed"),
-    "noise": (with_rows([[1, 25, 100, 1, 5, 5, 1]], -1.0), "not be negative"),
+    "huge": (with_shape((10**9, 11), "int32"), "damaged.*Received: 11000000000 values"),
+    "text": (with_shape((2, 11), "S3"), "values of type"),
+    "batch": (with_row(batch=256), "must not exceed"),
+    "noise": (with_row(noise=int(np.float32(-1.0).view(np.int32))), "not be negative"),
     "facts": (with_facts([0xFF]), "must be the facts of a model"),
     "other facts": (with_facts(list(b'{"versions": {}}')), "must be the facts of a model"),
-    "shape": (with_rows([[1, 2]]), "must have the shapes"),
+    "shape": (with_row(further=1), "must have the shape"),
 }
 
 

@@ -1,9 +1,18 @@
-"""A privacy report as text and as Markdown, and what every format of it shows."""
+"""A privacy report as text, as Markdown, and as a document of HTML: the same facts in each.
 
+The document is one file, which loads nothing and runs nothing. It prints on two pages of A4 if few
+mechanisms ran.
+"""
+
+import html
+import importlib.resources
+import math
+from string import Template
 from typing import TYPE_CHECKING
 
 from keras_adaclip.accounting.epsilon import relation_in_words, rounded_up
 from keras_adaclip.accounting.events import REPLACE_ONE
+from keras_adaclip.accounting.report_words import best_guess, percent
 
 if TYPE_CHECKING:
     from keras_adaclip.accounting.report import PrivacyReport
@@ -28,6 +37,45 @@ def as_markdown(report: "PrivacyReport") -> str:
     head = ["# Privacy report", "", "| | |", "| --- | --- |"]
     lists = _lists(report, "## {}\n\n").translate(_IN_MARKDOWN)
     return "\n".join([*head, *table, "", lists])
+
+
+def as_document(report: "PrivacyReport") -> str:
+    """The report as a document."""
+    lists = [
+        f"<h2>{html.escape(title)}</h2>\n<ul>\n"
+        + "\n".join(f"<li>{html.escape(each)}</li>" for each in texts)
+        + "\n</ul>"
+        for title, texts in titled_lists(report).items()
+    ]
+    unit = html.escape(report.unit)
+    epsilon = "is infinite" if math.isinf(report.epsilon) else f"≤ {rounded_up(report.epsilon)}"
+    guess = best_guess(report.epsilon, report.delta) if report.mechanisms else 0.5
+    template = importlib.resources.files("keras_adaclip.accounting").joinpath("report.html")
+    return Template(template.read_text(encoding="utf-8")).substitute(
+        model=html.escape(report.model_name),
+        date=html.escape(report.date.replace("T", " ").replace("+00:00", " UTC")),
+        verdict=f"Epsilon {epsilon} at delta = {report.delta:g}, for one {unit}",
+        guess=percent(guess),
+        guess_width=f"{200 * (guess - 0.5):.1f}",
+        unit=unit,
+        lists="\n".join(lists),
+        numbers=as_table(numbers(report)),
+        facts=as_table(facts(report)),
+        identity=as_table([*identity(report), ("made with", software(report))]),
+    )
+
+
+def as_table(rows: Rows) -> str:
+    """Names and values as a table.
+
+    Args:
+        rows: The names and values, not escaped.
+    """
+    cells = [
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        for name, value in rows
+    ]
+    return "\n".join(["<table>", *cells, "</table>"])
 
 
 def rows(report: "PrivacyReport") -> Rows:
@@ -66,7 +114,7 @@ def facts(report: "PrivacyReport") -> Rows:
         ("unit", report.unit),
         ("neighbouring data sets", relation_in_words(report.neighboring_relation)),
         ("steps", f"{report.steps:,}"),
-        *(("mechanism", mechanism.in_words(report.unit)) for mechanism in report.mechanisms),
+        *(("mechanism", str(mechanism)) for mechanism in report.mechanisms),
         *((name, _line(getattr(report, name))) for name in ("clipping", "seeds", "tuning")),
     ]
 
