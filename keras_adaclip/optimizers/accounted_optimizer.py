@@ -18,7 +18,6 @@ from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
 from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Sampling, Unit
 from keras_adaclip.optimizers.ledger_state import LedgerState
-from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
 _DEFAULT_BATCH_SIZE = 32
@@ -208,6 +207,15 @@ class AccountedOptimizer(WrappingOptimizer):
             delta: the delta of a `PrivacyCallback` of the run, None without.
         """
 
+    @property
+    def plans_steps(self) -> bool:
+        """Whether the inner optimizer plans its steps, and takes the noise of each gradient.
+
+        It has methods `begin(num_steps)` and `apply_noised(gradients, stddevs, variables)`, as
+        `PlannedMomentum` has.
+        """
+        return hasattr(self.inner_optimizer, "apply_noised")
+
     def begin_plan(self, num_steps: int | None) -> None:
         """Begin the steps of a `fit`.
 
@@ -217,11 +225,11 @@ class AccountedOptimizer(WrappingOptimizer):
         Raises:
             ValueError: If the inner optimizer needs the noise of each gradient, which is not known.
         """
-        if isinstance(self.inner_optimizer, PlannedMomentum):
+        if self.plans_steps:
             raise ValueError(
-                "`PlannedMomentum` takes its step from the noise of each gradient, which "
-                f"`{type(self).__name__}` does not know. Give it to a `DPOptimizer`, or choose "
-                "another optimizer."
+                f"`{type(self.inner_optimizer).__name__}` takes its step from the noise of each "
+                f"gradient, which `{type(self).__name__}` does not know. Give it to a "
+                "`DPOptimizer`, or choose another optimizer."
             )
 
     def refuse_single_steps(self) -> None:
@@ -230,10 +238,11 @@ class AccountedOptimizer(WrappingOptimizer):
         Raises:
             ValueError: If it plans the steps of a whole `fit`.
         """
-        if isinstance(self.inner_optimizer, PlannedMomentum):
+        if self.plans_steps:
             raise ValueError(
-                "`PlannedMomentum` plans the steps of a whole `fit`, and a single batch has no "
-                "plan. Train with `fit`, or give another optimizer for `train_on_batch`."
+                f"`{type(self.inner_optimizer).__name__}` plans the steps of a whole `fit`, and a "
+                "single batch has no plan. Train with `fit`, or give another optimizer for "
+                "`train_on_batch`."
             )
 
     @property

@@ -24,7 +24,6 @@ from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
 from keras_adaclip.optimizers.clip_state import ClipState
 from keras_adaclip.optimizers.noise_state import NoiseState
-from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 
 Tensor = Any
 
@@ -166,7 +165,7 @@ class DPOptimizer(AccountedOptimizer):
             pairs = zip(gradients, grads.public_gradients, strict=True)
             gradients = [private + public for private, public in pairs]
         inner = self.inner_optimizer
-        if isinstance(inner, PlannedMomentum):
+        if self.plans_steps:
             inner.apply_noised(gradients, mean_stddevs, trainable_variables)
         else:
             inner.apply(backend.shares_of_replica(gradients), trainable_variables)
@@ -181,26 +180,26 @@ class DPOptimizer(AccountedOptimizer):
             num_steps: their number; None if it is not known.
 
         Raises:
-            ValueError: If a `PlannedMomentum` has no noise to take its step from, or no number of
-                steps to plan.
+            ValueError: If an inner optimizer that plans its steps has no noise to take them from,
+                or no number of steps.
         """
-        if not isinstance(self.inner_optimizer, PlannedMomentum):
+        if not self.plans_steps:
             return
+        name = f"`{type(self.inner_optimizer).__name__}`"
         if num_steps is None:
             raise ValueError(
-                "`PlannedMomentum` plans its step for all steps of a run, and their number cannot "
-                "be known from these data. Give `fit(steps_per_epoch=...)`, or choose another "
-                "optimizer."
+                f"{name} plans its step for all steps of a run, and their number cannot be known "
+                "from these data. Give `fit(steps_per_epoch=...)`, or choose another optimizer."
             )
         if self.open_row.noise_multiplier == 0.0:
             raise ValueError(
-                "`PlannedMomentum` takes its step from the noise of each gradient, and there is "
-                "none. Give a positive `noise_multiplier`, or choose another optimizer. "
+                f"{name} takes its step from the noise of each gradient, and there is none. Give a "
+                "positive `noise_multiplier`, or choose another optimizer. "
                 "Received: noise_multiplier=0.0"
             )
         if type(self.clipping).gradients is not ClippingStrategy.gradients:
             raise ValueError(
-                "`PlannedMomentum` takes its step from the noise of each gradient, and "
+                f"{name} takes its step from the noise of each gradient, and "
                 f"`{type(self.clipping).__name__}` rescales gradients after their noise. Choose "
                 "another way to clip, or another optimizer."
             )

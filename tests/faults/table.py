@@ -391,7 +391,7 @@ optimizers/test_ledger_state.py::TestLedgers
 + row = row.emptied()
 # layers of a loaded model forget its ledger | training/spending.py
 models/test_saving.py::test_layers_of_a_loaded_model_bring_its_ledger
--         self._put_on_account(self.variables)  # type: ignore[attr-defined]
+-         self._put_on_account(self.variables)
 # weights that moved outside pass for trained ones | training/weight_digests.py
 models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
 -     return None if now == UNKNOWN else now == digest
@@ -765,7 +765,7 @@ optimizers/test_auto_dp_optimizer.py::test_a_part_of_the_plan_that_is_given_is_u
 + callbacks = given
 # single batches spend beyond the target of a plan | models/private_training.py
 optimizers/test_auto_dp_optimizer.py::test_a_spent_budget_is_refused_and_nothing_is_trained
-- self.optimizer.refuse_single_steps()  # type: ignore[attr-defined]
+- self.optimizer.refuse_single_steps()
 + pass
 # a plan is made for another delta | optimizers/auto_dp_optimizer.py
 optimizers/test_auto_dp_optimizer.py::test_the_delta_of_a_callback_is_that_of_the_plan
