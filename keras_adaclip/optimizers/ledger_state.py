@@ -32,7 +32,7 @@ class LedgerState:
         self.is_open = False
         self._owner = _new_owner()
         self.variable = add_variable("ledger_row", self._first_row().to_integers())
-        # The ledger at the latest change by the host; later steps are in the variable alone.
+        # The ledger when the host last saw it; later steps are in the variable alone.
         self._known = Ledger()
 
     def count_step(self) -> None:
@@ -61,7 +61,8 @@ class LedgerState:
         """Return all rows with at least one step, and the current row if it was opened."""
         current = self.current_row()
         rows = (current,) if self.is_open or current.steps > 0 else ()
-        return Ledger(rows).merge(self._known)
+        self._known = Ledger(rows).merge(self._known)
+        return self._known
 
     def open(self, row: LedgerRow) -> LedgerRow:
         """Make `row` the current row, or continue the one of its mechanism.
@@ -69,9 +70,12 @@ class LedgerState:
         Returns:
             The current row, at the start of a release.
         """
-        self._known = self.read()
+        row = dataclasses.replace(row, owner=self._owner)
+        known = (each for each in self.read().rows if each.key == row.key)
+        row = next(known, row.emptied()).begin_segment()
+        self.variable.assign(row.to_integers())
         self.is_open = True
-        return self._continue(dataclasses.replace(row, owner=self._owner))
+        return row
 
     def close(self) -> None:
         """Close the current row; a later step counts as a full release."""
@@ -81,15 +85,11 @@ class LedgerState:
     def include(self, other: Ledger) -> None:
         """Raise the ledger to cover another one; it is never lowered."""
         self._known = self.read().merge(other)
-        current = self.current_row()
-        known = (row for row in self._known.rows if row.key == current.key)
-        if any(current.at_least(row) is not current for row in known):
-            self._continue(current)
 
     def renew_owner(self) -> None:
         """Count later steps under another owner, as another process does.
 
-        What the host knew is a state of the old one, whichever process ran steps since. Those steps
+        What the host saw is a state of the old one, whichever process ran steps since. Those steps
         are counted under the new owner.
         """
         current = self.current_row()
@@ -107,13 +107,6 @@ class LedgerState:
         """Set the ledger to one whose cost contains that of all steps so far."""
         self._known, self._owner, self.is_open = other, _new_owner(), False
         self.variable.assign(self._first_row().to_integers())
-
-    def _continue(self, row: LedgerRow) -> LedgerRow:
-        """Count in the row of this owner and mechanism, behind all of its known steps."""
-        known = (each for each in self._known.rows if each.key == row.key)
-        row = next(known, row.emptied()).begin_segment()
-        self.variable.assign(row.to_integers())
-        return row
 
     def _first_row(self) -> LedgerRow:
         """Return the row before any is opened, in which a step is a release without noise."""
