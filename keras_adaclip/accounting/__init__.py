@@ -42,6 +42,7 @@ from keras_adaclip.accounting.events import require_truncation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
+from keras_adaclip.accounting.mechanism import Mechanism
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import (
     NO_TUNING,

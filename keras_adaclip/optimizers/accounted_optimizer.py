@@ -16,7 +16,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
-from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Sampling, Unit
+from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Mechanism, Sampling
 from keras_adaclip.optimizers.ledger_state import LedgerState
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
@@ -24,27 +24,24 @@ _DEFAULT_BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """The facts of a run of steps that the ledger records, besides the noise.
+class RunSettings(Mechanism):
+    """The facts of a run of steps that the ledger records.
 
     Args:
-        sampling: How the units are sampled.
-        expected_batch_size: Expected number of units in a step, the divisor of the noised sum.
-        num_examples: Number of units in the data set, 0 if unknown.
+        noise_multiplier: That of the optimizer, which is not known here, is put in its place.
         steps_per_epoch: Steps in an epoch, for schedules; None if unknown.
         noise_scale: Factor of the noise multiplier in this run. The row counts the product, which
             is what is drawn.
-        unit: The unit of privacy.
-        max_batch_size: Most units in a step of truncated Poisson sampling, 0 otherwise.
     """
 
-    sampling: Sampling
-    expected_batch_size: int
-    num_examples: int
+    noise_multiplier: float = 0.0
     steps_per_epoch: int | None = None
     noise_scale: float = 1.0
-    unit: Unit = Unit.EXAMPLE
-    max_batch_size: int = 0
+
+    def row(self, noise_multiplier: float) -> LedgerRow:
+        """Return the row that counts steps, with the noise multiplier of the optimizer."""
+        facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(Mechanism)}
+        return LedgerRow(**{**facts, "noise_multiplier": noise_multiplier * self.noise_scale})
 
 
 class AccountedOptimizer(WrappingOptimizer):
@@ -421,23 +418,16 @@ class AccountedOptimizer(WrappingOptimizer):
         return int(backend.array_of(self.iterations))
 
     def _noise_multiplier_at(self, step: int, steps_per_epoch: int | None) -> float:
-        """Return the total noise multiplier of the epoch that begins with `step`, as float32."""
+        """Return the optimizer's noise multiplier in the epoch that begins with `step`."""
         value = self._noise_multiplier
         if isinstance(value, schedules.Schedule):
             value = check_noise_multiplier_or_schedule(value.value_at(step, steps_per_epoch))
-        return float(np.float32(value * self._run_settings.noise_scale))
+        return value
 
     def _row_at(self, step: int, settings: RunSettings | None = None) -> LedgerRow:
         """Return the row of an epoch of a run, by default the current, that begins with a step."""
         settings = settings or self._run_settings
-        return LedgerRow.open(
-            settings.sampling,
-            settings.expected_batch_size,
-            settings.num_examples,
-            noise_multiplier=self._noise_multiplier_at(step, settings.steps_per_epoch),
-            unit=settings.unit,
-            max_batch_size=settings.max_batch_size,
-        )
+        return settings.row(self._noise_multiplier_at(step, settings.steps_per_epoch))
 
 
 def _behind(before: LedgerRow, row: LedgerRow, is_pass: bool) -> LedgerRow:
