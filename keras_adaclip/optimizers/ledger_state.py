@@ -105,7 +105,8 @@ class LedgerState:
 
     def replace(self, other: Ledger) -> None:
         """Set the ledger to one whose cost contains that of all steps so far."""
-        self._known, self._owner, self.is_open = other, _new_owner(), False
+        self._known, self._owner = other.owned_by(_new_owner()), _new_owner()
+        self.is_open = False
         self.variable.assign(self._first_row().to_integers())
 
     def _first_row(self) -> LedgerRow:

@@ -55,11 +55,12 @@ def test_numbers_are_those_of_the_ledger():
 def test_every_mechanism_that_ran_is_listed():
     idle = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=1.0)
     found = report(POISSON, SHUFFLED, idle)
-    poisson, shuffled = found.mechanisms
-    assert (poisson.sampling, poisson.steps, poisson.releases) == ("poisson", 60, 60)
-    assert poisson.sampling_probability == 256 / 6_000
-    assert (shuffled.sampling, shuffled.steps, shuffled.releases) == ("shuffle", 61, 2)
-    assert shuffled.sampling_probability is None
+    names = ("sampling", "sampling_probability", "steps", "releases")
+    poisson, shuffled = (
+        tuple(row[name] for name in names) for row in found.to_dict()["mechanisms"]
+    )
+    assert poisson == ("poisson", 256 / 6_000, 60, 60)
+    assert shuffled == ("shuffle", None, 61, 2)
     assert found.neighboring_relation == "zero_out"
     assert "61 steps, batches of 100 of 6,000, z = 5, 2 releases" in found.to_text()
 
