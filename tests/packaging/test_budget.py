@@ -20,28 +20,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_279, 21),
-    "federated": (2_279, 22),
+    "federated": (2_278, 22),
+    "accounting": (2_079, 19),
     "gradients": (1_912, 25),
-    "training": (1_615, 11),
+    "training": (1_610, 11),
     "backend": (1_539, 17),
     "examination": (1_335, 9),
-    "tuners": (1_227, 11),
-    "optimizers": (1_192, 10),
-    "sampling": (839, 10),
+    "tuners": (1_221, 11),
+    "optimizers": (1_091, 9),
+    "sampling": (833, 10),
     "clipping": (661, 14),
-    "models": (662, 6),
+    "models": (660, 6),
     "integrations": (595, 9),
-    ".": (521, 7),
-    "callbacks": (427, 6),
+    ".": (515, 7),
+    "callbacks": (426, 6),
     "plots": (389, 6),
     "audit": (376, 5),
     "schedules": (189, 7),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_760
+LINES_OF_TESTS = 27_745
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (59, 660), "in a step": (41, 230)}
+EXECUTED = {"before the first step": (58, 656), "in a step": (40, 227)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
