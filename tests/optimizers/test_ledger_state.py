@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers.ledger_state import LedgerState
@@ -179,8 +185,10 @@ class Ledgers(RuleBasedStateMachine):
         assert state["ledger"].read().steps == len(state["past"])
 
 
-TestLedgers = Ledgers.TestCase
-TestLedgers.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+def test_no_sequence_of_events_loses_a_step_or_counts_it_twice():
+    run_state_machine_as_test(
+        Ledgers, settings=settings(max_examples=60, stateful_step_count=20, deadline=None)
+    )
 
 
 def test_a_fork_in_the_middle_of_a_fit_counts_its_own_steps_under_a_number_of_its_own():

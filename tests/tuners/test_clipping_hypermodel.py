@@ -86,7 +86,7 @@ def test_every_trial_spends_the_target_at_its_batch_size(tmp_path):
         epsilon = ledger_epsilon(ledger, DELTA, "rdp")
         assert 0.99 * TARGET < epsilon <= TARGET
         assert {row.expected_batch_size for row in ledger} == {trial.hyperparameters["batch_size"]}
-        assert space.privacy_plan(trial.hyperparameters).rows == ledger.rows
+        assert list(space.privacy_plan(trial.hyperparameters)) == list(ledger)
         assert ledger.promised_delta == DELTA
         # Each trial has copies of the callbacks, which begin anew.
         assert trial.metrics.get_history("epsilon")[0].mean() <= epsilon
