@@ -9,16 +9,11 @@ import numpy as np
 from keras_adaclip._checks import check_positive
 
 # The colours of Okabe and Ito, which colour-blind readers tell apart.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
-_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Dots per inch of a figure, unless the caller says otherwise.
 DPI = 120
 # Above this factor small norms could not be told apart on a linear axis.
 _WIDE = 10.0
-# Curves of so few points are drawn with dots, and a curve of one point is seen.
-_FEW = 20
-# Part of the height that a legend of two lines takes.
-_ROOM = 0.22
 
 
 class Canvas:
@@ -53,9 +48,8 @@ class Canvas:
         self._dpi = check_positive("dpi", dpi)
         self.is_new = ax is None
         if self.is_new:
-            size = (width * len(names), 3.4)
-            self.figure: Any = Figure(figsize=size, dpi=self._dpi, layout="constrained")
-            ax = self.figure.subplots(1, len(names))
+            figure = Figure((width * len(names), 3.4), self._dpi, layout="constrained")
+            ax = figure.subplots(1, len(names))
         self.axes = list(np.ravel(np.asarray(ax, object)))
         if strangers := [each for each in self.axes if not isinstance(each, Axes)]:
             raise TypeError(
@@ -69,7 +63,7 @@ class Canvas:
                 f"Received: ax with {len(self.axes)} axes"
             )
         # The axes of a subfigure belong to the canvas of the whole figure.
-        self.figure = self.axes[0].figure.canvas.figure
+        self.figure: Any = self.axes[0].figure.canvas.figure
 
     def finish(self, path: str | Path | None, title: str | None, default: str) -> Any:
         """Return the figure with its title, written to its file.
@@ -89,49 +83,12 @@ class Canvas:
         return self.figure
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """Return colour and dashes of the curve with a number, from 0, as arguments of matplotlib."""
-    dashes, colour = divmod(number, len(_COLOURS))
-    return {"color": _COLOURS[colour], "linestyle": ("-", "--", ":")[dashes % 3], "linewidth": 2}
-
-
-def draw_curve(axes: Any, x: Any, y: Any, words: str, colour: str, **style: Any) -> None:
-    """Draw a curve, with dots if it has few points.
-
-    Args:
-        axes: The axes.
-        x: The horizontal coordinates.
-        y: The vertical coordinates.
-        words: The name of the curve in the legend.
-        colour: Its colour.
-        **style: Further arguments of matplotlib.
-    """
-    dots = {"marker": "o", "markersize": 4} if len(x) <= _FEW else {}
-    axes.plot(x, y, label=words, color=colour, **{"linewidth": 2, **dots, **style})
-
-
-def label(axes: Any, x: str, y: str, *, integers: bool = True, is_crowded: bool = False) -> None:
-    """Label the axes of a panel, draw its grid, and a legend if it has several series.
-
-    Args:
-        axes: The axes.
-        x: The label of the horizontal axis.
-        y: The label of the vertical axis.
-        integers: Whether the horizontal axis counts.
-        is_crowded: Whether points are everywhere, so that the legend needs room above them.
-    """
+def label(axes: Any, x: str, y: str) -> None:
+    """Label the axes of a panel, whose horizontal axis counts, and draw its grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.3)
-    if integers:
-        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-    place = {}
-    if is_crowded:
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + _ROOM * (high - low))
-        place = {"loc": "upper left", "ncols": 2}
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", **place)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def scale_norms(axes: Any, norms: np.ndarray) -> None:

@@ -6,18 +6,12 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import accounting
-from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
-from keras_adaclip.plots.canvas import (
-    BLUE,
-    DPI,
-    GREEN,
-    GREY,
-    ORANGE,
-    Canvas,
-    draw_curve,
-    label,
-    scale_norms,
-)
+from keras_adaclip._checks import check_between_0_and_1, check_positive
+from keras_adaclip.plots.canvas import COLOURS, DPI, Canvas, label, scale_norms
+
+_BLUE, _ORANGE, _GREEN, *_ = COLOURS
+# Curves of so few points are drawn with dots, and a curve of one point is seen.
+_FEW = 20
 
 
 def history(
@@ -64,31 +58,28 @@ def history(
     """
     values = getattr(history, "history", history)
     values = {name: list(curve) for name, curve in values.items() if len(curve) > 0}
-    given = {"delta": delta, "target_epsilon": target_epsilon}
-    if "epsilon" not in values and any(value is not None for value in given.values()):
+    if "epsilon" not in values and (delta, target_epsilon) != (None, None):
         raise ValueError(
             "Arguments `delta` and `target_epsilon` are about epsilon, which the history does not "
             "have. Train with a `keras_adaclip.callbacks.PrivacyCallback` among the callbacks. "
             f"Received: delta={delta}, target_epsilon={target_epsilon}"
         )
     known = getattr(history, "params", None) or {}
-    given = {name: known.get(name) if value is None else value for name, value in given.items()}
-    delta = optional(check_between_0_and_1, "delta", given["delta"])
-    target = optional(check_positive, "target_epsilon", given["target_epsilon"])
+    delta = known.get("delta") if delta is None else check_between_0_and_1("delta", delta)
+    target = known.get("target_epsilon") if target_epsilon is None else target_epsilon
     at_delta = "" if delta is None else f" at delta {delta:.3g}"
-    scores = [name for name in values if "accuracy" in name and not name.startswith("val_")]
-    score = [*scores, "loss"][0]
+    score = next((name for name in values if "accuracy" in name and name[:4] != "val_"), "loss")
     # The label of each panel, with the name, label and colour of its curves.
     layout = {
         score.replace("_", " "): [
-            (score, "training (not private)", BLUE),
-            (f"val_{score}", "validation", ORANGE),
+            (score, "training (not private)", _BLUE),
+            (f"val_{score}", "validation", _ORANGE),
         ],
         f"epsilon{at_delta}": [
-            ("epsilon", "at most, by the accountant", GREEN),
-            ("audit_epsilon", "at least, by the audit", ORANGE),
+            ("epsilon", "at most, by the accountant", _GREEN),
+            ("audit_epsilon", "at least, by the audit", _ORANGE),
         ],
-        "clipping norm (L2)": [("clip_norm", "clip norm", GREEN)],
+        "clipping norm (L2)": [("clip_norm", "clip norm", _GREEN)],
     }
     layout = {name: curves for name, curves in layout.items() if curves[0][0] in values}
     if not layout:
@@ -97,18 +88,23 @@ def history(
     canvas = Canvas(list(layout), ax, dpi)
     for axes, (name, curves) in zip(canvas.axes, layout.items(), strict=True):
         for key, words, colour in curves:
-            if key in values:
+            if curve := values.get(key):
                 # Fewer values than epochs come from `validation_freq`.
-                epochs = np.arange(1, len(values[key]) + 1) * (num_epochs // len(values[key]))
-                draw_curve(axes, epochs, values[key], words, colour)
-        first = curves[0][0]
-        if first == "epsilon":
+                epochs = np.arange(1, len(curve) + 1) * (num_epochs // len(curve))
+                marker = "o" if len(curve) <= _FEW else None
+                axes.plot(
+                    epochs, curve, label=words, color=colour, linewidth=2, marker=marker, ms=4
+                )
+        if curves[0][0] == "epsilon":
             if target is not None:
-                axes.axhline(target, label=f"target: {target:g}", color=GREY, linestyle="--")
+                words = f"target: {check_positive('target_epsilon', target):g}"
+                axes.axhline(target, label=words, color="grey", linestyle="--")
             axes.set_ylim(bottom=0.0)
-        elif first == "clip_norm":
-            scale_norms(axes, np.asarray(values[first]))
+        elif curves[0][0] == "clip_norm":
+            scale_norms(axes, np.asarray(values["clip_norm"]))
         label(axes, "epoch", name)
+        if len(axes.lines) > 1:
+            axes.legend(fontsize="small", framealpha=0.8, edgecolor="none")
     default = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
     if "epsilon" in values:
         default += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import schedules
-from keras_adaclip.plots.canvas import DPI, Canvas, label, line_style, scale_norms
+from keras_adaclip.plots.canvas import COLOURS, DPI, Canvas, label, scale_norms
 from keras_adaclip.schedules import PiecewiseConstant, Schedule
 
 
@@ -61,9 +61,14 @@ def thresholds(
     """
     if not methods:
         raise ValueError("There is no method to draw: argument `methods` is empty.")
-    given = {name: _schedule_or_runs(name, method) for name, method in methods.items()}
-    if steps_per_epoch is None:
-        steps_per_epoch = next(filter(None, map(_steps_per_epoch, methods.values())), None)
+    listed = {
+        name: list(each) if isinstance(each, list | tuple) else [each]
+        for name, each in methods.items()
+    }
+    given = {name: _schedule_or_runs(name, methods[name], runs) for name, runs in listed.items()}
+    if steps_per_epoch is None:  # Keras's `History` knows it.
+        params = [getattr(run, "params", None) or {} for runs in listed.values() for run in runs]
+        steps_per_epoch = next(filter(None, (each.get("steps") for each in params)), None)
     if epochs is None:
         epochs = max(map(_num_epochs, given.values()))
     if epochs < 1:
@@ -72,17 +77,16 @@ def thresholds(
     (axes,) = canvas.axes
     drawn = []
     for number, (name, method) in enumerate(given.items()):
-        style = line_style(number)
+        dashes, place = divmod(number, len(COLOURS))
         if isinstance(method, Schedule):
             at, norms = _curve(name, method, epochs, steps_per_epoch)
-            axes.plot(at, norms, label=name, **style)
         else:
             length = min(map(len, method))
-            at, norms = np.arange(1, length + 1), np.array([run[:length] for run in method])
-            axes.plot(at, norms.mean(axis=0), label=name, **style)
-            if len(method) > 1:
-                band = (norms.min(axis=0), norms.max(axis=0))
-                axes.fill_between(at, *band, color=style["color"], alpha=0.2, linewidth=0)
+            at, norms = np.arange(1.0, length + 1), np.array([run[:length] for run in method])
+        colour, band = COLOURS[place], (norms.min(axis=0), norms.max(axis=0))
+        axes.fill_between(at, *band, color=colour, alpha=0.2, linewidth=0)
+        style = {"color": colour, "linestyle": ("-", "--", ":")[dashes % 3], "linewidth": 2}
+        axes.plot(at, norms.mean(axis=0), label=name, **style)
         drawn.append(norms.ravel())
     scale_norms(axes, np.concatenate(drawn))
     label(axes, "epochs of training", "clipping norm (L2)")
@@ -92,30 +96,19 @@ def thresholds(
     return canvas.finish(path, title, "Clipping norms")
 
 
-def _schedule_or_runs(name: str, method: Any) -> Schedule | list[np.ndarray]:
+def _schedule_or_runs(name: str, method: Any, runs: list[Any]) -> Schedule | list[np.ndarray]:
     """Return the schedule of a method, or the norms of each of its runs, epoch by epoch."""
-    runs = [getattr(each, "history", each) for each in _listed(method)]
-    if runs and all(isinstance(run, Mapping) for run in runs):
-        if not all(len(run.get("clip_norm", ())) for run in runs):
+    histories = [getattr(each, "history", each) for each in runs]
+    if histories and all(isinstance(each, Mapping) for each in histories):
+        if not all(len(each.get("clip_norm", ())) for each in histories):
             raise ValueError(
                 f"The history of {name!r} has no 'clip_norm'. Train with a "
                 "`keras_adaclip.callbacks.ClippingMonitor` among the callbacks."
             )
-        return [np.asarray(run["clip_norm"], np.float64) for run in runs]
+        return [np.asarray(each["clip_norm"], np.float64) for each in histories]
     if isinstance(method, Sequence | np.ndarray) and not isinstance(method, str):
         return PiecewiseConstant(np.asarray(method, np.float64).tolist())
     return schedules.get(method)
-
-
-def _listed(method: Any) -> list[Any]:
-    """Return the runs of a method; a single run is a list of one."""
-    return list(method) if isinstance(method, list | tuple) else [method]
-
-
-def _steps_per_epoch(method: Any) -> int | None:
-    """Return the steps of an epoch of a run, which Keras's `History` knows."""
-    params = (getattr(each, "params", None) or {} for each in _listed(method))
-    return next(filter(None, (each.get("steps") for each in params)), None)
 
 
 def _num_epochs(method: Schedule | list[np.ndarray]) -> int:
@@ -128,7 +121,7 @@ def _num_epochs(method: Schedule | list[np.ndarray]) -> int:
 def _curve(
     name: str, schedule: Schedule, epochs: int, steps_per_epoch: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the norms of a schedule at the first and the last step of each epoch."""
+    """Return epochs, and norms of shape `(1, 2 * epochs)`: at the first and last step of each."""
     steps_per_epoch = getattr(schedule, "steps_per_epoch", None) or steps_per_epoch
     if steps_per_epoch is None:
         if not schedule.needs_steps_per_epoch:
@@ -140,4 +133,4 @@ def _curve(
     first = np.arange(epochs) * steps_per_epoch
     steps = np.stack([first, first + steps_per_epoch - 1], axis=1).ravel()
     norms = [schedule.value_at(int(step), steps_per_epoch) for step in steps]
-    return np.repeat(np.arange(epochs + 1.0), 2)[1:-1], np.array(norms)
+    return np.repeat(np.arange(epochs + 1.0), 2)[1:-1], np.array([norms])

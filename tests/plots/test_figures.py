@@ -1,4 +1,4 @@
-"""Figures of runs, audits, searches, clipping norms, and of epsilon over delta and epochs."""
+"""Figures of runs and of the clipping norms of several methods."""
 
 import functools
 import sys
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, ledger_epsilon
 
 pytest.importorskip("matplotlib")
 
@@ -77,12 +76,6 @@ LOGS = {"clip_norm": [0.5, 0.6], "unclipped_fraction": [0.2, 0.6]}
 # Each function, its arguments, its number of panels, and its title.
 FIGURES = {
     "history": ((HISTORY,), 3, "Training of 2 epochs: epsilon 1.5"),
-    "privacy_curve": (
-        ([LedgerRow.open(Sampling.FIXED, 9, 99, 2.0).advance(3)],),
-        2,
-        "Privacy spent",
-    ),
-    "search": ((None,), 2, "Greedy search of clipping norms"),
     "thresholds": (({"a": LOGS},), 1, "Clipping norms"),
 }
 
@@ -92,7 +85,6 @@ def test_axes_title_and_resolution_of_every_figure(name, tmp_path):
     from matplotlib.figure import Figure
 
     (first, *rest), num_panels, words = FIGURES[name]
-    first = GreedySearch() if name == "search" else first
     draw = functools.partial(getattr(ka.plots, name), first, *rest)
     own = draw()
     assert own.get_suptitle().startswith(words)
@@ -121,138 +113,6 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
-
-
-class GreedySearch:
-    """A finished greedy search of two epochs."""
-
-    oracle = SimpleNamespace(objective=SimpleNamespace(name="val_accuracy"))
-
-    def searched_epochs(self):
-        return [
-            SimpleNamespace(threshold=0.4, score=0.6, thresholds=(0.2, 0.4), scores=(0.5, 0.6)),
-            SimpleNamespace(threshold=0.2, score=0.7, thresholds=(0.2, 0.4), scores=(0.7, 0.1)),
-        ]
-
-    def trend(self):
-        return SimpleNamespace(power=1.0, initial_value=0.4)
-
-    def best_schedule(self):
-        raise AssertionError
-
-
-def test_a_greedy_search():
-    figure = ka.plots.search(GreedySearch())
-    assert labels(figure) == ["clipping norm (L2)", "val accuracy"]
-    norms, scores = figure.axes
-    assert drawn(norms) == {"best": [0.4, 0.2], "0.4 / epoch^1": [0.4, 0.2]}
-    tried = np.concatenate([points.get_offsets() for points in scores.collections])
-    assert tried.tolist() == [[1, 0.5], [1, 0.6], [2, 0.7], [2, 0.1]]
-    assert scores.lines[0].get_ydata() == pytest.approx([0.6, 0.7])
-
-
-def searched(direction, *trials):
-    """A tuner with trials: each has its values and its score."""
-    trials = {
-        str(number): SimpleNamespace(hyperparameters=SimpleNamespace(values=values), score=score)
-        for number, (values, score) in enumerate(trials)
-    }
-    objective = SimpleNamespace(name="val_loss", direction=direction)
-    return SimpleNamespace(
-        oracle=SimpleNamespace(objective=objective, trials=trials, start_order=list(trials))
-    )
-
-
-def test_a_search_by_trial_and_by_what_was_varied():
-    tuner = searched(
-        "min",
-        ({"rate": 0.01, "kind": "a", "same": 1, "tuner/epochs": 2}, 3.0),
-        ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, None),
-        ({"rate": 1.0, "kind": "b", "same": 1, "tuner/epochs": 4}, 1.0),
-    )
-    by_trial, by_rate, by_kind = ka.plots.search(tuner).axes
-    assert {axes.get_ylabel() for axes in (by_trial, by_rate, by_kind)} == {"val loss"}
-    stars = [axes.collections[-1].get_offsets().tolist() for axes in (by_trial, by_rate, by_kind)]
-    assert stars == [[[2, 1.0]], [[1.0, 1.0]], [[1, 1.0]]]
-    assert [text.get_text() for text in by_rate.get_legend().get_texts()] == ["trial", "best: 1"]
-    assert by_trial.lines[0].get_ydata() == pytest.approx([3.0, 1.0])
-    assert by_rate.get_xlabel() == "rate"
-    assert by_rate.get_xscale() == "log"
-    assert by_rate.collections[0].get_offsets().tolist() == [[0.01, 3.0], [1.0, 1.0]]
-    assert by_kind.get_xlabel() == "kind"
-    assert [text.get_text() for text in by_kind.get_xticklabels()] == ["a", "b"]
-
-
-def test_a_search_without_anything_to_show():
-    with pytest.raises(ValueError, match="no finished trial"):
-        ka.plots.search(searched("max", ({}, None)))
-    with pytest.raises(ValueError, match="keeps all but its best run secret"):
-        ka.plots.search(SimpleNamespace(privacy_spent=None))
-
-
-def row(steps, noise_multiplier=1.0, sampling=Sampling.POISSON, batch_size=100):
-    return LedgerRow.open(sampling, batch_size, 1_000, noise_multiplier).advance(steps)
-
-
-def curve(axes):
-    (line,) = axes.lines
-    return line.get_xdata(), line.get_ydata()
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_both_curves_are_bounds_and_close_ones(accountant):
-    figure = ka.plots.privacy_curve(Ledger((row(95),)), delta=1e-5, accountant=accountant)
-    over_delta, over_epochs = figure.axes
-    deltas, epsilons = curve(over_delta)
-    for number in (0, 20, -1):
-        tight = ledger_epsilon([row(95)], float(deltas[number]), accountant)
-        assert tight <= epsilons[number] <= 1.01 * tight
-    epochs, epsilons = curve(over_epochs)
-    assert (epochs[0], epsilons[0], epochs[-1]) == (0.0, 0.0, 9.5)
-    assert over_epochs.get_xlabel() == "epochs of 10 steps"
-    for number in (1, 10, -1):
-        tight = ledger_epsilon([row(round(10 * epochs[number]))], 1e-5, accountant)
-        assert tight <= epsilons[number] <= 1.01 * tight
-    # The dots are not rounded.
-    spent = ledger_epsilon([row(95)], 1e-5, accountant)
-    dots = [axes.collections[0].get_offsets()[0].tolist() for axes in figure.axes]
-    assert dots == [[1e-5, spent], [9.5, spent]]
-
-
-def test_passes_count_in_proportion_and_under_the_relation_of_the_whole():
-    rows = [row(20, sampling=Sampling.SHUFFLE, noise_multiplier=2.0), row(30)]
-    figure = ka.plots.privacy_curve(rows, delta=1e-5)
-    epochs, epsilons = curve(figure.axes[1])
-    shuffled = ledger_epsilon([row(10, sampling=Sampling.SHUFFLE, noise_multiplier=2.0)], 1e-5)
-    within = epsilons[(epochs > 0.0) & (epochs <= 1.0)]
-    assert within == pytest.approx(np.full(len(within), shuffled), rel=0.01)
-    assert epsilons[-1] == pytest.approx(ledger_epsilon(rows, 1e-5), rel=0.01)
-
-
-def test_a_model_and_the_delta_of_its_number_of_examples():
-    x, y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
-    model = ka.privatize(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0), "mean_squared_error")
-    with pytest.raises(ValueError, match="No step has run yet"):
-        ka.plots.privacy_curve(model)
-    model.fit(x, y, batch_size=20, epochs=3, verbose=0)
-    figure = ka.plots.privacy_curve(model, accountant="rdp")
-    delta, spent = figure.axes[1].get_ylabel(), figure.axes[0].collections[0].get_offsets()[0][1]
-    assert delta == f"epsilon at delta {40**-1.1:.3g}"
-    assert spent == model.privacy_spent(40**-1.1, "rdp").epsilon
-
-
-@pytest.mark.parametrize(
-    ("ledger", "words"),
-    [
-        ([], "No step has run yet"),
-        ([row(5, noise_multiplier=0.0)], "ran without noise"),
-        ([LedgerRow.open(Sampling.STREAM, 10, 0, 1.0).advance(5)], "`num_examples`"),
-    ],
-)
-def test_what_has_no_curve(ledger, words):
-    with pytest.raises(ValueError, match=words):
-        ka.plots.privacy_curve(ledger)
 
 
 def run(*norms, steps=None):
