@@ -7,11 +7,15 @@ import numpy as np
 
 from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_positive
-from keras_adaclip.plots.canvas import COLOURS, DPI, Canvas, label, scale_norms
 
-_BLUE, _ORANGE, _GREEN, *_ = COLOURS
+# Of Okabe and Ito, which colour-blind readers tell apart.
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+# Dots per inch of a figure, unless the caller says otherwise.
+_DPI = 120
 # Curves of so few points are drawn with dots, and a curve of one point is seen.
 _FEW = 20
+# Above this factor small norms could not be told apart on a linear axis.
+_WIDE = 10.0
 
 
 def history(
@@ -22,7 +26,7 @@ def history(
     delta: float | None = None,
     target_epsilon: float | None = None,
     ax: Any = None,
-    dpi: float = DPI,
+    dpi: float = _DPI,
 ) -> Any:
     """Draw accuracy (or loss), epsilon and clipping norm by epoch, one panel each.
 
@@ -42,10 +46,8 @@ def history(
 
     Raises:
         ImportError: If matplotlib is missing.
-        TypeError: If `ax` holds anything but axes.
-        ValueError: If the history is empty, `ax` has another number of axes than the figure has
-            panels, a number is out of range, or `delta` or `target_epsilon` is given for a history
-            without epsilon.
+        ValueError: If the history is empty, `ax` is not one axes for each panel, a number is out of
+            range, or `delta` or `target_epsilon` is given for a history without epsilon.
 
     Example:
 
@@ -85,8 +87,8 @@ def history(
     if not layout:
         raise ValueError("The history holds no epoch to plot.")
     num_epochs = max(len(curve) for curve in values.values())
-    canvas = Canvas(list(layout), ax, dpi)
-    for axes, (name, curves) in zip(canvas.axes, layout.items(), strict=True):
+    all_axes, figure = _panels(list(layout), ax, dpi)
+    for axes, (name, curves) in zip(all_axes, layout.items(), strict=True):
         for key, words, colour in curves:
             if curve := values.get(key):
                 # Fewer values than epochs come from `validation_freq`.
@@ -95,17 +97,50 @@ def history(
                 axes.plot(
                     epochs, curve, label=words, color=colour, linewidth=2, marker=marker, ms=4
                 )
-        if curves[0][0] == "epsilon":
-            if target is not None:
-                words = f"target: {check_positive('target_epsilon', target):g}"
-                axes.axhline(target, label=words, color="grey", linestyle="--")
+        if curves[0][0] == "epsilon" and target is not None:
+            words = f"target: {check_positive('target_epsilon', target):g}"
+            axes.axhline(target, label=words, color="grey", linestyle="--")
+        norms = values.get("clip_norm", [])
+        if curves[0][0] == "clip_norm" and max(norms) > _WIDE * min(norms) > 0.0:
+            axes.set_yscale("log")
+        elif curves[0][0] in ("epsilon", "clip_norm"):
             axes.set_ylim(bottom=0.0)
-        elif curves[0][0] == "clip_norm":
-            scale_norms(axes, np.asarray(values["clip_norm"]))
-        label(axes, "epoch", name)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         if len(axes.lines) > 1:
             axes.legend(fontsize="small", framealpha=0.8, edgecolor="none")
-    default = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
-    if "epsilon" in values:
-        default += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"
-    return canvas.finish(path, title, default)
+    if ax is None and title is None:
+        title = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
+        if "epsilon" in values:
+            title += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"
+    if title is not None:
+        (figure.suptitle if ax is None else all_axes[0].set_title)(title)
+    if path is not None:
+        figure.savefig(path, dpi=dpi)
+    return figure
+
+
+def _panels(names: list[str], ax: Any, dpi: float) -> tuple[list[Any], Any]:
+    """Return axes for the panels with these names, side by side, and their figure."""
+    try:
+        from matplotlib.axes import Axes
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
+        ) from error
+    if ax is None:
+        size = (4.0 * len(names), 3.4)
+        figure = Figure(size, check_positive("dpi", dpi), layout="constrained")
+        ax = figure.subplots(1, len(names))
+    found = list(np.ravel(np.asarray(ax, object)))
+    if len(found) != len(names) or not all(isinstance(each, Axes) for each in found):
+        raise ValueError(
+            f"Argument `ax` must be {len(names)} matplotlib axes, one for each panel "
+            f"({', '.join(names)}): `figure, ax = plt.subplots(1, {len(names)})`. "
+            f"Received: {len(found)} of type {type(found[0]).__name__}"
+        )
+    # The axes of a subfigure belong to the canvas of the whole figure.
+    return found, found[0].figure.canvas.figure

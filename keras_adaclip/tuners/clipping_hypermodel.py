@@ -10,11 +10,16 @@ import keras_tuner
 
 from keras_adaclip import _checks
 from keras_adaclip._configurable import Printable
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    ReportedMechanism,
+    Sampling,
+    calibrate_noise_multiplier,
+)
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
 from keras_adaclip.tuners.choices import DEFAULT_STRATEGIES, clipping_choices
-from keras_adaclip.tuners.plan_guard import PlanGuard
 
 
 class ClippingHyperModel(Printable, keras_tuner.HyperModel):
@@ -225,7 +230,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
-        guard = PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
+        guard = _PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
@@ -299,6 +304,61 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             except ValueError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from error
         return self._noise_multipliers[batch_size]
+
+
+class _PlanGuard(keras.callbacks.Callback):
+    """Compares the ledger with the plan before each epoch of a trial, and when training ends.
+
+    They differ if trials share weights, if the data have another number of rows, or if another
+    callback trains or changes the noise.
+
+    Args:
+        planned: The row of a trial before it has run.
+        steps_per_epoch: The number of steps of an epoch.
+        delta: The delta of the search; None if it has none.
+        accountant: The accountant of the search.
+
+    Attributes:
+        target_epsilon: None: the guard has no target, and `fit` plans with its delta.
+        has_stopped: False: the guard raises instead.
+    """
+
+    target_epsilon: float | None = None
+    has_stopped = False
+
+    def __init__(
+        self, planned: LedgerRow, steps_per_epoch: int, delta: float | None, accountant: str
+    ) -> None:
+        super().__init__()
+        self.delta = self.effective_delta = delta
+        self.accountant = accountant
+        self._planned, self._steps_per_epoch = planned, steps_per_epoch
+        self._steps_planned = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raise `FatalValueError` if the steps of this epoch would not be as planned."""
+        self._steps_planned = (epoch + 1) * self._steps_per_epoch
+        self._check(self.model.privacy_ledger.advance(self._steps_per_epoch))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Raise `FatalValueError` if more steps ran than were planned."""
+        self._check(self.model.privacy_ledger)
+
+    def _check(self, ledger: Ledger) -> None:
+        """Raise `FatalValueError` if a ledger has more than the planned steps."""
+        planned = Ledger((self._planned.advance(self._steps_planned),))
+        if not ledger.is_covered_by(planned):
+            received, expected = (
+                "; ".join(ReportedMechanism.of(row).in_words() for row in rows)
+                for rows in (ledger, planned)
+            )
+            raise keras_tuner.errors.FatalValueError(
+                "This trial would spend more than planned, so its epsilon might exceed the target. "
+                "Give as many rows as `num_examples`. Every call of `build_model` must return a "
+                "model with new weights that were never trained on the data. Only the hypermodel "
+                "may choose optimizer, noise and batches, and only the search may train. "
+                f"Received: {received}; planned: {expected}"
+            )
 
 
 def _new_metric(metric: Any) -> Any:

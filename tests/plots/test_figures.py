@@ -1,4 +1,4 @@
-"""Figures of runs and of the clipping norms of several methods."""
+"""Figures of runs."""
 
 import functools
 import sys
@@ -72,102 +72,39 @@ def test_delta_and_target_of_the_callback_or_of_the_caller():
         ka.plots.history({"loss": [1.0]}, delta=0.1)
 
 
-LOGS = {"clip_norm": [0.5, 0.6], "unclipped_fraction": [0.2, 0.6]}
-# Each function, its arguments, its number of panels, and its title.
-FIGURES = {
-    "history": ((HISTORY,), 3, "Training of 2 epochs: epsilon 1.5"),
-    "thresholds": (({"a": LOGS},), 1, "Clipping norms"),
-}
-
-
-@pytest.mark.parametrize("name", ka.plots.__all__)
-def test_axes_title_and_resolution_of_every_figure(name, tmp_path):
+def test_axes_title_and_resolution(tmp_path):
     from matplotlib.figure import Figure
 
-    (first, *rest), num_panels, words = FIGURES[name]
-    draw = functools.partial(getattr(ka.plots, name), first, *rest)
+    draw = functools.partial(ka.plots.history, HISTORY)
     own = draw()
-    assert own.get_suptitle().startswith(words)
+    assert own.get_suptitle().startswith("Training of 2 epochs: epsilon 1.5")
     assert draw(title="").get_suptitle() == ""
     assert draw(dpi=50).dpi == 50
     assert all(axes.get_xlabel() and axes.get_ylabel() for axes in own.axes)
     # Axes of a caller, here in a part of a figure: nothing is added but what they show.
     figure = Figure(dpi=80)
     part, _ = figure.subfigures(1, 2)
-    axes = part.subplots(1, num_panels)
+    axes = part.subplots(1, 3)
     assert draw(tmp_path / "run.png", ax=axes, dpi=40) is figure
     assert (tmp_path / "run.png").stat().st_size > 0
-    assert (figure.dpi, figure.get_suptitle(), len(figure.axes)) == (80, "", num_panels)
+    assert (figure.dpi, figure.get_suptitle(), len(figure.axes)) == (80, "", 3)
     assert labels(figure) == labels(own)
     draw(title="A run", ax=axes)
     assert figure.axes[0].get_title() == "A run"
-    with pytest.raises(ValueError, match=rf"`ax` must have {num_panels} axes.*with 4 axes"):
-        draw(ax=Figure().subplots(2, 2))
-    with pytest.raises(TypeError, match=r"`ax` must be matplotlib axes.*ax='left'"):
-        draw(ax="left")
+    for ax in (Figure().subplots(2, 2), "left"):
+        with pytest.raises(ValueError, match=r"`ax` must be 3 matplotlib axes.*Received: [41] of"):
+            draw(ax=ax)
     with pytest.raises(ValueError, match="`dpi`"):
         draw(dpi=0)
+
+
+def test_norms_that_differ_much_are_on_a_logarithmic_axis():
+    for norms, scale in (([0.1, 2.0], "log"), ([1.0, 2.0], "linear"), ([0.0, 2.0], "linear")):
+        (*_, axes) = ka.plots.history({**HISTORY, "clip_norm": norms}).axes
+        assert axes.get_yscale() == scale
 
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
-
-
-def run(*norms, steps=None):
-    """What `fit` returns, as far as it is drawn."""
-    params = {} if steps is None else {"steps": steps}
-    return SimpleNamespace(history={"clip_norm": list(norms)}, params=params)
-
-
-def curves(figure):
-    (axes,) = figure.axes
-    return {
-        line.get_label(): np.stack([line.get_xdata(), line.get_ydata()], axis=1).tolist()
-        for line in axes.lines
-    }
-
-
-def test_a_run_a_schedule_and_numbers():
-    methods = {"run": run(0.5, 0.4, 0.3), "dict": {"clip_norm": [0.9, 0.8]}}
-    methods |= {"schedule": ka.schedules.PowerDecay(1.0, power=1.0), "numbers": [1.0, 0.5]}
-    figure = ka.plots.thresholds(methods, title="Norms")
-    found = curves(figure)
-    assert found["run"] == [[1, 0.5], [2, 0.4], [3, 0.3]]
-    assert found["dict"] == [[1, 0.9], [2, 0.8]]
-    third = pytest.approx(1 / 3)
-    assert found["schedule"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, third], [3, third]]
-    assert found["numbers"] == [[0, 1], [1, 1], [1, 0.5], [2, 0.5], [2, 0.5], [3, 0.5]]
-    assert figure.get_suptitle() == "Norms"
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == list(methods)
-
-
-def test_runs_of_one_method_are_a_mean_and_a_band():
-    figure = ka.plots.thresholds({"seeds": [run(1.0, 2.0), run(3.0, 2.0, 9.0)]})
-    assert curves(figure) == {"seeds": [[1, 2.0], [2, 2.0]]}
-    (band,) = figure.axes[0].collections
-    corners = band.get_paths()[0].vertices
-    assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 3.0)
-
-
-def test_a_schedule_of_steps_is_drawn_by_the_first_and_last_step_of_each_epoch():
-    cosine = keras.optimizers.schedules.CosineDecay(1.0, decay_steps=8)
-    drawn = curves(ka.plots.thresholds({"a": cosine}, epochs=2, steps_per_epoch=4))["a"]
-    assert [at for at, _ in drawn] == [0, 1, 1, 2]
-    assert [norm for _, norm in drawn] == pytest.approx([float(cosine(t)) for t in (0, 3, 4, 7)])
-
-
-@pytest.mark.parametrize(
-    ("methods", "error", "words"),
-    [
-        ({}, ValueError, "`methods` is empty"),
-        ({"a": {"loss": [1.0]}}, ValueError, "history of 'a' has no 'clip_norm'"),
-        ({"a": ka.schedules.PowerDecay(1.0)}, ValueError, "Give `epochs`"),
-        ({"a": "quantile"}, TypeError, "quantile"),
-        ({"a": run(1.0), "b": ka.schedules.LinearDecay(1.0, 5)}, ValueError, "of 'b' counts in s"),
-    ],
-)
-def test_what_cannot_be_drawn(methods, error, words):
-    with pytest.raises(error, match=words):
-        ka.plots.thresholds(methods)

@@ -271,7 +271,7 @@ def test_runs_that_take_over_trained_weights_end_the_search(tmp_path, monkeypatc
         search.hypermodel.keep = lambda model: setattr(
             search.hypermodel, "weights", search.hypermodel.weights or model.get_weights()
         )
-    with pytest.raises(RuntimeError, match="as private training of an earlier run has left them"):
+    with pytest.raises(RuntimeError, match="as private training of an earlier run has left it"):
         run(search)
 
 
