@@ -173,9 +173,8 @@ def _report(
         check_report_path(output)
     if mean_trials is None and distribution is not None:
         raise ValueError("--distribution needs --mean-trials, the mean of the number of runs")
-    selection = None
-    if mean_trials is not None:
-        selection = RandomSelection(mean_trials, distribution or "geometric")
+    law = distribution or "geometric"
+    selection = None if mean_trials is None else RandomSelection(mean_trials, law)
     report = PrivacyReport.from_file(path, delta, selection=selection, **words)
     if output is not None:
         report.save(output)

@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 
 from keras_adaclip._checks import check_between, check_between_0_and_1
-from keras_adaclip.gradients import example_losses
+from keras_adaclip.gradients import example_losses, mapped
 
 Interval = tuple[float, float]
 Score = Callable[[keras.Model, Any, Any], Any]
@@ -185,10 +185,7 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
 def _scores(model: keras.Model, part: Any, score: Score | None) -> np.ndarray:
     """Return the finite scores of some examples."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(part)
-    x, y = (
-        None if values is None else keras.tree.map_structure(np.asarray, values)
-        for values in (x, y)
-    )
+    x, y = mapped(np.asarray, (x, y))
     found = -example_losses(model, x, y) if score is None else score(model, x, y)
     scores = np.asarray(found, np.float64)
     num_examples = len(keras.tree.flatten(x)[0])

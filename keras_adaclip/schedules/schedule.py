@@ -86,7 +86,7 @@ class Schedule(Configurable, abc.ABC):
     @property
     def needs_steps_per_epoch(self) -> bool:
         """Whether a call must pass the number of steps in an epoch."""
-        return False
+        return getattr(self, "steps_per_epoch", 1) is None
 
     def scaled(self, factor: float) -> Self:
         """Return a schedule of the same class with every value multiplied by `factor`.
@@ -124,11 +124,6 @@ class EpochSchedule(Schedule):
 
     def __init__(self, steps_per_epoch: int | None = None) -> None:
         self.steps_per_epoch = optional(_check_count, "steps_per_epoch", steps_per_epoch)
-
-    @property
-    def needs_steps_per_epoch(self) -> bool:
-        """Whether a call must pass the number of steps in an epoch."""
-        return self.steps_per_epoch is None
 
     def _time(self, step: Any, steps_per_epoch: Any, array_namespace: Any) -> Number:
         """Return the argument of the formula: a step, or an epoch."""

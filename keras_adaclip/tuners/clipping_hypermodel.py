@@ -8,15 +8,8 @@ from typing import Any, Self
 import keras
 import keras_tuner
 
-from keras_adaclip import _checks
+from keras_adaclip import _checks, accounting
 from keras_adaclip._configurable import Printable
-from keras_adaclip.accounting import (
-    Ledger,
-    LedgerRow,
-    ReportedMechanism,
-    Sampling,
-    calibrate_noise_multiplier,
-)
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
 from keras_adaclip.tuners.choices import DEFAULT_STRATEGIES, clipping_choices
@@ -234,7 +227,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
-        model.pledged_ledger = Ledger((planned.advance(epochs * steps_per_epoch),))
+        model.pledged_ledger = accounting.Ledger((planned.advance(epochs * steps_per_epoch),))
         if self.target_epsilon is not None:
             model.optimizer.promise(self.delta)
         try:
@@ -242,7 +235,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         finally:
             model.pledged_ledger = None
 
-    def privacy_plan(self, hp: Any) -> Ledger:
+    def privacy_plan(self, hp: Any) -> accounting.Ledger:
         """Return the ledger of a trial with these hyperparameters that runs all epochs.
 
         Args:
@@ -254,7 +247,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         # Other values are not read: a search asks for the plan of every value that is.
         batch_size = int(hp.values.get("batch_size", self.batch_sizes[0]))
         num_steps = self.epochs * self._steps_per_epoch(batch_size)
-        return Ledger((self._planned_row(batch_size).advance(num_steps),))
+        return accounting.Ledger((self._planned_row(batch_size).advance(num_steps),))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """Return the same search space, with this noise multiplier in every trial.
@@ -282,10 +275,12 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         """Return the number of steps of an epoch."""
         return math.ceil(self.num_examples / batch_size)
 
-    def _planned_row(self, batch_size: int) -> LedgerRow:
+    def _planned_row(self, batch_size: int) -> accounting.LedgerRow:
         """Return the row of a trial before it has run."""
         noise_multiplier = self._noise_multiplier(batch_size)
-        return LedgerRow.open(Sampling.POISSON, batch_size, self.num_examples, noise_multiplier)
+        return accounting.LedgerRow.open(
+            accounting.Sampling.POISSON, batch_size, self.num_examples, noise_multiplier
+        )
 
     def _noise_multiplier(self, batch_size: int) -> float:
         """Return the noise multiplier of a trial, which is calibrated once for each batch size."""
@@ -293,7 +288,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             return self.noise_multiplier
         if batch_size not in self._noise_multipliers:
             try:
-                self._noise_multipliers[batch_size] = calibrate_noise_multiplier(
+                self._noise_multipliers[batch_size] = accounting.calibrate_noise_multiplier(
                     self.target_epsilon,
                     self.delta,
                     self.num_examples,
@@ -327,7 +322,11 @@ class _PlanGuard(keras.callbacks.Callback):
     has_stopped = False
 
     def __init__(
-        self, planned: LedgerRow, steps_per_epoch: int, delta: float | None, accountant: str
+        self,
+        planned: accounting.LedgerRow,
+        steps_per_epoch: int,
+        delta: float | None,
+        accountant: str,
     ) -> None:
         super().__init__()
         self.delta = self.effective_delta = delta
@@ -344,12 +343,12 @@ class _PlanGuard(keras.callbacks.Callback):
         """Raise `FatalValueError` if more steps ran than were planned."""
         self._check(self.model.privacy_ledger)
 
-    def _check(self, ledger: Ledger) -> None:
+    def _check(self, ledger: accounting.Ledger) -> None:
         """Raise `FatalValueError` if a ledger has more than the planned steps."""
-        planned = Ledger((self._planned.advance(self._steps_planned),))
+        planned = accounting.Ledger((self._planned.advance(self._steps_planned),))
         if not ledger.is_covered_by(planned):
             received, expected = (
-                "; ".join(ReportedMechanism.of(row).in_words() for row in rows)
+                "; ".join(accounting.ReportedMechanism.of(row).in_words() for row in rows)
                 for rows in (ledger, planned)
             )
             raise keras_tuner.errors.FatalValueError(

@@ -19,13 +19,7 @@ import keras_tuner
 import numpy as np
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip._checks import (
-    check_choice,
-    check_integer,
-    check_nonnegative,
-    check_positive,
-    optional,
-)
+from keras_adaclip import _checks
 from keras_adaclip._configurable import printed
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
@@ -120,16 +114,17 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 "A greedy search runs in one process: each trial needs the result of the one "
                 "before. Unset the environment variable KERASTUNER_TUNER_ID."
             )
+        epochs = _checks.check_integer("epochs", epochs, minimum=1)
         rule = greedy.GreedyRule(
-            check_positive("start", start),
-            check_positive("step", step),
-            check_nonnegative("max_drop", max_drop),
-            check_choice("spacing", spacing, ("linear", "geometric")),
-            check_integer("max_trials_per_epoch", max_trials_per_epoch, minimum=1),
-            optional(check_positive, "max_clip_norm", max_clip_norm),
+            _checks.check_positive("start", start),
+            _checks.check_positive("step", step),
+            _checks.check_nonnegative("max_drop", max_drop),
+            _checks.check_choice("spacing", spacing, ("linear", "geometric")),
+            _checks.check_integer("max_trials_per_epoch", max_trials_per_epoch, minimum=1),
+            _checks.optional(_checks.check_positive, "max_clip_norm", max_clip_norm),
         )
         super().__init__(
-            greedy.GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
+            greedy.GreedyOracle(rule, epochs, objective),
             hypermodel,
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
@@ -318,8 +313,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
             self._model.save_weights(start)
         variables = self._model.optimizer.variables
         variable = next(variable for variable in variables if variable.name == "clip_norm")
-        num_groups = math.prod(variable.shape)
-        variable.assign(np.full(variable.shape, clip_norm / math.sqrt(num_groups)))
+        variable.assign(np.full(variable.shape, clip_norm / math.sqrt(math.prod(variable.shape))))
 
     def _checkpoint(self, trial_id: str) -> Path:
         """Return the file with the weights of a trial."""
@@ -383,7 +377,7 @@ def initial_norm_from(
     """
     norms = []
     with tempfile.TemporaryDirectory() as temporary:
-        for run in range(check_integer("runs", runs, minimum=1)):
+        for run in range(_checks.check_integer("runs", runs, minimum=1)):
             tuner = GreedyClipTuner(
                 hypermodel,
                 epochs=1,

@@ -86,12 +86,12 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
             "`validation_split` would be a part of the private data, which scores would reveal."
         )
     for each in (*data, *arguments.values()):
-        if isinstance(each, PoissonDataset) and each.seed is not None:
-            raise ValueError(f"{_SEEDED} Received: PoissonDataset(seed={each.seed})")
-        if isinstance(each, PoissonDataset) and each.max_batch_size == "auto":
+        is_drawn = isinstance(each, PoissonDataset)
+        if is_drawn and (each.seed is not None or each.max_batch_size == "auto"):
             raise ValueError(
-                "In a private search, all runs must draw alike, and `max_batch_size='auto'` would "
-                "be chosen by the first one. Give a number, which the plan of the search has too."
+                "Runs must draw alike, and independently of each other: a `PoissonDataset` of all "
+                "runs needs `seed=None`, and a number as `max_batch_size`, which the first run "
+                f"would choose. Received: seed={each.seed}, max_batch_size={each.max_batch_size!r}"
             )
     if arguments.get("verbose", 0) != 0:
         raise ValueError(

@@ -29,10 +29,9 @@ _UNRELEASED = {
         "part of the runs. Call `search`."
     ),
     private_runs.UNFINISHED: (
-        "The search in this folder was interrupted, or is still under way: nothing is released "
-        "before a search has ended. An interrupted one cannot go on, since that could depend on "
-        "its runs, which have used the data. Begin another search in another project, and count "
-        "the cost of both: `privacy_spent` of each."
+        "The search was interrupted, or is still under way. Nothing is released before a search "
+        "has ended, and an interrupted one cannot go on: that could depend on its runs, which have "
+        "used the data. Begin another search in another project, and count the cost of both."
     ),
     private_runs.FAILED: (
         "The best run failed, so all of them did: nothing is released. The errors are not told, "
@@ -370,8 +369,8 @@ def _planned_bounds(hypermodel: Any, space: keras_tuner.HyperParameters) -> acco
         try:
             plan = hypermodel.privacy_plan(hp)
         except _ReadBeforeChosenError as error:
-            name = error.hyperparameter.name
-            waiting += [{**chosen, name: value} for value in _all_values(error.hyperparameter)]
+            (read,) = error.args
+            waiting += [{**chosen, read.name: value} for value in _all_values(read)]
         else:
             if new := private_runs.new_names(hp, space):
                 raise ValueError(
@@ -406,10 +405,6 @@ def _all_values(hyperparameter: kinds.HyperParameter) -> list[Any]:
 
 class _ReadBeforeChosenError(BaseException):
     """A plan has read a hyperparameter without a value; no `except Exception` keeps this."""
-
-    def __init__(self, hyperparameter: kinds.HyperParameter) -> None:
-        super().__init__(hyperparameter.name)
-        self.hyperparameter = hyperparameter
 
 
 class _ChosenValues(collections.UserDict[str, Any]):

@@ -26,17 +26,17 @@ FOLDERS = {
     "training": (1_781, 12),
     "backend": (1_539, 17),
     "examination": (1_335, 9),
-    "tuners": (1_153, 7),
+    "tuners": (1_141, 7),
     "optimizers": (1_192, 10),
     "sampling": (839, 10),
     "clipping": (661, 14),
     "models": (662, 6),
     "integrations": (595, 9),
-    ".": (444, 7),
+    ".": (443, 7),
     "callbacks": (238, 4),
     "plots": (101, 2),
-    "audit": (362, 4),
-    "schedules": (173, 2),
+    "audit": (356, 4),
+    "schedules": (170, 2),
 }
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 27_560
