@@ -41,6 +41,9 @@ examples:
   the best of a random number of runs
     keras-adaclip report model.keras --delta 1e-5 --mean-trials 10 --distribution geometric
 """
+_DELTA = "probability with which the bound may fail, well below 1 / examples"
+_SOLVED = "; solved for if left out"
+_REQUIRED: dict[str, Any] = {"required": True}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,13 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="`keras-adaclip plan --help` and `keras-adaclip report --help` have examples.",
     )
     parser.add_argument("--version", action="version", version=f"keras_adaclip {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{plan,report}", parser_class=_Parser
-    )
+    commands = parser.add_subparsers(required=True, metavar="{plan,report}", parser_class=_Parser)
     _add_plan(commands)
     _add_report(commands)
     options = vars(parser.parse_args(arguments))
-    del options["command"]
     command, command_parser = options.pop("run"), options.pop("parser")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # Replace what the encoding cannot show.
@@ -99,84 +99,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_delta(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of delta."""
-    parser.add_argument(
-        "--delta",
-        type=float,
-        required=True,
-        metavar="N",
-        help="probability with which the bound may fail, well below 1 / examples",
-    )
-
-
 def _add_plan(commands: Any) -> None:
     """Add the command `plan`."""
-    parser = commands.add_parser(
-        "plan",
-        help="epsilon, noise or epochs of a run, from the others",
-        description=_PLAN,
-        epilog=_PLAN_EXAMPLES,
-    )
-    add = parser.add_argument
-    _add_delta(parser)
-    add(
-        "--examples",
-        dest="num_examples",
-        type=int,
-        required=True,
-        metavar="N",
-        help="number of training examples, or of clients in federated training",
-    )
-    add(
-        "--batch-size",
-        type=int,
-        required=True,
-        metavar="N",
-        help="expected number of examples (clients) a step",
-    )
-    add(
-        "--epsilon",
-        dest="target_epsilon",
-        type=float,
-        metavar="N",
-        help="the budget; solved for if left out",
-    )
-    add(
-        "--epochs",
-        type=int,
-        metavar="N",
-        help="number of epochs, of examples / batch size steps each; solved for if left out",
-    )
-    add(
-        "--noise",
-        dest="noise_multiplier",
-        type=float,
-        metavar="N",
-        help="noise multiplier, the standard deviation of the noise over the clipping norm; solved "
-        "for if left out",
-    )
-    add(
-        "--sampling",
-        default="poisson",
-        metavar="NAME",
-        help="poisson, shuffle, stream (each batch a full release) or fixed (batches of a fixed "
-        "size); default: poisson",
-    )
-    add(
-        "--accountant",
-        default="pld",
-        metavar="NAME",
-        help="pld (tight) or rdp; default: pld, and rdp for --sampling fixed",
-    )
-    add(
-        "--parameters",
-        dest="num_parameters",
-        type=int,
-        metavar="N",
-        help="number of trainable parameters, to compare the norms of noise and signal",
-    )
+    help_text = "epsilon, noise or epochs of a run, from the others"
+    parser = commands.add_parser("plan", help=help_text, description=_PLAN, epilog=_PLAN_EXAMPLES)
     parser.set_defaults(run=_plan, parser=parser)
+    examples = "number of training examples, or of clients in federated training"
+    parameters = "number of trainable parameters, to compare the norms of noise and signal"
+    sampling = "poisson, shuffle, stream (each batch a full release) or fixed (batches of one size)"
+    accountant = "pld (tight) or rdp; default: pld, and rdp for --sampling fixed"
+    for flag, argument, kind, help_text, options in (
+        ("--delta", "delta", float, _DELTA, _REQUIRED),
+        ("--examples", "num_examples", int, examples, _REQUIRED),
+        ("--batch-size", "batch_size", int, "expected examples (clients) a step", _REQUIRED),
+        ("--epsilon", "target_epsilon", float, f"the budget{_SOLVED}", {}),
+        ("--epochs", "epochs", int, f"epochs, of examples / batch size steps each{_SOLVED}", {}),
+        ("--noise", "noise_multiplier", float, f"noise stddev over the clipping norm{_SOLVED}", {}),
+        ("--sampling", "sampling", str, f"{sampling}; default: poisson", {"default": "poisson"}),
+        ("--accountant", "accountant", str, accountant, {"default": "pld"}),
+        ("--parameters", "num_parameters", int, parameters, {}),
+    ):
+        metavar = "NAME" if kind is str else "N"
+        parser.add_argument(
+            flag, dest=argument, type=kind, help=help_text, metavar=metavar, **options
+        )
 
 
 def _add_report(commands: Any) -> None:
@@ -187,39 +133,21 @@ def _add_report(commands: Any) -> None:
         description=_REPORT,
         epilog=_REPORT_EXAMPLES,
     )
-    add = parser.add_argument
-    add("path", metavar="MODEL", help="file of a private model: `.keras` or `.weights.h5`")
-    _add_delta(parser)
-    written = parser.add_mutually_exclusive_group()
-    written.add_argument(
-        "--format",
-        dest="output_format",
-        default="text",
-        choices=("text", "markdown", "json", "html"),
-        help="format of the report that is printed; default: text",
-    )
-    written.add_argument(
-        "--output",
-        metavar="FILE",
-        help="write the report to a file: `.html`, `.json`, `.md` or `.txt` decides the format",
-    )
-    add(
-        "--data-description",
-        metavar="TEXT",
-        help="which data the model was trained on, in your words",
-    )
-    add(
-        "--mean-trials",
-        type=float,
-        metavar="N",
-        help="the mean, if the model is the best of a random number of runs",
-    )
-    add(
-        "--distribution",
-        metavar="NAME",
-        help="the law of that number: geometric (the default), logarithmic or poisson",
-    )
     parser.set_defaults(run=_report, parser=parser)
+    add, formats = parser.add_argument, ("text", "markdown", "json", "html")
+    add("path", metavar="MODEL", help="file of a private model: `.keras` or `.weights.h5`")
+    add("--delta", type=float, metavar="N", help=_DELTA, **_REQUIRED)
+    written = parser.add_mutually_exclusive_group().add_argument
+    text = "format of the report that is printed; default: text"
+    written("--format", dest="output_format", default="text", choices=formats, help=text)
+    text = "write the report to a file: `.html`, `.json`, `.md` or `.txt` decides the format"
+    written("--output", metavar="FILE", help=text)
+    text = "which data the model was trained on, in your words"
+    add("--data-description", metavar="TEXT", help=text)
+    text = "the mean, if the model is the best of a random number of runs"
+    add("--mean-trials", type=float, metavar="N", help=text)
+    text = "the law of that number: geometric (the default), logarithmic or poisson"
+    add("--distribution", metavar="NAME", help=text)
 
 
 def _plan(**options: Any) -> Any:
@@ -234,9 +162,9 @@ def _report(
     delta: float,
     output_format: str,
     output: str | None,
-    data_description: str | None,
     mean_trials: float | None,
     distribution: str | None,
+    **words: Any,
 ) -> str:
     """Return the report of a saved model in the given format, or the name of its file."""
     from keras_adaclip.accounting import PrivacyReport, RandomSelection, check_report_path
@@ -245,22 +173,13 @@ def _report(
         check_report_path(output)
     if mean_trials is None and distribution is not None:
         raise ValueError("--distribution needs --mean-trials, the mean of the number of runs")
-    selection = None
-    if mean_trials is not None:
-        selection = RandomSelection(mean_trials, distribution or "geometric")
-    report = PrivacyReport.from_file(
-        path, delta, selection=selection, data_description=data_description
-    )
+    law = distribution or "geometric"
+    selection = None if mean_trials is None else RandomSelection(mean_trials, law)
+    report = PrivacyReport.from_file(path, delta, selection=selection, **words)
     if output is not None:
         report.save(output)
         return f"Written to {output}"
-    texts = {
-        "text": report.to_text,
-        "markdown": report.to_markdown,
-        "json": report.to_json,
-        "html": report.to_html,
-    }
-    return texts[output_format]().rstrip("\n")
+    return str(getattr(report, f"to_{output_format}")()).rstrip("\n")
 
 
 if __name__ == "__main__":

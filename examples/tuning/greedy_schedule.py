@@ -26,6 +26,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from matplotlib.figure import Figure
 
 import keras_adaclip as ka
 
@@ -109,8 +110,25 @@ def found_schedule(
     schedule.save(options.output / "schedule.json")
     tried = [dataclasses.asdict(epoch) for epoch in tuner.searched_epochs()]
     (options.output / "tried.json").write_text("[\n" + ",\n".join(map(json.dumps, tried)) + "\n]\n")
-    ka.plots.search(tuner, options.output / "search.png", f"Greedy search on {public.name}")
+    plot_search(tuner, options.output / "search.png", f"Greedy search on {public.name}")
     return schedule
+
+
+def plot_search(tuner: ka.tuners.GreedyClipTuner, path: Path, title: str) -> None:
+    """Plots the norms tried in each epoch and their scores, with the best ones."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    norms, scores = figure.subplots(1, 2)
+    for number, epoch in enumerate(tuner.searched_epochs(), 1):
+        for axes, tried, best in (
+            (norms, epoch.thresholds, epoch.threshold),
+            (scores, epoch.scores, epoch.score),
+        ):
+            axes.plot([number] * len(tried), tried, "o", color="grey", markersize=3)
+            axes.plot(number, best, "o", color="C0")
+    norms.set(xlabel="epoch", ylabel="clipping norm (L2)")
+    scores.set(xlabel="epoch", ylabel=tuner.oracle.objective.name.replace("_", " "))
+    figure.suptitle(title)
+    figure.savefig(path)
 
 
 def accuracies(

@@ -156,11 +156,8 @@ def _other_rows(
     """Return for each row the number of a random one, with other targets if some try finds them."""
     others = generator.integers(num_examples, size=len(rows))
     for _ in range(num_tries):
-        equal = [
-            (part[rows] == part[others]).reshape(len(rows), -1).all(axis=1)
-            for part in keras.tree.flatten(y)
-        ]
-        same = np.all(equal, axis=0)
+        parts = (part[rows] == part[others] for part in keras.tree.flatten(y))
+        same = np.all([part.reshape(len(rows), -1).all(axis=1) for part in parts], axis=0)
         others[same] = generator.integers(num_examples, size=int(same.sum()))
     return others
 

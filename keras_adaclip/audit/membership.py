@@ -22,8 +22,8 @@ import keras
 import numpy as np
 import scipy
 
-from keras_adaclip._checks import check_between_0_and_1, check_real
-from keras_adaclip.gradients import example_losses
+from keras_adaclip._checks import check_between, check_between_0_and_1
+from keras_adaclip.gradients import example_losses, mapped
 
 Interval = tuple[float, float]
 Score = Callable[[keras.Model, Any, Any], Any]
@@ -128,12 +128,7 @@ def membership_inference(
     1.00
     """
     confidence = check_between_0_and_1("confidence", confidence)
-    rates = [check_real("false_positive_rates", rate) for rate in false_positive_rates]
-    if not all(0 <= rate <= 1 for rate in rates):
-        raise ValueError(
-            "Argument `false_positive_rates` must hold numbers between 0 and 1. "
-            f"Received: false_positive_rates={tuple(false_positive_rates)}"
-        )
+    rates = [check_between("false_positive_rates", rate, 0, 1) for rate in false_positive_rates]
     found, others = (_scores(model, part, score) for part in (members, non_members))
     thresholds = np.append(np.unique([*found, *others]), np.inf)
     num_below = np.searchsorted(np.sort(others), thresholds)
@@ -144,9 +139,8 @@ def membership_inference(
         false_positives = _share_above(threshold, others, confidence)
         true_positives = _share_above(threshold, found, confidence)
         points.append(OperatingPoint(rate, threshold, *false_positives, *true_positives))
-    # The statistic of Mann and Whitney.
-    ranks_of_members = scipy.stats.rankdata([*found, *others])[: len(found)]
-    auc = float(np.mean(ranks_of_members) - (len(found) + 1) / 2) / len(others)
+    wins = scipy.stats.mannwhitneyu(found, others, method="asymptotic").statistic
+    auc = float(wins) / (len(found) * len(others))
     interval = area_interval(auc, len(found), len(others), confidence)
     return MembershipInference(auc, interval, tuple(points), confidence, found, others)
 
@@ -191,10 +185,7 @@ def area_interval(area: float, num_members: int, num_others: int, confidence: fl
 def _scores(model: keras.Model, part: Any, score: Score | None) -> np.ndarray:
     """Return the finite scores of some examples."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(part)
-    x, y = (
-        None if values is None else keras.tree.map_structure(np.asarray, values)
-        for values in (x, y)
-    )
+    x, y = mapped(np.asarray, (x, y))
     found = -example_losses(model, x, y) if score is None else score(model, x, y)
     scores = np.asarray(found, np.float64)
     num_examples = len(keras.tree.flatten(x)[0])

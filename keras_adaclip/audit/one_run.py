@@ -1,4 +1,18 @@
-"""An audit by one training run: what it found, and how it is made."""
+"""Audits by one training run: from right guesses about canaries to a lower bound on epsilon.
+
+Fair coins decide for m canaries whether training has them. An auditor guesses r of the coins, and v
+guesses are right. If training is (epsilon, delta)-private, a guess is no better than randomized
+response, which is right with probability q = e^epsilon / (1 + e^epsilon), except for delta:
+
+    P[at least v right] <= P[B >= v] + 2 m delta max over i >= 1 of P[v > B >= v - i] / i
+
+with B binomial, r trials of probability q. The lower bound is the least epsilon for which this
+probability is not below the level. One training run is enough, because the coins are independent.
+
+Reference:
+    Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", algorithm 1 and
+    theorem 5.2.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,14 +21,97 @@ from typing import Any
 
 import keras
 import numpy as np
+import scipy
 
-from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
+from keras_adaclip._checks import check_between_0_and_1, check_integer, check_nonnegative, optional
 from keras_adaclip.accounting import default_delta
 from keras_adaclip.audit.canaries import Canaries
-from keras_adaclip.audit.lower_bound import epsilon_lower_bound
 
+# More than any number of canaries can show.
+_LARGEST_EPSILON = 60.0
 _FEWEST_GUESSES = 16
-_ORDER_OF_TIES = 2_023
+_ORDER_OF_TIES = 20_231_210
+
+
+def audit_p_value(
+    num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float = 0.0
+) -> float:
+    """Upper bound on the probability of so many right guesses under (epsilon, delta)-privacy.
+
+    Args:
+        num_canaries: Number of canaries, each with a fair coin of its own.
+        num_guesses: Number of guesses, at most `num_canaries`.
+        num_correct: Number of right guesses.
+        epsilon: At least 0.
+        delta: At least 0 and below 1.
+
+    Returns:
+        A probability.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> round(audit_p_value(1000, 100, 90, epsilon=1.0), 6)
+    2.7e-05
+    """
+    num_canaries = check_integer("num_canaries", num_canaries, minimum=1)
+    num_guesses = check_integer("num_guesses", num_guesses, minimum=1, maximum=num_canaries)
+    num_correct = check_integer("num_correct", num_correct, maximum=num_guesses)
+    epsilon = check_nonnegative("epsilon", epsilon)
+    delta = check_between_0_and_1("delta", delta, with_0=True)
+    probability = 1.0 / (1.0 + math.exp(-epsilon))
+    at_least = float(scipy.stats.binom.sf(num_correct - 1, num_guesses, probability))
+    fewer = np.arange(1, num_correct + 1)
+    below = np.cumsum(scipy.stats.binom.pmf(num_correct - fewer, num_guesses, probability))
+    slope = float(np.max(below / fewer, initial=0.0))
+    return min(1.0, at_least + 2.0 * num_canaries * delta * slope)
+
+
+def epsilon_lower_bound(
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    delta: float = 0.0,
+    confidence: float = 0.95,
+) -> float:
+    """Lower bound on the epsilon of training, from the number of right guesses.
+
+    Args:
+        num_canaries: Number of canaries, each with a fair coin of its own.
+        num_guesses: Number of guesses, fixed before the coins were looked at.
+        num_correct: Number of right guesses.
+        delta: At least 0 and below 1. A delta near `1 / num_canaries` explains all guesses.
+        confidence: Between 0 and 1, the probability that the bound is not above the truth.
+
+    Returns:
+        The bound, at least 0.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> round(epsilon_lower_bound(1000, 200, 195, delta=1e-5), 2)
+    2.9
+    """
+    confidence = check_between_0_and_1("confidence", confidence)
+    level = 1.0 - confidence
+
+    def excess(epsilon: float) -> float:
+        """Return by how much the p-value exceeds the level."""
+        return audit_p_value(num_canaries, num_guesses, num_correct, epsilon, delta) - level
+
+    if excess(0.0) >= 0.0:
+        return 0.0
+    if excess(_LARGEST_EPSILON) < 0.0:
+        return _LARGEST_EPSILON
+    # A little below the root, where the p-value is still too small.
+    root = float(scipy.optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-9))
+    return max(0.0, root - 1e-8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +212,10 @@ class OneRunAudit:
             tries = [n for i in halvings if (n := num_canaries >> i) >= _FEWEST_GUESSES]
             tries = tries or [num_canaries]
         of_each = 1.0 - (1.0 - confidence) / len(tries)
-        ascending = _by_rising_score(scores, is_member)
+        # NaN is the lowest. The order of equal scores depends neither on places nor on coins.
+        order_of_ties = np.random.default_rng(_ORDER_OF_TIES).permutation(num_canaries)
+        order = np.lexsort((order_of_ties, np.nan_to_num(scores, nan=-np.inf)))
+        ascending = is_member[order]
         found = []
         for number in tries:
             num_out = number // 2
@@ -138,21 +238,6 @@ class OneRunAudit:
             f"canaries were right: epsilon is at least {self.epsilon_lower_bound:.3g} at delta "
             f"{self.delta:g},\nwith confidence {100 * self.confidence:.4g}%. {claimed}"
         )
-
-
-def _by_rising_score(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
-    """Return `is_member` in the order of the scores, lowest first.
-
-    Args:
-        scores: Array of shape `(num_canaries,)`. NaN counts as the lowest. The order of equal
-            scores depends neither on their places nor on the coins.
-        is_member: Array of the same shape.
-    """
-    generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(_ORDER_OF_TIES,)))
-    shuffled = generator.permutation(len(scores))
-    lowest_first = np.argsort(np.nan_to_num(scores[shuffled], nan=-np.inf), kind="stable")
-    ordered: np.ndarray = is_member[shuffled][lowest_first]
-    return ordered
 
 
 def one_run(

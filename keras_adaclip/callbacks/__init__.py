@@ -2,8 +2,6 @@
 
 from keras_adaclip.callbacks.audit_callback import AuditCallback
 from keras_adaclip.callbacks.clipping_monitor import ClippingMonitor
-from keras_adaclip.callbacks.pass_counter import PassCounter, StepCheck
 from keras_adaclip.callbacks.privacy_callback import PrivacyCallback
-from keras_adaclip.callbacks.run_notice import BarOfStepsThatRan, RunNotice
 
 __all__ = ["AuditCallback", "ClippingMonitor", "PrivacyCallback"]

@@ -6,18 +6,16 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip import accounting
-from keras_adaclip._checks import check_between_0_and_1, check_positive, optional
-from keras_adaclip.plots.canvas import (
-    BLUE,
-    DPI,
-    GREEN,
-    GREY,
-    ORANGE,
-    Canvas,
-    draw_curve,
-    label,
-    scale_norms,
-)
+from keras_adaclip._checks import check_between_0_and_1, check_positive
+
+# Of Okabe and Ito, which colour-blind readers tell apart.
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+# Dots per inch of a figure, unless the caller says otherwise.
+_DPI = 120
+# Curves of so few points are drawn with dots, and a curve of one point is seen.
+_FEW = 20
+# Above this factor small norms could not be told apart on a linear axis.
+_WIDE = 10.0
 
 
 def history(
@@ -28,7 +26,7 @@ def history(
     delta: float | None = None,
     target_epsilon: float | None = None,
     ax: Any = None,
-    dpi: float = DPI,
+    dpi: float = _DPI,
 ) -> Any:
     """Draw accuracy (or loss), epsilon and clipping norm by epoch, one panel each.
 
@@ -48,10 +46,8 @@ def history(
 
     Raises:
         ImportError: If matplotlib is missing.
-        TypeError: If `ax` holds anything but axes.
-        ValueError: If the history is empty, `ax` has another number of axes than the figure has
-            panels, a number is out of range, or `delta` or `target_epsilon` is given for a history
-            without epsilon.
+        ValueError: If the history is empty, `ax` is not one axes for each panel, a number is out of
+            range, or `delta` or `target_epsilon` is given for a history without epsilon.
 
     Example:
 
@@ -64,52 +60,87 @@ def history(
     """
     values = getattr(history, "history", history)
     values = {name: list(curve) for name, curve in values.items() if len(curve) > 0}
-    given = {"delta": delta, "target_epsilon": target_epsilon}
-    if "epsilon" not in values and any(value is not None for value in given.values()):
+    if "epsilon" not in values and (delta, target_epsilon) != (None, None):
         raise ValueError(
             "Arguments `delta` and `target_epsilon` are about epsilon, which the history does not "
             "have. Train with a `keras_adaclip.callbacks.PrivacyCallback` among the callbacks. "
             f"Received: delta={delta}, target_epsilon={target_epsilon}"
         )
     known = getattr(history, "params", None) or {}
-    given = {name: known.get(name) if value is None else value for name, value in given.items()}
-    delta = optional(check_between_0_and_1, "delta", given["delta"])
-    target = optional(check_positive, "target_epsilon", given["target_epsilon"])
+    delta = known.get("delta") if delta is None else check_between_0_and_1("delta", delta)
+    target = known.get("target_epsilon") if target_epsilon is None else target_epsilon
     at_delta = "" if delta is None else f" at delta {delta:.3g}"
-    scores = [name for name in values if "accuracy" in name and not name.startswith("val_")]
-    score = [*scores, "loss"][0]
+    score = next((name for name in values if "accuracy" in name and name[:4] != "val_"), "loss")
     # The label of each panel, with the name, label and colour of its curves.
     layout = {
         score.replace("_", " "): [
-            (score, "training (not private)", BLUE),
-            (f"val_{score}", "validation", ORANGE),
+            (score, "training (not private)", _BLUE),
+            (f"val_{score}", "validation", _ORANGE),
         ],
         f"epsilon{at_delta}": [
-            ("epsilon", "at most, by the accountant", GREEN),
-            ("audit_epsilon", "at least, by the audit", ORANGE),
+            ("epsilon", "at most, by the accountant", _GREEN),
+            ("audit_epsilon", "at least, by the audit", _ORANGE),
         ],
-        "clipping norm (L2)": [("clip_norm", "clip norm", GREEN)],
+        "clipping norm (L2)": [("clip_norm", "clip norm", _GREEN)],
     }
     layout = {name: curves for name, curves in layout.items() if curves[0][0] in values}
     if not layout:
         raise ValueError("The history holds no epoch to plot.")
     num_epochs = max(len(curve) for curve in values.values())
-    canvas = Canvas(list(layout), ax, dpi)
-    for axes, (name, curves) in zip(canvas.axes, layout.items(), strict=True):
+    all_axes, figure = _panels(list(layout), ax, dpi)
+    for axes, (name, curves) in zip(all_axes, layout.items(), strict=True):
         for key, words, colour in curves:
-            if key in values:
+            if curve := values.get(key):
                 # Fewer values than epochs come from `validation_freq`.
-                epochs = np.arange(1, len(values[key]) + 1) * (num_epochs // len(values[key]))
-                draw_curve(axes, epochs, values[key], words, colour)
-        first = curves[0][0]
-        if first == "epsilon":
-            if target is not None:
-                axes.axhline(target, label=f"target: {target:g}", color=GREY, linestyle="--")
+                epochs = np.arange(1, len(curve) + 1) * (num_epochs // len(curve))
+                marker = "o" if len(curve) <= _FEW else None
+                axes.plot(
+                    epochs, curve, label=words, color=colour, linewidth=2, marker=marker, ms=4
+                )
+        if curves[0][0] == "epsilon" and target is not None:
+            words = f"target: {check_positive('target_epsilon', target):g}"
+            axes.axhline(target, label=words, color="grey", linestyle="--")
+        norms = values.get("clip_norm", [])
+        if curves[0][0] == "clip_norm" and max(norms) > _WIDE * min(norms) > 0.0:
+            axes.set_yscale("log")
+        elif curves[0][0] in ("epsilon", "clip_norm"):
             axes.set_ylim(bottom=0.0)
-        elif first == "clip_norm":
-            scale_norms(axes, np.asarray(values[first]))
-        label(axes, "epoch", name)
-    default = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
-    if "epsilon" in values:
-        default += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"
-    return canvas.finish(path, title, default)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+        if len(axes.lines) > 1:
+            axes.legend(fontsize="small", framealpha=0.8, edgecolor="none")
+    if ax is None and title is None:
+        title = f"Training of {num_epochs} epoch{'s' if num_epochs > 1 else ''}"
+        if "epsilon" in values:
+            title += f": epsilon {accounting.rounded_up(values['epsilon'][-1], 3)}{at_delta}"
+    if title is not None:
+        (figure.suptitle if ax is None else all_axes[0].set_title)(title)
+    if path is not None:
+        figure.savefig(path, dpi=dpi)
+    return figure
+
+
+def _panels(names: list[str], ax: Any, dpi: float) -> tuple[list[Any], Any]:
+    """Return axes for the panels with these names, side by side, and their figure."""
+    try:
+        from matplotlib.axes import Axes
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "matplotlib is needed for `keras_adaclip.plots`: pip install keras-adaclip[plots]"
+        ) from error
+    if ax is None:
+        size = (4.0 * len(names), 3.4)
+        figure = Figure(size, check_positive("dpi", dpi), layout="constrained")
+        ax = figure.subplots(1, len(names))
+    found = list(np.ravel(np.asarray(ax, object)))
+    if len(found) != len(names) or not all(isinstance(each, Axes) for each in found):
+        raise ValueError(
+            f"Argument `ax` must be {len(names)} matplotlib axes, one for each panel "
+            f"({', '.join(names)}): `figure, ax = plt.subplots(1, {len(names)})`. "
+            f"Received: {len(found)} of type {type(found[0]).__name__}"
+        )
+    # The axes of a subfigure belong to the canvas of the whole figure.
+    return found, found[0].figure.canvas.figure

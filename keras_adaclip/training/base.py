@@ -18,7 +18,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Augmentation, Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import from_frames, padding
-from keras_adaclip.training import weight_digests
+from keras_adaclip.training import run_callbacks, weight_digests
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.step_parts import keeping_metrics_only
@@ -264,15 +264,17 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         # A guard of a search knows the delta of its plan.
         plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
-        notice = own_callbacks.RunNotice(data, num_epochs, is_pass, [*budgets, *plans])
-        first = own_callbacks.PassCounter(
-            lambda num_epochs: self._begin_steps(data, budgets, num_epochs),
+        first = run_callbacks.RunOfSteps(
+            data,
+            num_epochs,
             is_pass,
+            [*budgets, *plans],
+            lambda num_epochs: self._begin_steps(data, budgets, num_epochs),
             lambda: refuse_disagreement(self, data),
         )
-        last = own_callbacks.StepCheck([budget.count_again for budget in budgets])
+        last = run_callbacks.StepCheck([budget.count_again for budget in budgets])
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
-            given.append(own_callbacks.BarOfStepsThatRan())
+            given.append(run_callbacks.BarOfStepsThatRan())
         try:
             self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(self._wants_diagnostics(ours))
@@ -282,7 +284,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
                 _refuse_legacy_checkpoints(given)
                 _warn_of_monitors(given)
                 others = [c for c in given if not isinstance(c, _OURS)]
-                yield [notice, first, *ours, *others, last]
+                yield [first, *ours, *others, last]
         finally:
             self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)

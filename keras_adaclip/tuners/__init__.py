@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_adaclip.tuners.choices import clipping_choices
     from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
-    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
-    from keras_adaclip.tuners.initial_norm import initial_norm_from
+    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner, initial_norm_from
     from keras_adaclip.tuners.private_search import PrivateSearch
 
 # The module of each public name.
@@ -20,7 +19,7 @@ _MODULES: dict[str, str] = {
     "GreedyClipTuner": "greedy_clip_tuner",
     "PrivateSearch": "private_search",
     "clipping_choices": "choices",
-    "initial_norm_from": "initial_norm",
+    "initial_norm_from": "greedy_clip_tuner",
 }
 
 __all__ = [

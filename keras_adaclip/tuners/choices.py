@@ -98,12 +98,17 @@ def clipping_choices(
     ['clip_norm', 'clip_norm_learning_rate', 'clipping', 'target_quantile']
     """
     names = [check_choice("strategies", name, STRATEGIES) for name in strategies]
-    bounds = _checked_ranges(ranges)
+    ranges = ranges or {}
+    for name in ranges:
+        check_choice("ranges", name, tuple(_RANGES))
     if "linear" in names or "exponential" in names:
         total_steps = check_integer("total_steps", total_steps, minimum=1)
     strategy = hp.Choice("clipping", names)
     values = {}
-    for name, (low, high, sampling, strategies_with_it) in bounds.items():
+    for name, (low, high, sampling, strategies_with_it) in _RANGES.items():
+        low, high = (
+            check_positive(f"ranges[{name!r}]", end) for end in ranges.get(name, (low, high))
+        )
         if owners := [each for each in names if each in strategies_with_it]:
             with hp.conditional_scope("clipping", owners):
                 if low == high:
@@ -111,19 +116,3 @@ def clipping_choices(
                 else:
                     values[name] = hp.Float(name, low, high, sampling=sampling)
     return _MAKERS[strategy](values, total_steps, statistics_noise_stddev)
-
-
-def _checked_ranges(
-    ranges: Mapping[str, tuple[float, float]] | None,
-) -> dict[str, tuple[float, float, str, tuple[str, ...]]]:
-    """Return all rows of `_RANGES`, with the given ranges in place of the defaults."""
-    bounds = dict(_RANGES)
-    for name, given in (ranges or {}).items():
-        if name not in _RANGES:
-            raise ValueError(
-                f"Argument `ranges` must name some of {', '.join(map(repr, _RANGES))}. "
-                f"Received: ranges={ranges!r}"
-            )
-        low, high = (check_positive(f"ranges[{name!r}]", value) for value in given)
-        bounds[name] = (low, high, *_RANGES[name][2:])
-    return bounds

@@ -8,13 +8,11 @@ from typing import Any, Self
 import keras
 import keras_tuner
 
-from keras_adaclip import _checks
+from keras_adaclip import _checks, accounting
 from keras_adaclip._configurable import Printable
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling, calibrate_noise_multiplier
 from keras_adaclip.models import privatize
 from keras_adaclip.optimizers import DPOptimizer, check_plain_optimizer
 from keras_adaclip.tuners.choices import DEFAULT_STRATEGIES, clipping_choices
-from keras_adaclip.tuners.plan_guard import PlanGuard
 
 
 class ClippingHyperModel(Printable, keras_tuner.HyperModel):
@@ -225,11 +223,11 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
-        guard = PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
+        guard = _PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
-        model.pledged_ledger = Ledger((planned.advance(epochs * steps_per_epoch),))
+        model.pledged_ledger = accounting.Ledger((planned.advance(epochs * steps_per_epoch),))
         if self.target_epsilon is not None:
             model.optimizer.promise(self.delta)
         try:
@@ -237,7 +235,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         finally:
             model.pledged_ledger = None
 
-    def privacy_plan(self, hp: Any) -> Ledger:
+    def privacy_plan(self, hp: Any) -> accounting.Ledger:
         """Return the ledger of a trial with these hyperparameters that runs all epochs.
 
         Args:
@@ -249,7 +247,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         # Other values are not read: a search asks for the plan of every value that is.
         batch_size = int(hp.values.get("batch_size", self.batch_sizes[0]))
         num_steps = self.epochs * self._steps_per_epoch(batch_size)
-        return Ledger((self._planned_row(batch_size).advance(num_steps),))
+        return accounting.Ledger((self._planned_row(batch_size).advance(num_steps),))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """Return the same search space, with this noise multiplier in every trial.
@@ -277,10 +275,12 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         """Return the number of steps of an epoch."""
         return math.ceil(self.num_examples / batch_size)
 
-    def _planned_row(self, batch_size: int) -> LedgerRow:
+    def _planned_row(self, batch_size: int) -> accounting.LedgerRow:
         """Return the row of a trial before it has run."""
         noise_multiplier = self._noise_multiplier(batch_size)
-        return LedgerRow.open(Sampling.POISSON, batch_size, self.num_examples, noise_multiplier)
+        return accounting.LedgerRow.open(
+            accounting.Sampling.POISSON, batch_size, self.num_examples, noise_multiplier
+        )
 
     def _noise_multiplier(self, batch_size: int) -> float:
         """Return the noise multiplier of a trial, which is calibrated once for each batch size."""
@@ -288,7 +288,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             return self.noise_multiplier
         if batch_size not in self._noise_multipliers:
             try:
-                self._noise_multipliers[batch_size] = calibrate_noise_multiplier(
+                self._noise_multipliers[batch_size] = accounting.calibrate_noise_multiplier(
                     self.target_epsilon,
                     self.delta,
                     self.num_examples,
@@ -299,6 +299,65 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
             except ValueError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from error
         return self._noise_multipliers[batch_size]
+
+
+class _PlanGuard(keras.callbacks.Callback):
+    """Compares the ledger with the plan before each epoch of a trial, and when training ends.
+
+    They differ if trials share weights, if the data have another number of rows, or if another
+    callback trains or changes the noise.
+
+    Args:
+        planned: The row of a trial before it has run.
+        steps_per_epoch: The number of steps of an epoch.
+        delta: The delta of the search; None if it has none.
+        accountant: The accountant of the search.
+
+    Attributes:
+        target_epsilon: None: the guard has no target, and `fit` plans with its delta.
+        has_stopped: False: the guard raises instead.
+    """
+
+    target_epsilon: float | None = None
+    has_stopped = False
+
+    def __init__(
+        self,
+        planned: accounting.LedgerRow,
+        steps_per_epoch: int,
+        delta: float | None,
+        accountant: str,
+    ) -> None:
+        super().__init__()
+        self.delta = self.effective_delta = delta
+        self.accountant = accountant
+        self._planned, self._steps_per_epoch = planned, steps_per_epoch
+        self._steps_planned = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raise `FatalValueError` if the steps of this epoch would not be as planned."""
+        self._steps_planned = (epoch + 1) * self._steps_per_epoch
+        self._check(self.model.privacy_ledger.advance(self._steps_per_epoch))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Raise `FatalValueError` if more steps ran than were planned."""
+        self._check(self.model.privacy_ledger)
+
+    def _check(self, ledger: accounting.Ledger) -> None:
+        """Raise `FatalValueError` if a ledger has more than the planned steps."""
+        planned = accounting.Ledger((self._planned.advance(self._steps_planned),))
+        if not ledger.is_covered_by(planned):
+            received, expected = (
+                "; ".join(str(row) for row in rows)
+                for rows in (ledger, planned)
+            )
+            raise keras_tuner.errors.FatalValueError(
+                "This trial would spend more than planned, so its epsilon might exceed the target. "
+                "Give as many rows as `num_examples`. Every call of `build_model` must return a "
+                "model with new weights that were never trained on the data. Only the hypermodel "
+                "may choose optimizer, noise and batches, and only the search may train. "
+                f"Received: {received}; planned: {expected}"
+            )
 
 
 def _new_metric(metric: Any) -> Any:

@@ -5,17 +5,21 @@ section 4.3 and algorithm 1.
 """
 
 import copy
+import dataclasses
 import math
 import os
+import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import keras_tuner
 import numpy as np
 from keras_tuner.engine.trial import Trial
 
-from keras_adaclip._checks import check_choice, check_integer, check_nonnegative, check_positive
+from keras_adaclip import _checks
 from keras_adaclip._configurable import printed
 from keras_adaclip.clipping import FixedClipping
 from keras_adaclip.optimizers import DPOptimizer
@@ -110,19 +114,17 @@ class GreedyClipTuner(keras_tuner.Tuner):
                 "A greedy search runs in one process: each trial needs the result of the one "
                 "before. Unset the environment variable KERASTUNER_TUNER_ID."
             )
-        bound = {}
-        if max_clip_norm is not None:
-            bound["max_clip_norm"] = check_positive("max_clip_norm", max_clip_norm)
+        epochs = _checks.check_integer("epochs", epochs, minimum=1)
         rule = greedy.GreedyRule(
-            check_positive("start", start),
-            check_positive("step", step),
-            check_nonnegative("max_drop", max_drop),
-            check_choice("spacing", spacing, ("linear", "geometric")),
-            check_integer("max_trials_per_epoch", max_trials_per_epoch, minimum=1),
-            **bound,
+            _checks.check_positive("start", start),
+            _checks.check_positive("step", step),
+            _checks.check_nonnegative("max_drop", max_drop),
+            _checks.check_choice("spacing", spacing, ("linear", "geometric")),
+            _checks.check_integer("max_trials_per_epoch", max_trials_per_epoch, minimum=1),
+            _checks.optional(_checks.check_positive, "max_clip_norm", max_clip_norm),
         )
         super().__init__(
-            greedy.GreedyOracle(rule, check_integer("epochs", epochs, minimum=1), objective),
+            greedy.GreedyOracle(rule, epochs, objective),
             hypermodel,
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
@@ -133,8 +135,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
 
     def __repr__(self) -> str:
         oracle = self.oracle
-        arguments = {name: getattr(oracle.rule, name) for name in ("start", "step", "max_drop")}
-        arguments |= {"spacing": oracle.rule.spacing, "epochs": oracle.epochs}
+        arguments = {**dataclasses.asdict(oracle.rule), "epochs": oracle.epochs}
         arguments |= {"hypermodel": self.hypermodel, "objective": oracle.objective.name}
         return printed(self, arguments)
 
@@ -184,7 +185,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         epoch, clip_norm = values[greedy.EPOCH], values[greedy.CLIP_NORM]
         callbacks = copy.deepcopy(list(fit_kwargs.pop("callbacks", None) or []))
         try:
-            self._prepare(values[greedy.PARENT], clip_norm)
+            self._prepare(clip_norm)
             history = self.hypermodel.fit(
                 trial.hyperparameters,
                 self._model,
@@ -297,22 +298,22 @@ class GreedyClipTuner(keras_tuner.Tuner):
         _check_model(model)
         return model
 
-    def _prepare(self, parent: str, clip_norm: float) -> None:
+    def _prepare(self, clip_norm: float) -> None:
         """Give the model the weights, the optimizer state and the norm that a trial begins with.
 
         Args:
-            parent: The trial that it begins from; empty in the first epoch.
             clip_norm: The norm, of all groups together.
         """
-        initial = Path(self.project_dir) / _INITIAL_WEIGHTS
-        if parent or initial.exists():
-            self._model.load_weights(self._checkpoint(parent) if parent else initial)
+        finished, start = self.oracle.finished_epochs, Path(self.project_dir) / _INITIAL_WEIGHTS
+        if finished:
+            start = self._checkpoint(str(finished[-1].winner))
+        if finished or start.exists():
+            self._model.load_weights(start)
         else:
-            self._model.save_weights(initial)
+            self._model.save_weights(start)
         variables = self._model.optimizer.variables
         variable = next(variable for variable in variables if variable.name == "clip_norm")
-        num_groups = math.prod(variable.shape)
-        variable.assign(np.full(variable.shape, clip_norm / math.sqrt(num_groups)))
+        variable.assign(np.full(variable.shape, clip_norm / math.sqrt(math.prod(variable.shape))))
 
     def _checkpoint(self, trial_id: str) -> Path:
         """Return the file with the weights of a trial."""
@@ -344,3 +345,46 @@ def _check_model(model: Any) -> None:
             f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
             f"clipping={clipping!r}"
         )
+
+
+def initial_norm_from(
+    hypermodel: Any,
+    *fit_args: Any,
+    runs: int = 5,
+    directory: str | os.PathLike[str] | None = None,
+    project_name: str = "initial_norm",
+    search_options: Mapping[str, Any] | None = None,
+    **fit_kwargs: Any,
+) -> float:
+    """Return the mean of the best norms of the first epoch, to begin a `PowerDecay` with.
+
+    Like every greedy search this is **not private**: search on public data, and use the norm for
+    private data that resemble them (Lin et al. 2022, section 4.3.2).
+
+    Args:
+        hypermodel: As in `GreedyClipTuner`.
+        *fit_args: Arguments for `fit`: the training data.
+        runs: An int from 1, the number of searches, each with other initial weights and noise.
+        directory: The folder for their files, in which interrupted searches continue; None for a
+            temporary one.
+        project_name: The name of each search's folder, before its number.
+        search_options: Other arguments of `GreedyClipTuner`, such as `{"start": 0.1}`.
+        **fit_kwargs: Arguments for `fit`: validation data, `batch_size`, and `verbose`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RuntimeError: As in `GreedyClipTuner.search`.
+    """
+    norms = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for run in range(_checks.check_integer("runs", runs, minimum=1)):
+            tuner = GreedyClipTuner(
+                hypermodel,
+                epochs=1,
+                directory=directory or temporary,
+                project_name=f"{project_name}_{run}",
+                **(search_options or {}),
+            )
+            tuner.search(*fit_args, **fit_kwargs)
+            norms.append(tuner.best_schedule().values[0])
+    return fmean(norms)

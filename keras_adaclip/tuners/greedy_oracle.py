@@ -19,9 +19,10 @@ import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 CLIP_NORM = "clip_norm"
+_LARGEST_NORM = 1e15  # of the clipping strategies
 CHECKPOINT = "checkpoint.weights.h5"
-# Hyperparameters of a trial besides the norm. No user's name can be the same.
-EPOCH, PARENT = "greedy/epoch", "greedy/parent"
+# The epoch of a trial, beside its norm. No user's name can be the same.
+EPOCH = "greedy/epoch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,8 @@ class GreedyRule:
     step: float
     max_drop: float
     spacing: str = "linear"
-    max_trials: int = 200
-    max_clip_norm: float = 1e15  # the largest norm of the clipping strategies
+    max_trials_per_epoch: int = 200
+    max_clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         if self.spacing == "geometric" and self.step <= 1.0:
@@ -50,7 +51,7 @@ class GreedyRule:
                 "Argument `step` must be above 1 with geometric spacing. "
                 f"Received: step={self.step}"
             )
-        if self.max_clip_norm < self.start:
+        if self.max_clip_norm is not None and self.max_clip_norm < self.start:
             raise ValueError(
                 f"Argument `max_clip_norm` must be at least `start`, {self.start:g}. "
                 f"Received: max_clip_norm={self.max_clip_norm}"
@@ -79,12 +80,12 @@ class GreedyRule:
             scores: As in `best`.
         """
         best = self.best(scores)
-        if best is not None:
-            drop = scores[best] - (scores[-1] if math.isfinite(scores[-1]) else -math.inf)
-            if drop > self.max_drop:
-                return None
+        last = scores[-1] if scores and math.isfinite(scores[-1]) else -math.inf
+        if best is not None and scores[best] - last > self.max_drop:
+            return None
         norm = self.norm(len(scores))
-        return norm if len(scores) < self.max_trials and norm <= self.max_clip_norm else None
+        is_over = norm > (self.max_clip_norm or _LARGEST_NORM)
+        return None if is_over or len(scores) >= self.max_trials_per_epoch else norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,14 +136,12 @@ class GreedyOracle(keras_tuner.Oracle):
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """Return the values of the next trial, or that the search is over."""
-        finished = self.finished_epochs
-        number = len(finished) + 1
+        number = len(self.finished_epochs) + 1
         following = self.epoch(number).following
         if number > self.epochs or following is None:
             return {"status": TrialStatus.STOPPED}
-        parent = finished[-1].winner if finished else ""
-        values = {CLIP_NORM: following, EPOCH: number, PARENT: parent}
-        return {"status": TrialStatus.RUNNING, "values": {**self.hyperparameters.values, **values}}
+        values = {**self.hyperparameters.values, CLIP_NORM: following, EPOCH: number}
+        return {"status": TrialStatus.RUNNING, "values": values}
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
@@ -168,12 +167,13 @@ class GreedyOracle(keras_tuner.Oracle):
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of keras-tuner's oracle, and the settings of the search."""
-        return {**super().get_state(), "greedy": self._settings()}
+        settings = {**dataclasses.asdict(self.rule), "objective": str(self.objective)}
+        return {**super().get_state(), "greedy": settings}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue a saved search; raise `ValueError` if its settings differ."""
-        saved, settings = state["greedy"], self._settings()
-        if any(saved.get(name) != value for name, value in settings.items()):
+        saved, settings = state["greedy"], self.get_state()["greedy"]
+        if saved != settings:
             raise ValueError(
                 "The folder holds a search with other settings, and continuing it would mix two "
                 "searches. Use the settings of that search, or another `project_name`. "
@@ -226,7 +226,3 @@ class GreedyOracle(keras_tuner.Oracle):
             if trial.hyperparameters.values[EPOCH] == number
             and trial.status == TrialStatus.COMPLETED
         ]
-
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings with which an interrupted search must continue."""
-        return {**dataclasses.asdict(self.rule), "objective": str(self.objective)}

@@ -1,17 +1,57 @@
-"""A search for hyperparameters whose own cost is counted (Papernot and Steinke 2022)."""
+"""A search for hyperparameters whose own cost is counted (Papernot and Steinke 2022).
 
+    e(a) = max_h e_h(a)
+
+bounds the Rényi divergence of a run at order a, where e_h belongs to a run with the hyperparameters
+h. Every value of h that the plan of a run depends on is planned before the search.
+"""
+
+import collections
 import dataclasses
+import itertools
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras_tuner
+from keras_tuner.engine import hyperparameters as kinds
 
 from keras_adaclip import accounting
 from keras_adaclip._checks import check_between_0_and_1, check_integer, optional
 from keras_adaclip._configurable import printed
-from keras_adaclip.tuners.private_plans import SearchSpent, planned_bounds
-from keras_adaclip.tuners.private_record import FAILED, REFUSED, UNFINISHED, SearchRecord
-from keras_adaclip.tuners.private_runs import SearchLoop, checked_fit_arguments
+from keras_adaclip.tuners import private_runs
+
+_MAX_PLANS = 10_000
+# Why a search in one of these states releases nothing.
+_UNRELEASED = {
+    private_runs.NOT_BEGUN: (
+        "Nothing is released before the search has ended: its epsilon does not cover results of a "
+        "part of the runs. Call `search`."
+    ),
+    private_runs.UNFINISHED: (
+        "The search was interrupted, or is still under way. Nothing is released before a search "
+        "has ended, and an interrupted one cannot go on: that could depend on its runs, which have "
+        "used the data. Begin another search in another project, and count the cost of both."
+    ),
+    private_runs.FAILED: (
+        "The best run failed, so all of them did: nothing is released. The errors are not told, "
+        "since they may depend on the data. Train one model of the hypermodel on made-up data."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpent(accounting.PrivacySpent):
+    """The privacy of what a search releases; `str()` of it is a statement in words.
+
+    Epsilon is that of the released run with its selection, by Rényi divergences. Steps are those
+    of the longest run that can be drawn.
+
+    Args:
+        epsilon_of_one_run: Epsilon of a run without a selection, by the same accountant.
+    """
+
+    epsilon_of_one_run: float = 0.0
 
 
 class PrivateSearch(keras_tuner.Tuner):
@@ -118,7 +158,7 @@ class PrivateSearch(keras_tuner.Tuner):
                 "noise, and epsilon does not cover a choice by it. "
                 f"Received: objective={objective!r}"
             )
-        self._selection = accounting.RandomSelection(mean_trials, distribution)
+        self.selection = accounting.RandomSelection(mean_trials, distribution)
         self._delta = optional(check_between_0_and_1, "delta", delta)
         self._validation_is_public = bool(validation_is_public)
         if base is None and not hasattr(hypermodel, "privacy_plan"):
@@ -132,39 +172,36 @@ class PrivateSearch(keras_tuner.Tuner):
                 "Argument `target_epsilon` needs `delta`, and plans of the hypermodel instead of "
                 f"`base`. Received: delta={delta}, base={base!r}"
             )
-        # The oracle only holds the search space: keras-tuner's searches draw without replacement,
-        # repeat failed trials and end after several failures, which changes the law.
-        oracle = keras_tuner.Oracle(objective, hyperparameters=hyperparameters)
         super().__init__(
-            oracle,
+            # The oracle only holds the search space: `PrivateRuns` draws from it.
+            keras_tuner.Oracle(objective, hyperparameters=hyperparameters),
             # Any noise will do to find the search space.
             hypermodel if target_epsilon is None else hypermodel.with_noise_multiplier(1.0),
             directory=None if directory is None else os.fspath(directory),
             project_name=project_name,
         )
-        self._space = oracle.get_space()
-        self._objective = oracle.objective
+        self.space = self.oracle.get_space()
         if target_epsilon is not None:
-            self.hypermodel = hypermodel = self._calibrated(hypermodel, target_epsilon)
-        if base is None:
-            self._bounds = planned_bounds(hypermodel, self._space)
-        else:
-            self._bounds = accounting.RunBounds(
-                (accounting.Ledger((base,)) if isinstance(base, accounting.LedgerRow) else base,)
-            )
+            self.hypermodel = self._calibrated(hypermodel, target_epsilon)
+        if isinstance(base, accounting.LedgerRow):
+            base = accounting.Ledger((base,))
+        self.bounds = (
+            _planned_bounds(self.hypermodel, self.space)
+            if base is None
+            else accounting.RunBounds((base,))
+        )
         settings = {
-            "mean_trials": self._selection.mean_trials,
-            "distribution": self._selection.distribution,
-            "objective": [self._objective.name, self._objective.direction],
-            "base": self._bounds.to_list(),
+            **dataclasses.asdict(self.selection),
+            "objective": [self.oracle.objective.name, self.oracle.objective.direction],
+            "base": self.bounds.to_list(),
             "validation_is_public": self._validation_is_public,
         }
-        self._record = SearchRecord(self.project_dir, settings)
+        self.record = private_runs.SearchRecord(self.project_dir, settings)
 
     def __repr__(self) -> str:
-        arguments = {"hypermodel": self.hypermodel, "objective": self._objective.name}
+        arguments = {"hypermodel": self.hypermodel, "objective": self.oracle.objective.name}
         arguments |= {"delta": self._delta, "validation_is_public": self._validation_is_public}
-        return printed(self, {**arguments, **vars(self._selection)})
+        return printed(self, {**arguments, **vars(self.selection)})
 
     def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
         """Run the search, unless it has ended.
@@ -181,19 +218,9 @@ class PrivateSearch(keras_tuner.Tuner):
                 folder was interrupted or is still under way.
             ValueError: If an argument would tell of losing runs, or there are no validation data.
         """
-        fit_kwargs = checked_fit_arguments(fit_args, fit_kwargs)
-        self._check_folder()
-        if self._record.outcome is None:
-            SearchLoop(
-                self.hypermodel,
-                self._space,
-                self._objective,
-                self._bounds,
-                self._selection,
-                self._record,
-                fit_args,
-                fit_kwargs,
-            ).run()
+        fit_kwargs = private_runs.checked_fit_arguments(fit_args, fit_kwargs)
+        if self._state()[0] == private_runs.NOT_BEGUN:
+            private_runs.PrivateRuns(self, fit_args, fit_kwargs).run()
         self._released()
 
     # The release and its cost
@@ -209,13 +236,13 @@ class PrivateSearch(keras_tuner.Tuner):
         """
         if (released := self._released()) is None:
             return None
-        hp = keras_tuner.HyperParameters.from_config(released["hyperparameters"])
+        (hp,) = self.get_best_hyperparameters()
         model = self.hypermodel.build(hp)
         if not model.built:
             model.build_from_config(released["build_config"])
         # The file holds the optimizer's state as well, which was built when it was saved.
         model.optimizer.build(model.trainable_variables)
-        model.load_weights(self._record.best_weights)
+        model.load_weights(self.record.best_weights)
         return model
 
     def get_best_models(self, num_models: int = 1) -> list[Any]:
@@ -252,12 +279,12 @@ class PrivateSearch(keras_tuner.Tuner):
             delta: A float in (0, 1), well below one over the number of examples.
 
         """
-        self._check_folder()
-        cost = self._bounds.selected(self._selection)
+        self._state()
+        cost = self.bounds.selected(self.selection)
         return dataclasses.replace(
             SearchSpent.from_ledger(cost, delta, "rdp"),
             selection=self._selection_in_words(),
-            epsilon_of_one_run=self._bounds.epsilon(delta),
+            epsilon_of_one_run=self.bounds.epsilon(delta),
         )
 
     def results_summary(self, num_trials: int = 1, *, delta: float | None = None) -> None:
@@ -280,13 +307,13 @@ class PrivateSearch(keras_tuner.Tuner):
         if released is None:
             print("There was no run, and nothing is released.")
             return
-        print(f"{self._objective.name}: {released['score']:.5g}")
+        print(f"{self.oracle.objective.name}: {released['score']:.5g}")
         for name, value in released["hyperparameters"]["values"].items():
             print(f"{name}: {value}")
 
     def _selection_in_words(self) -> str:
         """Return a statement about the selection and the validation data."""
-        text = f"{self._selection}, the number kept secret and nothing else released"
+        text = f"{self.selection}, the number kept secret and nothing else released"
         if self._validation_is_public:
             return f"{text}; validation data are taken to be public"
         return f"{text}; the guarantee does not cover the validation data"
@@ -296,38 +323,112 @@ class PrivateSearch(keras_tuner.Tuner):
 
         def epsilon(noise_multiplier: float) -> float:
             """Return epsilon of the search with a noise multiplier."""
-            bounds = planned_bounds(hypermodel.with_noise_multiplier(noise_multiplier), self._space)
-            return bounds.selection_epsilon(self._selection, self._delta or 0.0)
+            bounds = _planned_bounds(hypermodel.with_noise_multiplier(noise_multiplier), self.space)
+            return bounds.selection_epsilon(self.selection, self._delta or 0.0)
 
         return hypermodel.with_noise_multiplier(
             accounting.least_noise_multiplier(epsilon, target_epsilon)
         )
 
-    def _check_folder(self) -> None:
-        """Raise if the folder holds another search, or one that releases nothing."""
-        self._record.check()
-        if self._record.outcome == REFUSED:
-            raise RuntimeError(self._record.released)
+    def _state(self) -> tuple[str, Any]:
+        """Return the state of the search, and what is released; raise if its cost is not known."""
+        state, released = self.record.read()
+        if state == private_runs.REFUSED:
+            raise RuntimeError(released)
+        return state, released
 
     def _released(self) -> dict[str, Any] | None:
         """Return the released run; None if there was no run."""
-        self._check_folder()
-        if self._record.outcome is None:
-            raise RuntimeError(
-                "Nothing is released before the search has ended: its epsilon does not cover "
-                "results of a part of the runs. Call `search`."
+        state, released = self._state()
+        if state in _UNRELEASED:
+            raise RuntimeError(f"{_UNRELEASED[state]} Folder: {self.project_dir}")
+        return released
+
+
+def _planned_bounds(hypermodel: Any, space: keras_tuner.HyperParameters) -> accounting.RunBounds:
+    """Return the plans of all runs that can be drawn from a search space, each once.
+
+    `privacy_plan` is called with hyperparameters that have no values at first. When it reads one,
+    it is called again with every value of that one.
+
+    Args:
+        hypermodel: A hypermodel with a method `privacy_plan(hp)`.
+        space: The search space.
+
+    Raises:
+        TypeError: If a plan is not a `Ledger`.
+        ValueError: If a plan depends on a number without a step, on too many values, or on a
+            hyperparameter that the space does not have.
+    """
+    plans: list[accounting.Ledger] = []
+    waiting: list[dict[str, Any]] = [{}]
+    while waiting:
+        chosen = waiting.pop()
+        hp = space.copy()
+        hp.values = _ChosenValues(space, chosen)
+        try:
+            plan = hypermodel.privacy_plan(hp)
+        except _ReadBeforeChosenError as error:
+            (read,) = error.args
+            waiting += [{**chosen, read.name: value} for value in _all_values(read)]
+        else:
+            if new := private_runs.new_names(hp, space):
+                raise ValueError(
+                    f"`privacy_plan` of {type(hypermodel).__name__} reads {new}, which the search "
+                    "space does not have. Ask for it in `build` or `declare_hyperparameters` too."
+                )
+            plans.append(plan)
+        if len(plans) + len(waiting) > _MAX_PLANS:
+            raise ValueError(
+                f"`privacy_plan` of {type(hypermodel).__name__} depends on more than "
+                f"{_MAX_PLANS:,} combinations of hyperparameters. Let it depend on fewer, or give "
+                "`base`, a ledger that no run exceeds."
             )
-        if self._record.outcome == UNFINISHED:
-            raise RuntimeError(
-                f"The search in {str(self._record.folder)!r} was interrupted, or is still under "
-                "way: nothing is released before a search has ended. An interrupted one cannot go "
-                "on, since that could depend on its runs, which have used the data. Begin another "
-                "search in another project, and count the cost of both: `privacy_spent` of each."
-            )
-        if self._record.outcome == FAILED:
-            raise RuntimeError(
-                "The best run failed, so all of them did: nothing is released. The errors are not "
-                "told, since they may depend on the data. Train one model of the hypermodel on "
-                "made-up data."
-            )
-        return self._record.released
+    return accounting.RunBounds(tuple(plans))
+
+
+def _all_values(hyperparameter: kinds.HyperParameter) -> list[Any]:
+    """Return the values of a hyperparameter, up to one more than the limit."""
+    values = hyperparameter.values
+    if isinstance(hyperparameter, kinds.Int):
+        # keras-tuner lists ten samples of integers without a step.
+        every = range(hyperparameter.min_value, hyperparameter.max_value + 1)
+        values = every if hyperparameter.step is None else map(int, values)
+    elif isinstance(hyperparameter, kinds.Float) and hyperparameter.step is None:
+        raise ValueError(
+            f"The cost of a run depends on {hyperparameter.name!r}, a number without a step, so "
+            "its largest value is not known. Give the number a step, make it a `Choice`, or give "
+            "`base`, a ledger that no run exceeds."
+        )
+    return list(itertools.islice(values, _MAX_PLANS + 1))
+
+
+class _ReadBeforeChosenError(BaseException):
+    """A plan has read a hyperparameter without a value; no `except Exception` keeps this."""
+
+
+class _ChosenValues(collections.UserDict[str, Any]):
+    """Values of the hyperparameters of a space, which raise if one that is not chosen is read.
+
+    Args:
+        space: The search space.
+        chosen: The values chosen so far, by name.
+    """
+
+    def __init__(self, space: keras_tuner.HyperParameters, chosen: dict[str, Any]) -> None:
+        self._space = space
+        super().__init__(chosen)
+
+    def __getitem__(self, name: str) -> Any:
+        for each in self._space.space:
+            # A condition reads the values of other hyperparameters, which are chosen first.
+            is_new = each.name == name and name not in self.data
+            if is_new and all(condition.is_active(self) for condition in each.conditions):
+                raise _ReadBeforeChosenError(each)
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return Mapping.__contains__(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in {each.name for each in self._space.space} if name in self)

@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 # The number of figures, and words of the printed output.
 SHOWN = {
-    "fashion_mnist": (3, ("noise multiplier", "test accuracy", "Privacy report", "True")),
+    "fashion_mnist": (1, ("noise multiplier", "test accuracy", "Privacy report", "True")),
     "federated": (2, ("60 clients", "test accuracy", "A unit is one client", "600 clients")),
 }
 

@@ -23,25 +23,25 @@ FOLDERS = {
     "federated": (2_278, 22),
     "accounting": (2_079, 19),
     "gradients": (1_912, 25),
-    "training": (1_610, 11),
+    "training": (1_779, 12),
     "backend": (1_539, 17),
     "examination": (1_335, 9),
-    "tuners": (1_221, 11),
+    "tuners": (1_136, 7),
     "optimizers": (1_091, 9),
     "sampling": (833, 10),
     "clipping": (661, 14),
     "models": (660, 6),
     "integrations": (595, 9),
-    ".": (515, 7),
-    "callbacks": (426, 6),
-    "plots": (389, 6),
-    "audit": (376, 5),
-    "schedules": (189, 7),
+    ".": (437, 7),
+    "audit": (356, 4),
+    "callbacks": (237, 4),
+    "schedules": (170, 2),
+    "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_753
+LINES_OF_TESTS = 27_544
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (58, 656), "in a step": (40, 227)}
+EXECUTED = {"before the first step": (59, 660), "in a step": (41, 230)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -52,7 +52,7 @@ class ScriptedTuner(tuners.GreedyClipTuner):
         values = trial.hyperparameters.values
         epoch = values["greedy/epoch"]
         number = len(self.oracle.epoch(epoch).scores)
-        self.ran.append((epoch, values["clip_norm"], values["greedy/parent"]))
+        self.ran.append((epoch, values["clip_norm"]))
         weights = Path(self.get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
         weights.write_text(trial.trial_id)
         return {"val_mae": self.script(epoch, number)}
@@ -60,8 +60,8 @@ class ScriptedTuner(tuners.GreedyClipTuner):
     @property
     def visited(self):
         """The norms of each epoch, in order."""
-        epochs = sorted({epoch for epoch, *_ in self.ran})
-        return [[norm for epoch, norm, _ in self.ran if epoch == number] for number in epochs]
+        epochs = sorted({epoch for epoch, _ in self.ran})
+        return [[norm for epoch, norm in self.ran if epoch == number] for number in epochs]
 
 
 def table(seed, ties=True):

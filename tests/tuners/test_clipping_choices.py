@@ -53,7 +53,7 @@ def test_ranges_take_the_place_of_the_usual_ones():
     [
         ({"strategies": ["fixed", "median"]}, ValueError, "`strategies` must be one of"),
         ({"strategies": ["linear"]}, TypeError, "`total_steps` must be an integer"),
-        ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must name some of"),
+        ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must be one of 'clip_norm', "),
         ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "must be positive"),
     ],
 )

@@ -178,7 +178,7 @@ FATAL = keras_tuner.errors.FatalValueError
         ({"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
         ({"sampling": "shuffle"}, "`sampling` must be left out"),
         ({"epochs": 3}, "at most 2, for which the noise was calibrated"),
-        ({"validation_split": 0.25}, "0 steps, .* of 24 rows; planned: .* of 32 rows"),
+        ({"validation_split": 0.25}, "Received: .* of 24.*; planned: .* of 32"),
     ],
 )
 def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
@@ -190,7 +190,7 @@ def test_another_optimizer_ends_the_search_before_a_step():
     hp, space = keras_tuner.HyperParameters(), hypermodel()
     model = space.build(hp)
     model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1), loss="mse")
-    with pytest.raises(FATAL, match=r"0 steps, noise_multiplier=0\.1,.*; planned: "):
+    with pytest.raises(FATAL, match=r"Received: .* z = 0\.1; planned: .* z = 1"):
         space.fit(hp, model, X, Y, verbose=0)
 
 
@@ -203,7 +203,7 @@ def test_trials_that_share_weights_end_the_search():
     shared = build_model()
     space = hypermodel(build_model=lambda: shared)
     run(space)
-    with pytest.raises(FATAL, match="has spent more than planned"):
+    with pytest.raises(FATAL, match="would spend more than planned"):
         run(space)
 
 
@@ -218,15 +218,9 @@ class TrainsAfterwards(keras.callbacks.Callback):
         self.model.train_on_batch(X, Y)
 
 
-@pytest.mark.parametrize(
-    ("callback", "words"),
-    [
-        (LowersTheNoise, "was about to run with other data, noise or batches"),
-        (TrainsAfterwards, "has spent more than planned"),
-    ],
-)
-def test_a_callback_that_spends_more_ends_the_search(callback, words):
-    with pytest.raises(FATAL, match=words):
+@pytest.mark.parametrize("callback", [LowersTheNoise, TrainsAfterwards])
+def test_a_callback_that_spends_more_ends_the_search(callback):
+    with pytest.raises(FATAL, match="would spend more than planned"):
         run(hypermodel(), callbacks=[callback()])
 
 

@@ -84,7 +84,7 @@ def test_a_search_killed_within_a_trial_runs_it_again(tmp_path, num_before):
     second = tuner_of(script, tmp_path)
     second.search(verbose=0)
     visited, best = expected_search(script, 5.0, True)
-    assert [norm for _, norm, _ in [*first.ran, *second.ran]] == [
+    assert [norm for _, norm in [*first.ran, *second.ran]] == [
         norm for epoch in visited for norm in epoch
     ]
     assert second.best_schedule().values == best
@@ -98,7 +98,7 @@ def test_a_finished_search_is_continued_with_the_same_settings_only(tmp_path):
     assert again.ran == []
     more = tuner_of(script, tmp_path, epochs=EPOCHS + 1)
     more.search(verbose=0)
-    assert {epoch for epoch, *_ in more.ran} == {EPOCHS + 1}
+    assert {epoch for epoch, _ in more.ran} == {EPOCHS + 1}
     for changed in ({"start": 0.2}, {"max_drop": 0.1}, {"step": 2.0, "spacing": "geometric"}):
         with pytest.raises(ValueError, match="holds a search with other settings"):
             tuner_of(script, tmp_path, **changed)

@@ -178,7 +178,7 @@ class Seeded(Regression):
 def test_a_largest_batch_that_the_first_run_would_choose_is_refused(tmp_path):
     x, y = data()
     drawn = ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, max_batch_size="auto")
-    with pytest.raises(ValueError, match="`max_batch_size='auto'` would be chosen by the first"):
+    with pytest.raises(ValueError, match="max_batch_size='auto'"):
         search_of(Regression(), tmp_path).search(drawn, validation_data=data(1))
 
 
@@ -186,7 +186,7 @@ def test_seeds_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 1)
     with pytest.raises(ValueError, match="several runs draw the same noise"):
         run(search_of(Seeded(), tmp_path))
-    with pytest.raises(ValueError, match=r"Received: PoissonDataset\(seed=7\)"):
+    with pytest.raises(ValueError, match=r"needs `seed=None`.* Received: seed=7"):
         search_of(Regression(), tmp_path).search(sampled(*data(), 7), validation_data=data(1))
     assert not (tmp_path / "p" / RECORD).exists()
 
@@ -271,7 +271,7 @@ def test_runs_that_take_over_trained_weights_end_the_search(tmp_path, monkeypatc
         search.hypermodel.keep = lambda model: setattr(
             search.hypermodel, "weights", search.hypermodel.weights or model.get_weights()
         )
-    with pytest.raises(RuntimeError, match="as private training of an earlier run has left them"):
+    with pytest.raises(RuntimeError, match="as private training of an earlier run has left it"):
         run(search)
 
 

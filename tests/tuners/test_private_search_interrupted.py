@@ -3,7 +3,7 @@
 import keras_tuner
 import pytest
 
-from keras_adaclip.tuners.private_record import SearchRecord
+from keras_adaclip.tuners.private_runs import SearchRecord
 from tests.tuners.hypermodels import Scored, draw_numbers, files_below, planned, run, search_of
 from tests.tuners.test_private_search import RECORD, RELEASED_FILES
 
