@@ -7,10 +7,7 @@ per_client        scores and predictions of single clients
 client_scores     the table of the scores
 settings          the client arguments of `compile`
 clients           the examples by client
-client_ids        which examples belong to one client
-client_sources    where they come from: arrays, HDF5 files, functions
-client_frames     ... frames
-client_views      ... other clients: some of them, or a part of their examples
+client_sources    what they are read from: ids, frames, HDF5 files
 partition         the division of a data set among clients
 rounds_over       rounds over a population, and the facts of them for the ledger
 cohorts           the draw of clients in each round

@@ -140,7 +140,7 @@ def test_a_function_is_called_for_the_clients_that_take_part():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"client_ids": ["a", "a"]}, ValueError, "each only once. Received: 2 ids, 1 different"),
+        ({"client_ids": ["a", "a"]}, ValueError, "2 entries of 1 clients"),
         ({"client_ids": []}, ValueError, "at least one id"),
         ({"read": [1.0]}, TypeError, "must be a function of the id"),
         ({"num_examples": [1]}, ValueError, "1 numbers for 2 clients"),
