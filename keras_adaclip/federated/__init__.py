@@ -3,17 +3,13 @@
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
-per_client        scores and predictions of single clients
-client_scores     the table of the scores
+client_scores     scores and predictions of single clients
 settings          the client arguments of `compile`
 clients           the examples by client
 client_sources    what they are read from: ids, frames, HDF5 files
 partition         the division of a data set among clients
-rounds_over       rounds over a population, and the facts of them for the ledger
-cohorts           the draw of clients in each round
-client_share      ... where several processes hold the clients
-lanes             where and when each of them trains
-round_batch       ... and their examples, as arrays
+cohorts           the draw of clients in each round, of one process or of several
+round_batch       these clients as arrays: where and when each of them trains
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
 node_training     ... clipped and added up where the clients are, on nodes

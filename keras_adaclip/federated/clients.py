@@ -316,6 +316,22 @@ class ClientData(abc.ABC):
         return sources.joined(parts)
 
 
+def checked_clients(clients: Any) -> ClientData:
+    """Return the argument, unless it is no `ClientData`.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if not isinstance(clients, ClientData):
+        raise TypeError(
+            "Argument `clients` must be `keras_adaclip.federated.ClientData`, which says to which "
+            "client each example belongs: `ClientData.from_arrays(x, y, client_ids)`. To protect "
+            "single examples, train a `keras_adaclip.PrivateModel`. "
+            f"Received: clients of type {type(clients).__name__}"
+        )
+    return clients
+
+
 class _OfArrays(ClientData):
     """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
 

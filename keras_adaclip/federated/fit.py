@@ -14,11 +14,11 @@ from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
-from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.client_scores import PerClient
+from keras_adaclip.federated.clients import ClientData, checked_clients
+from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import contribution_step, federated_step
-from keras_adaclip.federated.rounds_over import rounds_over
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
@@ -190,17 +190,18 @@ class FederatedTraining(PerClient, training.TrainingBase):
         settings = self.federated_settings
         seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
         validation_split = check_between_0_and_1("validation_split", validation_split, with_0=True)
-        if validation_split and validation_data is None and isinstance(clients, ClientData):
-            clients, validation_data = clients.split(validation_split, seed=0)
-        data = rounds_over(
-            clients, settings, cohort_size, steps_per_epoch, sampling, seed, class_weight
-        )
+        if validation_split and validation_data is None:
+            clients, validation_data = checked_clients(clients).split(validation_split, seed=0)
+        rounds: dict[str, Any] = {"cohort_size": cohort_size, "sampling": sampling}
+        rounds |= {"steps_per_epoch": steps_per_epoch, "seed": seed, "class_weight": class_weight}
+        training.refuse_other_settings(self, clients=settings.get_config(), rounds=rounds)
+        cohorts = CohortBatches(clients, settings, **rounds)
+        data = cohorts.data
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data, input_ranges)
-        cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
-        num_epochs = epochs - initial_epoch
+        is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(  # type: ignore[misc]
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
@@ -329,7 +330,6 @@ class FederatedTraining(PerClient, training.TrainingBase):
         sample = examination.SampleRows(self, rows, data.known or rows, input_ranges)
         finding = preparation.refuse_unsound_rounds(self, sample, cohorts.row_counts)
         self._assign_in_steps(finding.assigned, rows)
-        training.refuse_other_settings(self)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)

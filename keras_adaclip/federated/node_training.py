@@ -11,13 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import Sampling
-from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.round_batch import RoundClient
-from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_arrays
-from keras_adaclip.training import TrainingData
 
 _log = logging.getLogger("keras_adaclip")
 _Sum = tuple[list[np.ndarray], np.ndarray]
@@ -46,13 +43,8 @@ class NodeTraining:
     """
 
     def __init__(self, model: Any, clients: ClientData, made_up: tuple[Any, Any]) -> None:
-        if not isinstance(clients, ClientData):
-            raise TypeError(
-                "Argument `clients` must be a `keras_adaclip.federated.ClientData`. "
-                f"Received: {type(clients).__name__}"
-            )
         self.model = model
-        self.client_ids = list(clients.client_ids)
+        self.client_ids = list(checked_clients(clients).client_ids)
         x, y = made_up
         self._example = as_arrays({"x": x} if y is None else {"x": x, "y": y})
         inputs = keras.tree.flatten(self._example["x"])
@@ -71,23 +63,9 @@ class NodeTraining:
                 "Received: client_examples_limit=None"
             )
         self._batches = CohortBatches(
-            clients,
-            cohort_size=1,
-            num_batches=1,
-            sampling=Sampling.POISSON,
-            settings=model.federated_settings,
-            seed=None,
-            first=keras.tree.map_structure(lambda array: array[:1], self._example),
+            clients, model.federated_settings, cohort_size=1, first=self._example
         )
-        model.prepare_node(
-            TrainingData(
-                sampling=Sampling.POISSON,
-                expected_batch_size=len(self.client_ids),
-                num_examples=len(self.client_ids),
-                rows=Batch(self._example["x"], self._example.get("y")),
-                poisson=self._batches,
-            )
-        )
+        model.prepare_node(self._batches.data)
 
     def clipped_sum(
         self,
@@ -144,7 +122,7 @@ class NodeTraining:
     def _client(self, position: int, number: int, key: int) -> RoundClient | None:
         """Return what a client brings; None if that fails."""
         try:
-            return self._batches.client(position, number, key)
+            return self._batches.client(number, key, position)
         # One client must not decide whether the others take part: not by a panic of a library, nor
         # by an exit.
         except BaseException as error:

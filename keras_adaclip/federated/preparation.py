@@ -120,7 +120,7 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             "Argument `microbatch_size` of a federated model must be a number of clients or None. "
             "Received: microbatch_size='auto'"
         )
-    num_processes = cohorts.share.num_processes
+    num_processes, cohort_size = cohorts.num_processes, cohorts.data.expected_batch_size
     # On TensorFlow each process is a device.
     num_shards = max(backend.num_batch_shards(), num_processes)
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
@@ -131,11 +131,11 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
         chunk_size = 1
     elif is_single:
         # A Python loop clips several at once, since each operation is slow to call.
-        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohorts.cohort_size)
+        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohort_size)
         chunk_size = max(min(most, chunk_size or most), 1)
     else:
         if chunk_size is None:
-            size = math.ceil(cohorts.cohort_size / num_shards)
+            size = math.ceil(cohort_size / num_shards)
             most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
             # About four clients a lane.
             num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))

@@ -19,12 +19,11 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import training
-from keras_adaclip._checks import check_batch_size, check_integer
-from keras_adaclip.accounting import LEDGER_KEYS, Sampling, Unit
+from keras_adaclip._checks import check_integer
+from keras_adaclip.accounting import LEDGER_KEYS
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.federated.cohorts import round_key
+from keras_adaclip.federated.cohorts import round_key, rounds_over
 from keras_adaclip.federated.fit import FederatedTraining
-from keras_adaclip.federated.rounds_over import usual_cohort_size
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
 from keras_adaclip.sampling import draw_generator, poisson_draw
 
@@ -100,12 +99,13 @@ class ServerRounds:
                 f"Received: {type(model).__name__}"
             )
         model._require_compiled()
-        num_clients = check_integer("num_clients", num_clients, minimum=1)
-        if cohort_size is None:
-            cohort_size = usual_cohort_size(num_clients)
         self.model: Any = model
-        self.num_clients = num_clients
-        self.cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
+        self.num_clients = check_integer("num_clients", num_clients, minimum=1)
+        settings = model.federated_settings
+        self._data = rounds_over(
+            num_clients, cohort_size, settings, steps_per_epoch=1, rows=Batch(None)
+        )
+        self.cohort_size = self._data.expected_batch_size
         self._callbacks = training.flattened(callbacks)
         if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in self._callbacks):
             raise ValueError(
@@ -136,8 +136,7 @@ class ServerRounds:
         if not left:
             yield 0
             return
-        data = self._data()
-        with model._run_of_fit(self._callbacks, data, False, left, 0) as ordered:
+        with model._run_of_fit(self._callbacks, self._data, False, left, 0) as ordered:
             model.stop_training = False
             self._steps_before = model.privacy_ledger.steps
             self._num_draws = 0
@@ -261,20 +260,6 @@ class ServerRounds:
         if np.any(shares > _TOLERANCE):
             return f"its sum of norm {norms.max():.4g} is longer than clipping allows"
         return None
-
-    def _data(self) -> training.TrainingData:
-        """Return the facts of the run."""
-        noise_size = self.model.federated_settings.cohort_noise_size or self.cohort_size
-        noise_size = check_integer("cohort_noise_size", noise_size, minimum=self.cohort_size)
-        return training.TrainingData(
-            sampling=Sampling.POISSON,
-            expected_batch_size=self.cohort_size,
-            num_examples=self.num_clients,
-            rows=Batch(None),
-            steps_per_epoch=1,
-            unit=Unit.CLIENT,
-            noise_scale=self.cohort_size / noise_size,
-        )
 
     def _callbacks_of_run(self) -> keras.callbacks.CallbackList:
         """Return the callbacks.

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData, per_client
+from keras_adaclip.federated import ClientData, client_scores
 from tests.federated.support import clients_of, compiled, mlp
 
 SIZES = (5, 0, 1, 12, 3)
@@ -15,7 +15,7 @@ METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
 
 @pytest.mark.parametrize("most_rows", [1, 8, 1 << 16])
 def test_scores_are_those_of_evaluating_each_client_alone(most_rows, monkeypatch):
-    monkeypatch.setattr(per_client, "_MOST_ROWS", most_rows)
+    monkeypatch.setattr(client_scores, "_MOST_ROWS", most_rows)
     model, clients = compiled(mlp(), **METRICS), clients_of(SIZES)
     scores = model.evaluate_clients(clients)
     assert scores.client_ids == [0, 2, 3, 4]

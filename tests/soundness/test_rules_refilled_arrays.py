@@ -212,12 +212,11 @@ def test_examples_of_a_client_are_those_of_no_other(name):
     clients = CLIENT_DATA[name]()
     cohorts = CohortBatches(
         clients,
-        *(4, 1, ka.accounting.Sampling.FIXED),
         FederatedSettings(client_optimizer="sgd", client_batch_size=2),
-        seed=1,
+        *(4, "fixed", 1, 1),
     )
     expected = np.repeat(CLIENTS, 2)
-    joined = [cohorts.client(position, position, key=1).examples["x"] for position in range(4)]
+    joined = [cohorts.client(position, key=1).examples["x"] for position in range(4)]
     np.testing.assert_array_equal(np.ravel(joined), expected)
     np.testing.assert_array_equal(np.ravel(clients.all_examples()[0]), expected)
     np.testing.assert_array_equal(np.ravel(clients.first_examples(8)[0]), expected)
