@@ -21,7 +21,7 @@ from keras_adaclip.federated.client_scores import ClientScores
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.federated_model import FederatedModel, FederatedSequential, federate
 from keras_adaclip.federated.node_training import NodeTraining
-from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds, checked_checkpoint
+from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds
 from keras_adaclip.federated.settings import ByExamples
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Scores and predictions of single clients, and the table of the scores."""
+"""Scores of single clients, and their table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,21 +79,6 @@ class ClientScores:
         """
         return {name: np.nanpercentile(value, percents) for name, value in self.values.items()}
 
-    def to_dataframe(self) -> Any:
-        """Return a frame of pandas with a row for each client.
-
-        Raises:
-            ImportError: If pandas is missing.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                "A frame of pandas needs pandas: pip install keras-adaclip[frames]"
-            ) from error
-        columns = {"num_examples": self.num_examples, **self.values}
-        return pandas.DataFrame(columns, index=pandas.Index(list(self.client_ids), name="client"))
-
     def __repr__(self) -> str:
         return f"<ClientScores of {self._counted()}: {', '.join(self.values)}>"
 
@@ -115,7 +100,7 @@ class ClientScores:
 
 
 class PerClient:
-    """Scores and predictions of single clients."""
+    """Scores of single clients."""
 
     def evaluate_clients(self, clients: ClientData, batch_size: int | None = None) -> ClientScores:
         """Return loss and metrics of each client, for a look at whom the model serves badly.
@@ -148,24 +133,6 @@ class PerClient:
         values = {name: np.array([each[name] for each in scores]) for name in scores[0]}
         return ClientScores(ids, np.array(counts), values)
 
-    def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Predict as Keras does, or for the examples of each client.
-
-        Args:
-            x: Inputs as for Keras, or `ClientData`.
-            batch_size: As for Keras.
-            *args: As for Keras.
-            **kwargs: As for Keras.
-
-        Returns:
-            Predictions as in Keras; with `ClientData`, a dict with those of each client that has
-            examples.
-        """
-        if not isinstance(x, ClientData):
-            return super().predict(x, batch_size, *args, **kwargs)  # type: ignore[misc]
-        found = self._predictions(x, batch_size)
-        return {x.client_ids[position]: predictions for position, _, predictions in found}
-
     def _predictions(
         self, clients: ClientData, batch_size: int | None, examples_alone: bool = False
     ) -> Iterator[tuple[int, Examples, Any]]:
@@ -188,7 +155,7 @@ class PerClient:
             found = None
             if not examples_alone:
                 inputs, _ = joined((x, None) for _, (x, _) in waiting)
-                found = self.predict(inputs, batch_size, verbose=0)
+                found = self.predict(inputs, batch_size, verbose=0)  # type: ignore[attr-defined]
             first = 0
             for place, examples in waiting:
                 end = first + num_rows(examples)

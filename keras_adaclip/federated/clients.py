@@ -4,7 +4,7 @@ import abc
 import functools
 import os
 import secrets
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from keras_adaclip.federated import client_sources as sources
 from keras_adaclip.federated.client_sources import Examples, copied, num_rows, rows_of
 from keras_adaclip.sampling import as_arrays, common_length
 
-Preprocess = Callable[[Any, Any], Examples]
 # What the random numbers of a client are for.
 _OF_CLIENTS, _OF_EXAMPLES = 1, 2
 
@@ -43,11 +42,7 @@ class ClientData(abc.ABC):
 
     @staticmethod
     def from_dataframe(
-        frame: Any,
-        client: str,
-        label: Any = None,
-        features: Any = None,
-        preprocess: Preprocess | None = None,
+        frame: Any, client: str, label: Any = None, features: Any = None
     ) -> "ClientData":
         """Return clients whose examples are rows of a frame, in the order of the rows.
 
@@ -59,7 +54,6 @@ class ClientData(abc.ABC):
             features: The names of the columns of inputs, which become the columns of one array; a
                 single name, for an array of shape `(num_examples,)`; or a dict of these for a model
                 with several inputs. None takes all other columns.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If `frame` is no frame, a row has no client, or a column holds no numbers.
@@ -75,15 +69,11 @@ class ClientData(abc.ABC):
         [[3], [4]]
         """
         x, y, client_ids = sources.columns_of(frame, client, label, features)
-        return ClientData.from_arrays(x, y, client_ids, None, preprocess)
+        return ClientData.from_arrays(x, y, client_ids)
 
     @staticmethod
     def from_arrays(
-        x: Any,
-        y: Any,
-        client_ids: Any,
-        population: Sequence[Hashable] | None = None,
-        preprocess: Preprocess | None = None,
+        x: Any, y: Any, client_ids: Any, population: Sequence[Hashable] | None = None
     ) -> "ClientData":
         """Return clients whose examples are rows of arrays in memory, in the order of the rows.
 
@@ -95,24 +85,20 @@ class ClientData(abc.ABC):
                 shape `(num_examples,)`, or what a function of `federated.partition` returns.
             population: The ids of all clients, including those without an example. None takes the
                 ids that occur.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If an argument is of the wrong type, or an example has no client.
             ValueError: If lengths differ, or an id is missing in the population.
         """
-        return _preprocessed(_OfArrays(x, y, client_ids, population), preprocess)
+        return _OfArrays(x, y, client_ids, population)
 
     @staticmethod
-    def from_dict(
-        examples: Mapping[Any, Any], preprocess: Preprocess | None = None
-    ) -> "ClientData":
+    def from_dict(examples: Mapping[Any, Any]) -> "ClientData":
         """Return clients whose examples are the values of a dict.
 
         Args:
             examples: For the id of each client its `(x, y)`, or `x` alone: arrays, or dicts or
                 tuples of arrays, of shape `(num_examples, ...)`.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If `examples` is no dict.
@@ -131,19 +117,16 @@ class ClientData(abc.ABC):
                 "Argument `examples` must be a dict of the examples of each client. "
                 f"Received: examples of type {type(examples).__name__}"
             )
-        return ClientData.from_function(list(examples), examples.__getitem__, None, preprocess)
+        return _OfFunction(examples, examples.__getitem__)
 
     @staticmethod
-    def from_hdf5(
-        path: str | os.PathLike[str], x: Any, y: Any = None, preprocess: Preprocess | None = None
-    ) -> "ClientData":
+    def from_hdf5(path: str | os.PathLike[str], x: Any, y: Any = None) -> "ClientData":
         """Return the clients of a file in TensorFlow Federated's layout, read one at a time.
 
         Args:
             path: An HDF5 file with `examples/<client id>/<feature>`.
             x: The name of the input feature, or a dict or tuple of names.
             y: The name of the target, or a dict or tuple of names, or None.
-            preprocess: As for `map`.
 
         Raises:
             OSError: If the file does not exist or is no HDF5 file.
@@ -153,14 +136,13 @@ class ClientData(abc.ABC):
         read = sources.Hdf5Reader(path, x, y)
         clients = _OfFunction(list(read.clients()), read)
         read(clients.client_ids[0])
-        return _preprocessed(clients, preprocess)
+        return clients
 
     @staticmethod
     def from_function(
         client_ids: Sequence[Hashable],
         read: Callable[[Any], Any],
         num_examples: Sequence[int] | None = None,
-        preprocess: Preprocess | None = None,
     ) -> "ClientData":
         """Return clients whose examples a function reads each time that they are needed.
 
@@ -171,17 +153,15 @@ class ClientData(abc.ABC):
                 `x`. It must not look at other clients.
             num_examples: The number of examples of each client, in the order of the ids. None reads
                 clients to count them, with `client_batch_size=None` all of them before training.
-            preprocess: As for `map`.
 
         Raises:
-            TypeError: If `read` is not a function.
             ValueError: If there is no client, an id occurs twice, or the numbers of ids and of
                 `num_examples` differ; while training, if a client has another number of examples.
             RuntimeError: If `read` fails, with the id of the client.
         """
-        return _preprocessed(_OfFunction(client_ids, read, num_examples), preprocess)
+        return _OfFunction(client_ids, read, num_examples)
 
-    def map(self, preprocess: Preprocess) -> "ClientData":
+    def map(self, preprocess: Callable[[Any, Any], Examples]) -> "ClientData":
         """Return the same clients with other examples, made when a client is read.
 
         Args:
@@ -189,7 +169,7 @@ class ClientData(abc.ABC):
                 place. It must not look at other clients.
 
         Raises:
-            TypeError: If `preprocess` is not a function.
+            TypeError: When a client is read, if `preprocess` returns no tuple `(x, y)`.
         """
         return _Mapped(self, preprocess)
 
@@ -203,7 +183,7 @@ class ClientData(abc.ABC):
             KeyError: If there is no client with one of the ids.
             ValueError: If an id occurs twice, or there is none.
         """
-        return _Subset(self, list(map(self._position, client_ids)))
+        return _Subset(self, [self._positions[client_id] for client_id in client_ids])
 
     def split(
         self, test_fraction: float, by: str = "client", seed: int | None = None
@@ -279,16 +259,7 @@ class ClientData(abc.ABC):
         return iter(self.client_ids)
 
     def __getitem__(self, client_id: Any) -> tuple[Any, Any]:
-        return self.examples_at(self._position(client_id))
-
-    def _position(self, client_id: Any) -> int:
-        """Return the position of a client."""
-        if client_id not in self._positions:
-            raise KeyError(
-                f"There is no client {client_id!r} among the {len(self):,} clients, the first of "
-                f"which is {self.client_ids[0]!r}."
-            )
-        return self._positions[client_id]
+        return self.examples_at(self._positions[client_id])
 
     def __repr__(self) -> str:
         return f"<ClientData with {len(self):,} clients>"
@@ -304,13 +275,11 @@ class ClientData(abc.ABC):
         """
         parts: list[Examples] = []
         for position in range(len(self)):
-            part = rows_of(
-                self.examples_at(position), slice(num_examples - sum(map(num_rows, parts)))
-            )
-            if num_rows(part) > 0:
-                parts.append(copied(part))
-                if sum(map(num_rows, parts)) == num_examples:
-                    break
+            part = copied(rows_of(self.examples_at(position), slice(num_examples)))
+            num_examples -= num_rows(part)
+            parts += [part] if num_rows(part) else []
+            if num_examples <= 0:
+                break
         if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
         return sources.joined(parts)
@@ -352,12 +321,7 @@ class _OfArrays(ClientData):
 class _OfFunction(ClientData):
     """Clients that a function reads; see `ClientData.from_function`."""
 
-    def __init__(self, client_ids: Sequence[Any], read: Any, num_examples: Any = None) -> None:
-        if not callable(read):
-            raise TypeError(
-                "Argument `read` must be a function of the id of a client. "
-                f"Received: read of type {type(read).__name__}"
-            )
+    def __init__(self, client_ids: Iterable[Any], read: Any, num_examples: Any = None) -> None:
         self.client_ids, self._read = sources.distinct(client_ids), read
         self._num_examples = None
         if num_examples is not None:
@@ -394,11 +358,6 @@ class _Mapped(ClientData):
     """Clients whose examples a function changes; see `ClientData.map`."""
 
     def __init__(self, clients: ClientData, function: Any) -> None:
-        if not callable(function):
-            raise TypeError(
-                "Argument `preprocess` must be a function of the `(x, y)` of one client. "
-                f"Received: preprocess of type {type(function).__name__}"
-            )
         self._clients, self._function = clients, function
         self.client_ids = clients.client_ids
 
@@ -445,11 +404,6 @@ class _Part(ClientData):
         # At least one example stays for training.
         num_tests = min(round(self._fraction * len(order)), max(len(order) - 1, 0))
         return rows_of(examples, np.sort(order[:num_tests] if self._is_test else order[num_tests:]))
-
-
-def _preprocessed(clients: ClientData, preprocess: Preprocess | None) -> ClientData:
-    """Return the clients with other examples, if there is a function."""
-    return clients if preprocess is None else clients.map(preprocess)
 
 
 def _is_pair(found: Any) -> bool:

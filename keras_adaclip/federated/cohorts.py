@@ -11,6 +11,7 @@ sizes of all clients. So all of them draw the same clients without sending anyth
 long each process trains.
 """
 
+import dataclasses
 import itertools
 import math
 import os
@@ -37,21 +38,21 @@ _USUAL_COHORT, _LEAST_TURNS = 100, 4
 
 def rounds_over(
     num_clients: int,
-    cohort_size: Any,
     settings: FederatedSettings,
+    rows: Batch,
+    cohort_size: Any = None,
     sampling: str = "poisson",
     steps_per_epoch: Any = None,
-    **data: Any,
 ) -> TrainingData:
     """Return the facts of rounds over a population that the ledger needs.
 
     Args:
         num_clients: The number of clients.
-        cohort_size: As for `FederatedModel.fit`.
         settings: The client arguments of `compile`.
+        rows: A few examples, to build the model.
+        cohort_size: As for `FederatedModel.fit`.
         sampling: As for `FederatedModel.fit`.
         steps_per_epoch: As for `FederatedModel.fit`.
-        **data: Other arguments of `TrainingData`.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -59,7 +60,7 @@ def rounds_over(
 
     Example:
 
-    >>> rounds_over(40, None, FederatedSettings(), rows=None).expected_batch_size
+    >>> rounds_over(40, FederatedSettings(), Batch(None)).expected_batch_size
     10
     """
     check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
@@ -81,7 +82,7 @@ def rounds_over(
         steps_per_epoch=rounds,
         unit=Unit.CLIENT,
         noise_scale=cohort_size / noise_size,
-        **data,
+        rows=rows,
     )
 
 
@@ -93,15 +94,13 @@ class CohortBatches(keras.utils.PyDataset):
     Args:
         clients: The clients of this process.
         settings: How each client goes through its examples, and the weights of clients.
-        cohort_size: As for `FederatedModel.fit`.
-        sampling: As for `FederatedModel.fit`.
-        steps_per_epoch: As for `FederatedModel.fit`.
         seed: None draws from the operating system. An integer makes the draws repeatable;
             anyone who knows it knows who took part.
         class_weight: The weight of each class number in the clients' losses, or None.
         first: Made-up examples whose structure, shapes and dtypes those of all clients must have,
             so that no client is read for them. Other dtypes of numbers are then cast. None takes
             those of the first clients.
+        **rounds: `cohort_size`, `sampling` and `steps_per_epoch`, as for `FederatedModel.fit`.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -119,12 +118,10 @@ class CohortBatches(keras.utils.PyDataset):
         self,
         clients: ClientData,
         settings: FederatedSettings,
-        cohort_size: Any = None,
-        sampling: str = "poisson",
-        steps_per_epoch: Any = None,
         seed: int | None = None,
         class_weight: dict[int, float] | None = None,
         first: dict[str, Any] | None = None,
+        **rounds: Any,
     ) -> None:
         super().__init__()
         distinct(checked_clients(clients).client_ids)
@@ -144,15 +141,9 @@ class CohortBatches(keras.utils.PyDataset):
         # The number of the first client of each process, and the number of all.
         self._first_numbers = (0, *np.cumsum(share.rows_of_processes).tolist())
         self._sizes = _sizes_of_all(clients) if self.num_processes > 1 else None
-        self.data = rounds_over(
-            self._first_numbers[-1],
-            cohort_size,
-            settings,
-            sampling,
-            steps_per_epoch,
-            rows=Batch(first["x"], first.get("y")),
-            poisson=self,
-        )
+        rows = Batch(first["x"], first.get("y"))
+        facts = rounds_over(self._first_numbers[-1], settings, rows, **rounds)
+        self.data = dataclasses.replace(facts, poisson=self)
         self.begin_run(0)
 
     @property
@@ -273,7 +264,7 @@ class CohortBatches(keras.utils.PyDataset):
                 return RoundClient(*self._rows_and_steps(int(self._sizes[number])), process)
         position = number - self._first_numbers[self._process] if position is None else position
         examples = self._examples_at(position)
-        num_examples = _num_rows(examples)
+        num_examples = len(keras.tree.flatten(examples)[0])
         if self._sizes is not None and num_examples != self._sizes[number]:
             raise ValueError(
                 "Over several processes the number of examples of a client must not change. "
@@ -323,10 +314,10 @@ class CohortBatches(keras.utils.PyDataset):
         keras.tree.assert_same_structure(self._first, client)
         if self._casts:
             client = keras.tree.map_structure(_as_kind_of, client, self._first)
-        num_rows = _num_rows(client)
-        found = [(array.shape, str(array.dtype)) for array in keras.tree.flatten(client)]
+        arrays = keras.tree.flatten(client)
+        found = [(array.shape, str(array.dtype)) for array in arrays]
         expected = [
-            ((num_rows, *array.shape[1:]), str(array.dtype))
+            ((len(arrays[0]), *array.shape[1:]), str(array.dtype))
             for array in keras.tree.flatten(self._first)
         ]
         if found != expected:
@@ -364,11 +355,6 @@ def round_key(generator: Generator) -> int:
         generator: The generator of the round, after it has drawn the clients.
     """
     return int(generator.integers(0, 2**63, dtype=np.uint64))
-
-
-def _num_rows(parts: dict[str, Any]) -> int:
-    """Return the number of examples of a client."""
-    return len(keras.tree.flatten(parts)[0])
 
 
 def _as_kind_of(array: np.ndarray, example: np.ndarray) -> np.ndarray:

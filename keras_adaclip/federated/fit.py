@@ -4,6 +4,7 @@
 the sequential model.
 """
 
+import math
 from typing import Any
 
 import keras
@@ -298,14 +299,13 @@ class FederatedTraining(PerClient, training.TrainingBase):
         variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
         with backend.keep_variables(variables), keras_private.built_already(self):
             logs = super().train_on_batch(batch, return_dict=True)  # type: ignore[misc]
-        shapes = [*(tuple(each.shape) for each in self.trainable_variables), (-1,)]  # type: ignore[attr-defined]
-        names = [*(f"sum_{number}" for number in range(len(shapes) - 1)), "statistics"]
-        # Keras makes floats of arrays with one number.
-        *sums, statistics = (
-            np.reshape(keras.ops.convert_to_numpy(logs[name]), shape).astype(np.float32)
-            for name, shape in zip(names, shapes, strict=True)
-        )
-        return sums, statistics
+        shapes = [tuple(variable.shape) for variable in self.trainable_variables]  # type: ignore[attr-defined]
+        # Keras makes a float of an array with one number.
+        flat = np.reshape(keras.ops.convert_to_numpy(logs["sums"]), -1).astype(np.float32)
+        num_statistics = len(flat) - sum(map(math.prod, shapes))
+        ends = np.cumsum([num_statistics, *map(math.prod, shapes)])[:-1]
+        statistics, *sums = np.split(flat, ends)
+        return [np.reshape(*each) for each in zip(sums, shapes, strict=True)], statistics
 
     def _remark_on_noise(self) -> str:
         """Return a remark on simulated cohorts for the report."""
@@ -336,24 +336,14 @@ class FederatedTraining(PerClient, training.TrainingBase):
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, again if anything has changed since the last `fit`."""
-        settings = self.federated_settings
         calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
-        made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
+        config = self.federated_settings.get_config()
+        made_from = (is_vectorized, config, frozenset(map(id, calls)))
         present = self.local_training
         if present is not None and present.made_from == made_from:
             if present.recording is not None:
                 present.recording.clear()  # Layers may have changed.
             return
-        optimizer = keras_private.functional_optimizer(settings.client_optimizer)
-        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-        training = LocalTraining(
-            self,
-            optimizer,
-            settings.proximal_strength,
-            is_vectorized,
-            calls,
-            None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
-            made_from,
-        )
+        training = LocalTraining(self, is_vectorized, calls, made_from)
         keras_private.set_attribute(self, "local_training", training)
         self.train_function = None

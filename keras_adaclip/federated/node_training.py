@@ -97,7 +97,7 @@ class NodeTraining:
         """
         # First, so that the weights never are here without what was spent on them.
         self.model._load_privacy_state(ledger, has_weights=False)
-        _assign(self.model.weights, weights)
+        self.model.set_weights(weights)
         self.model.optimizer.clipping_state = clipping_state
         clients = [self._client(*each, key) for each in zip(positions, numbers, strict=True)]
         return self._sum_of([client for client in clients if client is not None])
@@ -135,19 +135,3 @@ def _raise_if_asked_to_end(error: BaseException) -> None:
     """Raise an error that does not come from a client's data."""
     if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         raise error
-
-
-def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    """Assign the server's weights.
-
-    Raises:
-        ValueError: If they are not those of the model.
-    """
-    expected = [tuple(variable.shape) for variable in variables]
-    if expected != [value.shape for value in values]:
-        raise ValueError(
-            "The server's model is not the model of this node. Build the same model on both. "
-            f"Expected weights of shapes {expected}. Received: {[v.shape for v in values]}"
-        )
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

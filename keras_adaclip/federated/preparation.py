@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,7 +14,7 @@ from keras_adaclip.examination import Finding, PrivacyIssue, SampleRows
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch, call_model
+from keras_adaclip.gradients import Batch, call_model, mapped
 from keras_adaclip.optimizers import AccountedOptimizer
 
 _RANDOM_LOSS = (
@@ -84,11 +83,9 @@ def refuse_unsuited_settings(
     Raises:
         ValueError: If an argument does not go with the optimizer.
     """
-    jit_compile = True if jit_compile is True else None
-    unsuited = [settings.client_weighting, settings.cohort_noise_size, jit_compile]
-    names = ("client_weighting", "cohort_noise_size", "jit_compile")
-    for name, value in zip(names, unsuited, strict=True):
-        if value is not None:
+    given = {"jit_compile": True if jit_compile is True else None, **vars(settings)}
+    for name in ("client_weighting", "cohort_noise_size", "jit_compile"):
+        if (value := given[name]) is not None:
             raise ValueError(
                 f"Argument `{name}` does not go with a `{type(optimizer).__name__}`: its query "
                 "alone bounds and noises what clients add, and XLA may draw the same noise in "
@@ -180,8 +177,7 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         # Where all predictions are alike, padding would not show.
         for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
             loss = functools.partial(_loss_with_padding, model, rows, each)
-            zeros = (loss(number, ops.zeros_like) for number in missing)
-            found.append([*map(loss, (0, 0, *missing)), *zeros])
+            found.append([*map(loss, (0, 0, *missing))])
         return found
 
     variables = [*model.variables, *model.metrics_variables]
@@ -192,8 +188,6 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         if not math.isfinite(alone):
             continue
         told = _FINE
-        # An example of zeros alone may be none at all, as where zeros are masked words.
-        padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
         is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
         if not is_close(again):
             return _RANDOM_LOSS
@@ -210,19 +204,12 @@ def _made_different(value: Any) -> Any:
     )
 
 
-def _loss_with_padding(
-    model: keras.Model,
-    rows: Batch,
-    y_pred: Any,
-    missing: int,
-    changed: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """Return the loss of some rows beside `missing` copies of the first, `changed` and masked."""
+def _loss_with_padding(model: keras.Model, rows: Batch, y_pred: Any, missing: int) -> Any:
+    """Return the loss of some rows beside masked copies of the first, as in a client's batch."""
 
     def padded(value: Any) -> Any:
         """Append the copies."""
-        filler = changed(ops.repeat(value[:1], missing, axis=0))
-        return ops.concatenate([value, filler], axis=0)
+        return ops.concatenate([value, ops.repeat(value[:1], missing, axis=0)], axis=0)
 
     def padded_prediction(value: Any) -> Any:
         """Append the copies, and mask them."""
@@ -230,10 +217,7 @@ def _loss_with_padding(
         value = keras_private.attach_mask(padded(value), None if mask is None else padded(mask))
         return with_rows_masked(value, ops.arange(value.shape[0]) < value.shape[0] - missing)
 
-    x, y = (
-        None if part is None else keras.tree.map_structure(padded, part)
-        for part in (rows.x, rows.y)
-    )
+    x, y = mapped(padded, rows.x), mapped(padded, rows.y)
     y_pred = keras.tree.map_structure(padded_prediction, y_pred)
     with keras_private.without_regularizers(model):
         return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred, training=True))

@@ -1,4 +1,4 @@
-"""Shares of the data of several processes; refuses devices and processes that do not agree."""
+"""Several processes: their shares of examples and clients, and what they must agree on."""
 
 import functools
 import hashlib
@@ -54,8 +54,7 @@ def refuse_uneven_batches(data: "TrainingData") -> None:
     sizes = {data.expected_batch_size}
     if data.sampling is Sampling.SHUFFLE:
         sizes.add(data.num_examples % data.expected_batch_size)
-    uneven = [size for size in sizes if size % num_shards != 0]
-    if uneven:
+    if uneven := [size for size in sizes if size % num_shards != 0]:
         raise ValueError(
             f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` with "
             "which every batch, the last one too, is a multiple of that, or `sampling='poisson'`, "
@@ -182,12 +181,12 @@ def as_share(dataset: PoissonDataset) -> PoissonDataset:
     """
     if backend.num_processes() == 1 or dataset.num_shares > 1:
         return dataset
-    settings = (dataset.expected_batch_size, dataset.seed, dataset.max_batch_size)
+    names = ("expected_batch_size", "seed", "max_batch_size")
+    settings = {name: getattr(dataset, name) for name in names}
     if num_different(repr(settings).encode()) > 1:
         raise ValueError(
             "The processes have different `PoissonDataset`s. Give all the same "
-            "`expected_batch_size`, `seed` and `max_batch_size`. Received here: "
-            f"expected_batch_size={settings[0]}, seed={settings[1]}, max_batch_size={settings[2]!r}"
+            f"{', '.join(names)}. Received here: {settings}"
         )
     return dataset.shared(_share_of_rows(dataset))
 
@@ -236,9 +235,8 @@ def share_of_this_process(num_units: int, first: dict[str, Any]) -> ProcessShare
     # The rows of one process, so that all examine the model with the same.
     most = int(backend.gathered(np.array(len(arrays[0]))).min())
     first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
-    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
-    number = backend.process_number()
-    return ProcessShare(tuple(counts.tolist()), number, tuple(bits.tolist()), first)
+    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0].tolist()
+    return ProcessShare(tuple(counts.tolist()), backend.process_number(), tuple(bits), first)
 
 
 def gathered_rows(rows: np.ndarray) -> np.ndarray:

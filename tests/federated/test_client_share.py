@@ -9,7 +9,6 @@ import pytest
 from keras_adaclip import backend
 from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
-from keras_adaclip.federated.round_batch import RoundClient
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.training import refuse_other_settings
 from tests.federated.support import clients_of, compiled
@@ -61,8 +60,8 @@ def rounds_of(parts, monkeypatch, seed=None, sampling="poisson", **settings):
     """Return the rounds as each process makes them; of one process as it is without others."""
 
     def rounds(number):
-        settings_of = FederatedSettings(**settings)
-        return CohortBatches(parts[number], settings_of, COHORT, sampling, 2, seed)
+        rounds = {"cohort_size": COHORT, "sampling": sampling, "steps_per_epoch": 2}
+        return CohortBatches(parts[number], FederatedSettings(**settings), seed, **rounds)
 
     with monkeypatch.context() as patched:
         return Processes(len(parts), patched).run(rounds) if len(parts) > 1 else [rounds(0)]

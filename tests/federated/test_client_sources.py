@@ -102,7 +102,8 @@ def of_dict(log=None):
         return x * 2, y
 
     examples = {name: (X[np.array(IDS) == name], Y[np.array(IDS) == name]) for name in "cba"}
-    return ClientData.from_dict(examples, None if log is None else preprocess)
+    clients = ClientData.from_dict(examples)
+    return clients if log is None else clients.map(preprocess)
 
 
 def test_a_dict_of_examples_and_preprocessing():
@@ -116,8 +117,6 @@ def test_a_dict_of_examples_and_preprocessing():
     assert [first.num_examples_at(n) for n in range(3)] == [1, 1, 1]
     with pytest.raises(TypeError, match=r"as a tuple `\(x, y\)`"):
         clients.map(lambda x, y: x)["a"]
-    with pytest.raises(TypeError, match="must be a function of the"):
-        clients.map(3)
     assert ClientData.from_dict({"a": X})["a"][1] is None
 
 
@@ -126,7 +125,7 @@ def test_a_subset():
     assert (clients.client_ids, len(clients)) == (["a", "c"], 2)
     assert clients["a"][1].tolist() == [1, 4]
     assert clients.all_examples()[1].tolist() == [1, 4, 3]
-    with pytest.raises(KeyError, match="no client 'b' among the 2 clients"):
+    with pytest.raises(KeyError, match="'b'"):
         clients["b"]
     for wrong in ([], ["a", "a"]):
         with pytest.raises(ValueError, match="each only once"):
@@ -148,17 +147,6 @@ def test_clients_divided_by_clients():
     assert [set(part) for part in fewer] == [set(part) - {7} for part in (train, test)]
     with pytest.raises(ValueError, match="`by='examples'`"):
         clients.subset([1]).split(0.5)
-
-
-class Nameless:
-    """An id that prints as its address."""
-
-
-def test_ids_that_do_not_stay_are_not_divided():
-    clients = ClientData.from_dict({Nameless(): (X, Y), Nameless(): (X, Y)})
-    for by in ("client", "examples"):
-        with pytest.raises(TypeError, match="without a `__repr__`"):
-            clients.split(0.5, by=by)[0].examples_at(0)
 
 
 def test_the_examples_of_each_client_divided():

@@ -20,7 +20,14 @@ def cohorts_of(
     x = np.stack([ids, np.arange(len(ids))], axis=1).astype("float32")
     clients = ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
     settings = FederatedSettings(client_batch_size=batch_size, **local)
-    return CohortBatches(clients, settings, cohort_size, sampling, num_batches, seed)
+    return CohortBatches(
+        clients,
+        settings,
+        seed,
+        cohort_size=cohort_size,
+        sampling=sampling,
+        steps_per_epoch=num_batches,
+    )
 
 
 def clients_in(batch):
