@@ -3,7 +3,7 @@
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
-client_scores     scores and predictions of single clients
+client_scores     scores of single clients
 settings          the client arguments of `compile`
 clients           the examples by client
 client_sources    what they are read from: ids, frames, HDF5 files

@@ -312,9 +312,11 @@ class _OfArrays(ClientData):
         self._rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
 
     def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
         return len(self._rows[position])
 
     def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
         return rows_of(self._examples, self._rows[position])
 
 
@@ -333,11 +335,13 @@ class _OfFunction(ClientData):
                 )
 
     def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
         if self._num_examples is None:
             return super().num_examples_at(position)
         return self._num_examples[position]
 
     def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
         client_id = self.client_ids[position]
         try:
             found = self._read(client_id)
@@ -362,6 +366,7 @@ class _Mapped(ClientData):
         self.client_ids = clients.client_ids
 
     def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
         found = self._function(*self._clients.examples_at(position))
         if not _is_pair(found):
             raise TypeError(
@@ -379,9 +384,11 @@ class _Subset(ClientData):
         self.client_ids = sources.distinct([clients.client_ids[each] for each in positions])
 
     def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
         return self._clients.num_examples_at(self._kept[position])
 
     def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
         return self._clients.examples_at(self._kept[position])
 
 
@@ -398,6 +405,7 @@ class _Part(ClientData):
         self.client_ids = clients.client_ids
 
     def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
         examples = self._clients.examples_at(position)
         generator = sources.generator_of(self.client_ids[position], self._seed, _OF_EXAMPLES)
         order = generator.permutation(num_rows(examples))

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 from numpy.random import Generator
 
+from keras_adaclip import backend
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer
 from keras_adaclip.accounting import Sampling, Unit
 from keras_adaclip.federated.client_sources import copied, distinct
@@ -126,8 +127,7 @@ class CohortBatches(keras.utils.PyDataset):
         super().__init__()
         distinct(checked_clients(clients).client_ids)
         self.clients, self.settings, self.seed = clients, settings, seed
-        self.most_lanes = self.num_shards = 1
-        self.has_seeds = False
+        self.most_lanes, self.has_seeds = 1, False
         self._num_lanes: int | None = None
         self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
@@ -141,6 +141,8 @@ class CohortBatches(keras.utils.PyDataset):
         # The number of the first client of each process, and the number of all.
         self._first_numbers = (0, *np.cumsum(share.rows_of_processes).tolist())
         self._sizes = _sizes_of_all(clients) if self.num_processes > 1 else None
+        # On TensorFlow each process is a device.
+        self.num_shards = max(backend.num_batch_shards() // self.num_processes, 1)
         rows = Batch(first["x"], first.get("y"))
         facts = rounds_over(self._first_numbers[-1], settings, rows, **rounds)
         self.data = dataclasses.replace(facts, poisson=self)

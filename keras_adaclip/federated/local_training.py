@@ -116,12 +116,10 @@ class LocalTraining:
             )
             changes = [_where(ends, change, ops.zeros_like(change)) for change in changes]
             total = merged(total, changes, weights, ends)
-            if self.is_vectorized:
-                # The next client of a lane begins anew.
-                own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
-            else:
-                # An event may end a client of another process while this one trains on.
-                own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
+            # The next client of a lane begins anew. An event may end a client of another process,
+            # while this one trains on.
+            ended = ends if self.is_vectorized else ends[0]
+            own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
             return [*own, *total]
 
         changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -314,8 +312,10 @@ def _joined(value: Tensor) -> Tensor:
 
 
 def _where(kept: Tensor, value: Tensor, other: Tensor) -> Tensor:
-    """Return `value` in the lanes that are `kept`, elsewhere `other`."""
-    return ops.where(ops.reshape(kept, (-1, *[1] * (len(value.shape) - 1))), value, other)
+    """Return `value` in the lanes that are `kept`, or where `kept` is one bool; else `other`."""
+    num_axes = len(kept.shape)
+    kept = ops.reshape(kept, (*[-1] * num_axes, *[1] * (len(value.shape) - num_axes)))
+    return ops.where(kept, value, other)
 
 
 def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:

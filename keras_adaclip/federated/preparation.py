@@ -17,21 +17,16 @@ from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, mapped
 from keras_adaclip.optimizers import AccountedOptimizer
 
-_RANDOM_LOSS = (
-    "It gave two values for the same targets and predictions: it keeps state or draws random "
-    "numbers, so it is not known whether it counts the rows that pad the last batch of a client.",
-    "Make it a function of `(y_true, y_pred)` alone; random numbers belong into a layer.",
-)
 _COUNTING_LOSS = (
     "It counts the rows that pad the last batch of a client: it ignores Keras's mask of the "
     "predictions.",
     "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one value for "
     "each entry of all axes but the last.",
 )
-_UNEXAMINED_LOSS = (
-    "It is not finite on any made-up rows, so it is not known whether it counts the rows that pad "
-    "the last batch of a client.",
-    "Use a loss that is finite for targets within the range of each column of the data.",
+_UNKNOWN_LOSS = (
+    "It has no finite value for made-up rows, or two for the same, as if it drew random numbers: "
+    "it is not known whether it counts the rows that pad the last batch of a client.",
+    "Use a function of `(y_true, y_pred)` alone, finite within the range of each column of data.",
 )
 _NUM_LOSS_ROWS, _FINE = 3, ("", "")
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
@@ -117,9 +112,7 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             "Argument `microbatch_size` of a federated model must be a number of clients or None. "
             "Received: microbatch_size='auto'"
         )
-    num_processes, cohort_size = cohorts.num_processes, cohorts.data.expected_batch_size
-    # On TensorFlow each process is a device.
-    num_shards = max(backend.num_batch_shards(), num_processes)
+    cohort_size = cohorts.data.expected_batch_size
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
     # Each device trains one client, all devices side by side.
     is_vectorized = not is_single or backend.num_batch_shards() > 1
@@ -132,13 +125,12 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
         chunk_size = max(min(most, chunk_size or most), 1)
     else:
         if chunk_size is None:
-            size = math.ceil(cohort_size / num_shards)
+            size = math.ceil(cohort_size / (cohorts.num_shards * cohorts.num_processes))
             most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
             # About four clients a lane.
             num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
             chunk_size = math.ceil(size / num_turns)
         cohorts.most_lanes = chunk_size
-    cohorts.num_shards = num_shards // num_processes
     cohorts.has_seeds = bool(keras_private.seed_generator_states(model))
     return int(chunk_size), is_vectorized
 
@@ -160,7 +152,7 @@ def _loss_issues(
 ) -> list[PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
     judge = functools.partial(_told_of_loss, model, row_counts)
-    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNEXAMINED_LOSS
+    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNKNOWN_LOSS
     return [PrivacyIssue("loss", *told)] if told != _FINE else []
 
 
@@ -190,7 +182,7 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         told = _FINE
         is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
         if not is_close(again):
-            return _RANDOM_LOSS
+            return _UNKNOWN_LOSS
         if not all(map(is_close, padded)):
             return _COUNTING_LOSS
     return told

@@ -436,13 +436,13 @@ soundness/test_rules_abstention.py::test_one_client_moves_sum_and_statistics_by_
 + pass
 # a client begins with the weights of the one before it | federated/local_training.py
 federated/test_round.py::test_a_round_is_that_of_a_loop_over_the_clients
-- own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
+- own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
 + pass
 # a client begins with the momentum of the one before it | federated/local_training.py
 federated/test_round.py::test_the_server_steps_by_the_mean_and_each_client_has_an_optimizer_of_its_own
-- own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
+- own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
 + for place in range(len(server)):
-+                     own[place] = _where(ends, fresh[place], own[place])
++                 own[place] = _where(ended, fresh[place], own[place])
 # the padding of a client's batch holds another client's row | federated/local_training.py
 federated/test_privacy.py::test_a_broken_client_takes_nobody_with_it
 - rows = ops.maximum(ops.where(rows >= 0, rows, rows[..., :1]), 0)
@@ -457,8 +457,8 @@ federated/test_client_sources.py::test_frames_that_hold_no_clients_are_refused
 + if False:
 # a client begins anew when one of another process ends | federated/local_training.py on tensorflow
 federated/test_round.py::test_a_client_trains_on_while_one_of_another_process_ends
-- own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
-+ own = fresh
+- ended = ends if self.is_vectorized else ends[0]
++ ended = ends if self.is_vectorized else ends[0] | True
 # metrics see lanes without a client | federated/round.py
 federated/test_round.py::test_metrics_do_not_see_lanes_without_a_client
 - finite = ops.logical_and(ops.isfinite(losses), counts > 0.0)
@@ -466,19 +466,19 @@ federated/test_round.py::test_metrics_do_not_see_lanes_without_a_client
 # clients that still train count as short ones | federated/local_training.py
 federated/test_round.py::test_quantile_clipping_counts_clients
 - total = merged(total, changes, weights, ends)
--             if self.is_vectorized:
+-             # The next client
 + total = merged(total, changes, weights, ops.ones_like(ends))
-+             if self.is_vectorized:
++             # The next client
 # a client with two entries contributes twice | federated/cohorts.py
 federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
 - distinct(checked_clients(clients).client_ids)
 + checked_clients(clients)
 # two processes hold the same client | federated/cohorts.py
-federated/test_client_share.py::test_a_client_in_two_processes_is_refused
+federated/test_processes.py::test_a_client_in_two_processes_is_refused
 - if len(np.unique(ids, axis=0)) < len(ids):
 + if False:
 # each process draws for itself | federated/cohorts.py
-federated/test_client_share.py::test_processes_draw_what_one_process_draws
+federated/test_processes.py::test_processes_draw_what_one_process_draws
 - if seed is None and self.num_processes > 1:
 + if False:
 # a node clips to a norm of its own | federated/node_training.py

@@ -1,4 +1,4 @@
-"""Shares of clients: what several processes know and draw, played by threads."""
+"""Rounds of several processes: what each knows and draws, played by threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
