@@ -23,7 +23,7 @@ ONCE = (
     "tests/docs",
     "tests/examples/test_data.py",
     "tests/federated/test_clients.py",
-    "tests/federated/test_client_share.py",
+    "tests/federated/test_processes.py",
     "tests/federated/test_client_sources.py",
     "tests/federated/test_cohorts.py",
     "tests/packaging",

@@ -45,7 +45,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     """The writers, to train on and to evaluate on."""
     train_path, test_path = data_files(options, FILES, made_up.emnist)
     return tuple(
-        ka.federated.ClientData.from_hdf5(path, "pixels", preprocess=as_own_target)
+        ka.federated.ClientData.from_hdf5(path, "pixels").map(as_own_target)
         for path in (train_path, test_path)
     )
 

@@ -52,7 +52,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     train_path, test_path = data_files(options, FILES, made_up.shakespeare)
     preprocess = partial(pieces, length=12 if options.smoke else LENGTH)
     return tuple(
-        ka.federated.ClientData.from_hdf5(path, "snippets", preprocess=preprocess)
+        ka.federated.ClientData.from_hdf5(path, "snippets").map(preprocess)
         for path in (train_path, test_path)
     )
 

@@ -58,7 +58,7 @@ def load(options: argparse.Namespace) -> tuple[tuple[Any, Any], Vocabulary]:
     vocabulary = word_vocabulary(counts, NUM_WORDS)
     preprocess = partial(sentences, vocabulary=vocabulary)
     clients = tuple(
-        ka.federated.ClientData.from_hdf5(path, "tokens", preprocess=preprocess)
+        ka.federated.ClientData.from_hdf5(path, "tokens").map(preprocess)
         for path in (train_path, test_path)
     )
     return clients, vocabulary

@@ -69,7 +69,7 @@ def load(options: argparse.Namespace) -> tuple[tuple[Any, Any], Vocabulary, Voca
     features = {"tokens": "tokens", "title": "title"}
     preprocess = partial(words_and_tags, words=words, known_tags=tags)
     clients = tuple(
-        ka.federated.ClientData.from_hdf5(path, features, "tags", preprocess)
+        ka.federated.ClientData.from_hdf5(path, features, "tags").map(preprocess)
         for path in (train_path, test_path)
     )
     return clients, words, tags

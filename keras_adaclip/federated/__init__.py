@@ -3,20 +3,13 @@
 federated_model   the models, whose `fit` runs rounds over clients
 fit               `compile`, `fit` and `evaluate` of these models
 preparation       checks before training, and the number of clients that train side by side
-per_client        scores and predictions of single clients
-client_scores     the table of the scores
+client_scores     scores of single clients
 settings          the client arguments of `compile`
 clients           the examples by client
-client_ids        which examples belong to one client
-client_sources    where they come from: arrays, HDF5 files, functions
-client_frames     ... frames
-client_views      ... other clients: some of them, or a part of their examples
+client_sources    what they are read from: ids, frames, HDF5 files
 partition         the division of a data set among clients
-rounds_over       rounds over a population, and the facts of them for the ledger
-cohorts           the draw of clients in each round
-client_share      ... where several processes hold the clients
-lanes             where and when each of them trains
-round_batch       ... and their examples, as arrays
+cohorts           the draw of clients in each round, of one process or of several
+round_batch       these clients as arrays: where and when each of them trains
 round             one round: contribute, clip, noise, apply, account
 local_training    the contribution of one client
 node_training     ... clipped and added up where the clients are, on nodes
@@ -28,7 +21,7 @@ from keras_adaclip.federated.client_scores import ClientScores
 from keras_adaclip.federated.clients import ClientData
 from keras_adaclip.federated.federated_model import FederatedModel, FederatedSequential, federate
 from keras_adaclip.federated.node_training import NodeTraining
-from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds, checked_checkpoint
+from keras_adaclip.federated.server_rounds import Drawn, NodeSum, ServerRounds
 from keras_adaclip.federated.settings import ByExamples
 
 __all__ = [

@@ -1,113 +1,170 @@
-"""Where the examples of clients come from: arrays, HDF5 files, or a function.
+"""What `ClientData` reads: ids, columns of frames, HDF5 files, and the arrays of a client.
 
-A source has `client_ids`, `examples_at`, `num_examples_at` and `all_examples`, as `ClientData`
-does.
+Two ids of one person would let that person contribute twice, so ids that look alike are refused.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
-from keras_adaclip._checks import check_integer
-from keras_adaclip.federated.client_ids import numbered
-from keras_adaclip.sampling import as_array, as_arrays, common_length
+from keras_adaclip.gradients import mapped
+from keras_adaclip.sampling import as_array
 
 _GROUP = "examples"
 Examples = tuple[Any, Any]
 
 
-class Source:
-    """Base class of the sources.
+def numbered(client_ids: Any, population: Sequence[Any] | None) -> tuple[list[Any], np.ndarray]:
+    """Return the different ids, and for each example the number of its id.
 
-    Attributes:
-        client_ids: The ids of all clients.
+    Args:
+        client_ids: An id for each example, as an array, a column of a frame, or a list.
+        population: All ids; None takes those that occur.
+
+    Returns:
+        The ids, sorted if they can be, otherwise as they come first; integers of shape
+        `(num_examples,)`.
+
+    Raises:
+        TypeError: If an id is missing, a float, or cannot be hashed.
+        ValueError: If two ids look alike, such as 1 and "1", or one is not in the population.
+
+    Example:
+
+    >>> ids, numbers = numbered(["b", "a", "b"], None)
+    >>> ids, numbers.tolist()
+    (['a', 'b'], [1, 0, 1])
     """
+    # One array of NumPy would make strings of integers that stand beside strings.
+    if not isinstance(client_ids, (list, tuple)):
+        client_ids = np.asarray(client_ids)
+        if client_ids.dtype.kind in "mM":
+            client_ids = np.where(np.isnat(client_ids), None, client_ids.astype(object))
+    rule = (
+        "Argument `client_ids` must be one integer or string for each example, or another hashable "
+        "object. Give examples without a client an id of their own, or leave them out. Received: "
+    )
+    try:
+        entries = [each.item() if isinstance(each, np.generic) else each for each in client_ids]
+        found = list(dict.fromkeys(entries))
+    except TypeError as error:
+        raise TypeError(f"{rule}{error}") from error
+    wrong = [each for each in found if _is_missing(each) or isinstance(each, (float, complex))]
+    if wrong:
+        missing = sum(map(_is_missing, entries))
+        raise TypeError(f"{rule}{wrong[0]!r}, with {missing:,} of {len(entries):,} ids missing")
+    if len({type(each) for each in found}) > 1:
+        _refuse_twins(found)
+    if population is None:
+        try:
+            population = sorted(found)
+        except TypeError:
+            population = found
+    numbers = {client_id: number for number, client_id in enumerate(population)}
+    if unknown := [each for each in found if each not in numbers]:
+        raise ValueError(
+            "Every id of `client_ids` must be in `population`. Received examples of "
+            f"{len(unknown)} other clients, such as {unknown[0]!r}"
+        )
+    return list(population), np.array([numbers[each] for each in entries], np.int64)
 
-    client_ids: list[Any]
 
-    def examples_at(self, position: int) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        raise NotImplementedError
-
-    def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client."""
-        return num_rows(self.examples_at(position))
-
-    def all_examples(self) -> Examples:
-        """Return the examples of all clients, one client after the other."""
-        return joined(map(self.examples_at, range(len(self.client_ids))))
-
-
-class ArraySource(Source):
-    """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
-
-    def __init__(self, x: Any, y: Any, client_ids: Any, population: Any = None) -> None:
-        found, numbers = numbered(client_ids)
-        self._examples = x, y = as_arrays((x, y))
-        common_length({"x": x, "client_ids": numbers} | ({} if y is None else {"y": y}))
-        self.client_ids = found if population is None else list(population)
-        positions = {client_id: position for position, client_id in enumerate(self.client_ids)}
-        unknown = [client_id for client_id in found if client_id not in positions]
-        if unknown:
+def _refuse_twins(found: Sequence[Any]) -> None:
+    """Raise a `ValueError` if two ids look alike."""
+    texts: dict[str, Any] = {}
+    for each in found:
+        text = each.decode(errors="replace") if isinstance(each, bytes) else str(each)
+        if text in texts:
             raise ValueError(
-                "Every id of `client_ids` must be in `population`. Received examples of "
-                f"{len(unknown)} other clients, such as {unknown[0]!r}"
+                f"The ids {texts[text]!r} and {each!r} look alike: one client under both would "
+                "contribute twice to a round. Give all ids one type, for example with "
+                "`.astype(str)`."
             )
-        places = np.array([positions[each] for each in found])[numbers]
-        ends = np.cumsum(np.bincount(places, minlength=len(self.client_ids)))
-        self._rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
-
-    def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client."""
-        return len(self._rows[position])
-
-    def examples_at(self, position: int) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        return rows_of(self._examples, self._rows[position])
-
-    def all_examples(self) -> Examples:
-        """Return the arrays themselves, in the order in which they were given."""
-        return self._examples
+        texts[text] = each
 
 
-class Hdf5Source(Source):
-    """Clients in an HDF5 file; see `ClientData.from_hdf5`.
+def _is_missing(value: Any) -> bool:
+    """Return whether an entry of a column is none."""
+    # A missing value of pandas has no truth value.
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
-    Memory holds the names of the clients alone. Another process opens the file again.
+
+def distinct(client_ids: Iterable[Any]) -> list[Any]:
+    """Return the ids of clients, each of which may take part once in a round.
+
+    Raises:
+        ValueError: If an id occurs twice, or there is none.
+    """
+    client_ids = list(client_ids)
+    num_different = len(set(client_ids))
+    if num_different < max(len(client_ids), 1):
+        raise ValueError(
+            "Argument `client_ids` must hold at least one id, and each only once: with two entries "
+            "a client would contribute twice to a round. "
+            f"Received: {len(client_ids):,} entries of {num_different:,} clients"
+        )
+    return client_ids
+
+
+def generator_of(client_id: Any, seed: int, purpose: int) -> Generator:
+    """Return a random generator that depends on the client alone.
+
+    Args:
+        client_id: The id of the client.
+        seed: A seed.
+        purpose: Sets apart what the numbers are for.
+    """
+    plain = client_id.item() if isinstance(client_id, np.generic) else client_id
+    return np.random.default_rng([seed, purpose, *repr(plain).encode()])
+
+
+def columns_of(frame: Any, client: str, label: Any, features: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, targets and clients of a frame; see `ClientData.from_dataframe`."""
+    if not hasattr(frame, "columns"):
+        raise TypeError(
+            "Argument `frame` must be a frame of pandas or polars, or a table of Arrow. "
+            f"Received: frame of type {type(frame).__name__}"
+        )
+    known = list(getattr(frame, "column_names", None) or frame.columns)
+    labels = [] if label is None else keras.tree.flatten(label)
+    if features is None:
+        features = [name for name in known if name not in {client, *labels}]
+        if not features:
+            raise ValueError("The frame has no column beside those of clients and labels.")
+    for name in (client, *labels, *keras.tree.flatten(features)):
+        if name not in known:
+            raise ValueError(
+                f"The frame has no column {name!r}. It has: {', '.join(map(repr, known))}"
+            )
+
+    def matrix(names: Any) -> Any:
+        """Return a column, or a frame of several."""
+        if isinstance(names, str):
+            return frame[names]
+        return frame.select(names) if hasattr(frame, "select") else frame[list(names)]
+
+    is_dict = isinstance(features, dict)
+    x = {key: matrix(each) for key, each in features.items()} if is_dict else matrix(features)
+    y = None if label is None else keras.tree.map_structure(lambda name: frame[name], label)
+    return x, y, frame[client]
+
+
+class Hdf5Reader:
+    """Reads clients of an HDF5 file by their ids; see `ClientData.from_hdf5`.
+
+    Another process opens the file again.
     """
 
     def __init__(self, path: Any, x: Any, y: Any) -> None:
-        self._path = path
-        self._features = (x, y)
+        self._path, self._features = path, (x, y)
         self._file: Any = None
         self._process: int | None = None
-        self.client_ids = list(self._groups())
-        if not self.client_ids:
-            raise ValueError(f"There is no client under '{_GROUP}' in {self._path}.")
-        self.examples_at(0)
 
-    def examples_at(self, position: int) -> Examples:
-        """Read the arrays `(x, y)` of one client."""
-        client_id = self.client_ids[position]
-        features = self._groups()[client_id]
-
-        def read(name: str) -> np.ndarray:
-            """Return one feature of the client."""
-            if name not in features:
-                raise ValueError(
-                    f"Client {client_id!r} in {self._path} has no feature {name!r}. "
-                    f"It has: {', '.join(map(repr, features))}"
-                )
-            values = np.asarray(features[name])
-            # Strings are for `preprocess`, on every backend.
-            return values if values.dtype == object else as_array(values)
-
-        return mapped(read, self._features)
-
-    def _groups(self) -> Any:
+    def clients(self) -> Any:
         """Return the group of all clients, in a file that this process has opened."""
         import h5py
 
@@ -120,61 +177,24 @@ class Hdf5Source(Source):
             )
         return self._file[_GROUP]
 
+    def __call__(self, client_id: str) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        features = self.clients()[client_id]
+
+        def read(name: str) -> np.ndarray:
+            """Return one feature of the client."""
+            if name not in features:
+                raise ValueError(
+                    f"Client {client_id!r} in {self._path} has no feature {name!r}. "
+                    f"It has: {', '.join(map(repr, features))}"
+                )
+            return np.asarray(features[name])
+
+        x, y = (mapped(read, part) for part in self._features)
+        return x, y
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
-
-
-class FunctionSource(Source):
-    """Clients that a function reads; see `ClientData.from_function`."""
-
-    def __init__(self, client_ids: Iterable[Any], read: Any, num_examples: Any = None) -> None:
-        if not callable(read):
-            raise TypeError(
-                "Argument `read` must be a function of the id of a client. "
-                f"Received: read of type {type(read).__name__}"
-            )
-        self.client_ids, self._read = list(client_ids), read
-        num_clients, num_ids = len(self.client_ids), len(set(self.client_ids))
-        if not num_clients or num_ids < num_clients:
-            raise ValueError(
-                "Argument `client_ids` must hold at least one id, and each only once. "
-                f"Received: {num_clients:,} ids, {num_ids:,} different"
-            )
-        self._num_examples = None
-        if num_examples is not None:
-            self._num_examples = [check_integer("num_examples", each) for each in num_examples]
-        if self._num_examples is not None and len(self._num_examples) != num_clients:
-            raise ValueError(
-                "Argument `num_examples` must hold one number for each client. "
-                f"Received: {len(self._num_examples):,} numbers for {num_clients:,} clients"
-            )
-
-    def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client, which may have to be read."""
-        if self._num_examples is None:
-            return super().num_examples_at(position)
-        return self._num_examples[position]
-
-    def examples_at(self, position: int) -> Examples:
-        """Read the arrays `(x, y)` of one client."""
-        client_id = self.client_ids[position]
-        try:
-            found = self._read(client_id)
-            x, y = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-            x, y = copied((keras.tree.lists_to_tuples(x), keras.tree.lists_to_tuples(y)))
-        except Exception as error:
-            raise RuntimeError(
-                f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
-            ) from error
-        if self._num_examples is not None:
-            # A client may have no examples.
-            count = num_rows((x, y)) and common_length({"x": x} if y is None else {"x": x, "y": y})
-            if count != self._num_examples[position]:
-                raise ValueError(
-                    f"Client {client_id!r} has another number of examples than `num_examples` "
-                    f"says. Expected: {self._num_examples[position]:,}. Received: {count:,}"
-                )
-        return x, y
 
 
 def num_rows(examples: Examples) -> int:
@@ -184,23 +204,33 @@ def num_rows(examples: Examples) -> int:
 
 def rows_of(examples: Examples, rows: Any) -> Examples:
     """Return the given rows of each array."""
-    return mapped(lambda array: array[rows], examples)
+    x, y = (mapped(lambda array: array[rows], part) for part in examples)
+    return x, y
 
 
 def joined(parts: Iterable[Examples]) -> Examples:
     """Return the examples of several clients in one."""
-    return mapped(lambda *arrays: np.concatenate(arrays), *map(copied, parts))
+    x, y = zip(*map(copied, parts), strict=True)
+    return _concatenated(x), _concatenated(y)
 
 
-def mapped(function: Callable[..., Any], *examples: Examples) -> Examples:
-    """Return examples with `function` applied to corresponding arrays, None unchanged."""
-    x, y = (
-        None if parts[0] is None else keras.tree.map_structure(function, *parts)
-        for parts in zip(*examples, strict=True)
-    )
-    return x, y
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Return structures of arrays as one, None if they are None."""
+    if parts[0] is None:
+        return None
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def copied(examples: Examples) -> Examples:
-    """Return copies, since the user's code may fill the same arrays for the next client."""
-    return mapped(lambda value: np.array(as_array(value)), examples)
+    """Return copies as arrays, since the user's code may fill the same ones for the next client.
+
+    Strings stay as they are for `preprocess`, on every backend.
+    """
+
+    def copy(value: Any) -> np.ndarray:
+        """Return a copy as an array."""
+        is_text = isinstance(value, np.ndarray) and value.dtype == object
+        return np.array(value if is_text else as_array(value))
+
+    x, y = (mapped(copy, keras.tree.lists_to_tuples(part)) for part in examples)
+    return x, y

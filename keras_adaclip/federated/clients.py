@@ -4,15 +4,18 @@ import abc
 import functools
 import os
 import secrets
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_adaclip._checks import check_between_0_and_1, check_choice, check_integer
-from keras_adaclip.federated import client_frames as frames
-from keras_adaclip.federated import client_sources as sources
-from keras_adaclip.federated import client_views as views
+import numpy as np
 
-Preprocess = Callable[[Any, Any], tuple[Any, Any]]
+from keras_adaclip._checks import check_between_0_and_1, check_choice, check_integer
+from keras_adaclip.federated import client_sources as sources
+from keras_adaclip.federated.client_sources import Examples, copied, num_rows, rows_of
+from keras_adaclip.sampling import as_arrays, common_length
+
+# What the random numbers of a client are for.
+_OF_CLIENTS, _OF_EXAMPLES = 1, 2
 
 
 class ClientData(abc.ABC):
@@ -20,7 +23,11 @@ class ClientData(abc.ABC):
 
     The functions that begin with `from_` make one: of a frame with a column of clients, of arrays,
     a dict, files or a function. Indexing with the id of a client returns its examples, `(x, y)`;
-    `len()` is the number of clients, which counts as public.
+    `len()` is the number of clients, which counts as public. A subclass has `client_ids` and
+    `examples_at`.
+
+    Attributes:
+        client_ids: The ids of all clients, each once.
 
     Example:
 
@@ -31,13 +38,11 @@ class ClientData(abc.ABC):
     (['ann', 'bob'], 2, [1.0, 4.0])
     """
 
+    client_ids: Sequence[Any]
+
     @staticmethod
     def from_dataframe(
-        frame: Any,
-        client: str,
-        label: Any = None,
-        features: Any = None,
-        preprocess: Preprocess | None = None,
+        frame: Any, client: str, label: Any = None, features: Any = None
     ) -> "ClientData":
         """Return clients whose examples are rows of a frame, in the order of the rows.
 
@@ -49,7 +54,6 @@ class ClientData(abc.ABC):
             features: The names of the columns of inputs, which become the columns of one array; a
                 single name, for an array of shape `(num_examples,)`; or a dict of these for a model
                 with several inputs. None takes all other columns.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If `frame` is no frame, a row has no client, or a column holds no numbers.
@@ -64,15 +68,12 @@ class ClientData(abc.ABC):
         >>> clients["ann"][0].tolist()
         [[3], [4]]
         """
-        return _of(frames.of_frame(frame, client, label, features), preprocess)
+        x, y, client_ids = sources.columns_of(frame, client, label, features)
+        return ClientData.from_arrays(x, y, client_ids)
 
     @staticmethod
     def from_arrays(
-        x: Any,
-        y: Any,
-        client_ids: Any,
-        population: Sequence[Hashable] | None = None,
-        preprocess: Preprocess | None = None,
+        x: Any, y: Any, client_ids: Any, population: Sequence[Hashable] | None = None
     ) -> "ClientData":
         """Return clients whose examples are rows of arrays in memory, in the order of the rows.
 
@@ -84,24 +85,20 @@ class ClientData(abc.ABC):
                 shape `(num_examples,)`, or what a function of `federated.partition` returns.
             population: The ids of all clients, including those without an example. None takes the
                 ids that occur.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If an argument is of the wrong type, or an example has no client.
             ValueError: If lengths differ, or an id is missing in the population.
         """
-        return _of(sources.ArraySource(x, y, client_ids, population), preprocess)
+        return _OfArrays(x, y, client_ids, population)
 
     @staticmethod
-    def from_dict(
-        examples: Mapping[Any, Any], preprocess: Preprocess | None = None
-    ) -> "ClientData":
+    def from_dict(examples: Mapping[Any, Any]) -> "ClientData":
         """Return clients whose examples are the values of a dict.
 
         Args:
             examples: For the id of each client its `(x, y)`, or `x` alone: arrays, or dicts or
                 tuples of arrays, of shape `(num_examples, ...)`.
-            preprocess: As for `map`.
 
         Raises:
             TypeError: If `examples` is no dict.
@@ -120,32 +117,32 @@ class ClientData(abc.ABC):
                 "Argument `examples` must be a dict of the examples of each client. "
                 f"Received: examples of type {type(examples).__name__}"
             )
-        return _of(sources.FunctionSource(examples, examples.__getitem__), preprocess)
+        return _OfFunction(examples, examples.__getitem__)
 
     @staticmethod
-    def from_hdf5(
-        path: str | os.PathLike[str], x: Any, y: Any = None, preprocess: Preprocess | None = None
-    ) -> "ClientData":
+    def from_hdf5(path: str | os.PathLike[str], x: Any, y: Any = None) -> "ClientData":
         """Return the clients of a file in TensorFlow Federated's layout, read one at a time.
 
         Args:
             path: An HDF5 file with `examples/<client id>/<feature>`.
             x: The name of the input feature, or a dict or tuple of names.
             y: The name of the target, or a dict or tuple of names, or None.
-            preprocess: As for `map`.
 
         Raises:
             OSError: If the file does not exist or is no HDF5 file.
             ValueError: If the file has another layout, or lacks a feature.
+            RuntimeError: While training, if a client lacks a feature.
         """
-        return _of(sources.Hdf5Source(path, x, y), preprocess)
+        read = sources.Hdf5Reader(path, x, y)
+        clients = _OfFunction(list(read.clients()), read)
+        read(clients.client_ids[0])
+        return clients
 
     @staticmethod
     def from_function(
         client_ids: Sequence[Hashable],
         read: Callable[[Any], Any],
         num_examples: Sequence[int] | None = None,
-        preprocess: Preprocess | None = None,
     ) -> "ClientData":
         """Return clients whose examples a function reads each time that they are needed.
 
@@ -156,17 +153,15 @@ class ClientData(abc.ABC):
                 `x`. It must not look at other clients.
             num_examples: The number of examples of each client, in the order of the ids. None reads
                 clients to count them, with `client_batch_size=None` all of them before training.
-            preprocess: As for `map`.
 
         Raises:
-            TypeError: If `read` is not a function.
             ValueError: If there is no client, an id occurs twice, or the numbers of ids and of
                 `num_examples` differ; while training, if a client has another number of examples.
             RuntimeError: If `read` fails, with the id of the client.
         """
-        return _of(sources.FunctionSource(client_ids, read, num_examples), preprocess)
+        return _OfFunction(client_ids, read, num_examples)
 
-    def map(self, preprocess: Preprocess) -> "ClientData":
+    def map(self, preprocess: Callable[[Any, Any], Examples]) -> "ClientData":
         """Return the same clients with other examples, made when a client is read.
 
         Args:
@@ -174,9 +169,9 @@ class ClientData(abc.ABC):
                 place. It must not look at other clients.
 
         Raises:
-            TypeError: If `preprocess` is not a function.
+            TypeError: When a client is read, if `preprocess` returns no tuple `(x, y)`.
         """
-        return _Clients(views.Mapped(self, preprocess))
+        return _Mapped(self, preprocess)
 
     def subset(self, client_ids: Sequence[Any]) -> "ClientData":
         """Return some of the clients.
@@ -188,13 +183,7 @@ class ClientData(abc.ABC):
             KeyError: If there is no client with one of the ids.
             ValueError: If an id occurs twice, or there is none.
         """
-        positions = list(map(self._position, client_ids))
-        if not positions or len(set(positions)) < len(positions):
-            raise ValueError(
-                "Argument `client_ids` must hold at least one id, and each only once. "
-                f"Received: {len(positions):,} ids, {len(set(positions)):,} different"
-            )
-        return _Clients(views.Subset(self, positions))
+        return _Subset(self, [self._positions[client_id] for client_id in client_ids])
 
     def split(
         self, test_fraction: float, by: str = "client", seed: int | None = None
@@ -226,23 +215,17 @@ class ClientData(abc.ABC):
         check_choice("by", by, ("client", "examples"))
         seed = secrets.randbits(64) if seed is None else check_integer("seed", seed)
         if by == "examples":
-            return (
-                _Clients(views.Part(self, test_fraction, seed, is_test=False)),
-                _Clients(views.Part(self, test_fraction, seed, is_test=True)),
-            )
-        train, test = views.divided(self, test_fraction, seed)
-        if not train or not test:
+            train, test = (_Part(self, test_fraction, seed, is_test) for is_test in (False, True))
+            return train, test
+        draws = [sources.generator_of(each, seed, _OF_CLIENTS).random() for each in self.client_ids]
+        is_test = np.array(draws) < test_fraction
+        if np.all(is_test) or not np.any(is_test):
             raise ValueError(
                 f"All {len(self):,} clients fell into one part. Choose another `seed` or "
                 "`test_fraction`, or divide the examples of each client with `by='examples'`. "
                 f"Received: test_fraction={test_fraction}, seed={seed}"
             )
-        return _Clients(views.Subset(self, train)), _Clients(views.Subset(self, test))
-
-    @property
-    @abc.abstractmethod
-    def client_ids(self) -> Sequence[Any]:
-        """The ids of all clients."""
+        return _Subset(self, np.flatnonzero(~is_test)), _Subset(self, np.flatnonzero(is_test))
 
     @abc.abstractmethod
     def examples_at(self, position: int) -> tuple[Any, Any]:
@@ -258,7 +241,11 @@ class ClientData(abc.ABC):
         Args:
             position: The position of the client in `client_ids`.
         """
-        return sources.num_rows(self.examples_at(position))
+        return num_rows(self.examples_at(position))
+
+    def all_examples(self) -> Examples:
+        """Return the examples of all clients as arrays in memory, one client after the other."""
+        return sources.joined(map(self.examples_at, range(len(self))))
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
@@ -272,21 +259,12 @@ class ClientData(abc.ABC):
         return iter(self.client_ids)
 
     def __getitem__(self, client_id: Any) -> tuple[Any, Any]:
-        return self.examples_at(self._position(client_id))
-
-    def _position(self, client_id: Any) -> int:
-        """Return the position of a client."""
-        if client_id not in self._positions:
-            raise KeyError(
-                f"There is no client {client_id!r} among the {len(self):,} clients, the first of "
-                f"which is {self.client_ids[0]!r}."
-            )
-        return self._positions[client_id]
+        return self.examples_at(self._positions[client_id])
 
     def __repr__(self) -> str:
         return f"<ClientData with {len(self):,} clients>"
 
-    def first_examples(self, num_examples: int = 3) -> tuple[Any, Any]:
+    def first_examples(self, num_examples: int = 3) -> Examples:
         """Return a few examples of the first clients that have any.
 
         Args:
@@ -295,49 +273,147 @@ class ClientData(abc.ABC):
         Raises:
             ValueError: If no client has an example.
         """
-        parts, missing = [], num_examples
+        parts: list[Examples] = []
         for position in range(len(self)):
-            if missing <= 0:
+            part = copied(rows_of(self.examples_at(position), slice(num_examples)))
+            num_examples -= num_rows(part)
+            parts += [part] if num_rows(part) else []
+            if num_examples <= 0:
                 break
-            examples = self.examples_at(position)
-            num_found = sources.num_rows(examples)
-            if num_found > 0:
-                parts.append(sources.copied(sources.rows_of(examples, slice(missing))))
-                missing -= num_found
         if not parts:
             raise ValueError("No client has an example, so there is nothing to train on.")
         return sources.joined(parts)
 
-    def all_examples(self) -> tuple[Any, Any]:
-        """Return the examples of all clients, one client after the other, as arrays in memory."""
-        return sources.joined(map(self.examples_at, range(len(self))))
+
+def checked_clients(clients: Any) -> ClientData:
+    """Return the argument, unless it is no `ClientData`.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if not isinstance(clients, ClientData):
+        raise TypeError(
+            "Argument `clients` must be `keras_adaclip.federated.ClientData`, which says to which "
+            "client each example belongs: `ClientData.from_arrays(x, y, client_ids)`. To protect "
+            "single examples, train a `keras_adaclip.PrivateModel`. "
+            f"Received: clients of type {type(clients).__name__}"
+        )
+    return clients
 
 
-class _Clients(ClientData):
-    """The clients of a source."""
+class _OfArrays(ClientData):
+    """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
 
-    def __init__(self, source: sources.Source) -> None:
-        self._source = source
-
-    @property
-    def client_ids(self) -> Sequence[Any]:
-        """The ids of all clients."""
-        return self._source.client_ids
-
-    def examples_at(self, position: int) -> tuple[Any, Any]:
-        """Return the arrays `(x, y)` of one client."""
-        return self._source.examples_at(position)
+    def __init__(self, x: Any, y: Any, client_ids: Any, population: Any) -> None:
+        self._examples = x, y = as_arrays((x, y))
+        self.client_ids, places = sources.numbered(client_ids, population)
+        common_length({"x": x, "client_ids": places} | ({} if y is None else {"y": y}))
+        ends = np.cumsum(np.bincount(places, minlength=len(self.client_ids)))
+        self._rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
 
     def num_examples_at(self, position: int) -> int:
         """Return the number of examples of one client."""
-        return self._source.num_examples_at(position)
+        return len(self._rows[position])
 
-    def all_examples(self) -> tuple[Any, Any]:
-        """Return the examples of all clients as arrays in memory."""
-        return self._source.all_examples()
+    def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        return rows_of(self._examples, self._rows[position])
 
 
-def _of(source: sources.Source, preprocess: Preprocess | None) -> ClientData:
-    """Return the clients of a source, preprocessed."""
-    clients = _Clients(source)
-    return clients if preprocess is None else clients.map(preprocess)
+class _OfFunction(ClientData):
+    """Clients that a function reads; see `ClientData.from_function`."""
+
+    def __init__(self, client_ids: Iterable[Any], read: Any, num_examples: Any = None) -> None:
+        self.client_ids, self._read = sources.distinct(client_ids), read
+        self._num_examples = None
+        if num_examples is not None:
+            self._num_examples = [check_integer("num_examples", each) for each in num_examples]
+            if len(self._num_examples) != len(self):
+                raise ValueError(
+                    "Argument `num_examples` must hold one number for each client. "
+                    f"Received: {len(self._num_examples):,} numbers for {len(self):,} clients"
+                )
+
+    def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
+        if self._num_examples is None:
+            return super().num_examples_at(position)
+        return self._num_examples[position]
+
+    def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        client_id = self.client_ids[position]
+        try:
+            found = self._read(client_id)
+            examples = copied(found if _is_pair(found) else (found, None))
+        except Exception as error:
+            raise RuntimeError(
+                f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
+            ) from error
+        if self._num_examples is not None and num_rows(examples) != self._num_examples[position]:
+            raise ValueError(
+                f"Client {client_id!r} has another number of examples than `num_examples` says. "
+                f"Expected: {self._num_examples[position]:,}. Received: {num_rows(examples):,}"
+            )
+        return examples
+
+
+class _Mapped(ClientData):
+    """Clients whose examples a function changes; see `ClientData.map`."""
+
+    def __init__(self, clients: ClientData, function: Any) -> None:
+        self._clients, self._function = clients, function
+        self.client_ids = clients.client_ids
+
+    def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        found = self._function(*self._clients.examples_at(position))
+        if not _is_pair(found):
+            raise TypeError(
+                "The function must return the examples of a client as a tuple `(x, y)`. "
+                f"Received: {type(found).__name__}"
+            )
+        return copied(found)
+
+
+class _Subset(ClientData):
+    """Some of the clients; see `ClientData.subset`."""
+
+    def __init__(self, clients: ClientData, positions: Sequence[int] | np.ndarray) -> None:
+        self._clients, self._kept = clients, positions
+        self.client_ids = sources.distinct([clients.client_ids[each] for each in positions])
+
+    def num_examples_at(self, position: int) -> int:
+        """Return the number of examples of one client."""
+        return self._clients.num_examples_at(self._kept[position])
+
+    def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        return self._clients.examples_at(self._kept[position])
+
+
+class _Part(ClientData):
+    """A part of the examples of each client; see `ClientData.split`.
+
+    The examples of a client are shuffled by the seed and by its id, so that no other client has
+    a say in it.
+    """
+
+    def __init__(self, clients: ClientData, fraction: float, seed: int, is_test: bool) -> None:
+        self._clients, self._fraction = clients, fraction
+        self._seed, self._is_test = seed, is_test
+        self.client_ids = clients.client_ids
+
+    def examples_at(self, position: int) -> Examples:
+        """Return the arrays `(x, y)` of one client."""
+        examples = self._clients.examples_at(position)
+        generator = sources.generator_of(self.client_ids[position], self._seed, _OF_EXAMPLES)
+        order = generator.permutation(num_rows(examples))
+        # At least one example stays for training.
+        num_tests = min(round(self._fraction * len(order)), max(len(order) - 1, 0))
+        return rows_of(examples, np.sort(order[:num_tests] if self._is_test else order[num_tests:]))
+
+
+def _is_pair(found: Any) -> bool:
+    """Return whether a function has returned `(x, y)`."""
+    return isinstance(found, tuple) and len(found) == 2

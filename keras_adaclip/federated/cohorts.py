@@ -5,8 +5,13 @@ The accountant relies on how clients are drawn:
     poisson   each client independently, with the same probability in every round
     fixed     the same number of clients in every round, without replacement
     shuffle   an epoch goes through all clients once, in a new order
+
+Where several processes train one model, each holds clients of its own. Every process knows the
+sizes of all clients. So all of them draw the same clients without sending anything, and know how
+long each process trains.
 """
 
+import dataclasses
 import itertools
 import math
 import os
@@ -17,42 +22,94 @@ import keras
 import numpy as np
 from numpy.random import Generator
 
-from keras_adaclip.accounting import Sampling
-from keras_adaclip.federated.client_share import ClientShare
-from keras_adaclip.federated.client_sources import copied
-from keras_adaclip.federated.clients import ClientData
-from keras_adaclip.federated.lanes import best_num_lanes
-from keras_adaclip.federated.round_batch import (
-    ClientElsewhere,
-    RoundClient,
-    round_batch,
-    rounded_up,
-)
+from keras_adaclip import backend
+from keras_adaclip._checks import check_batch_size, check_choice, check_integer
+from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.federated.client_sources import copied, distinct
+from keras_adaclip.federated.clients import ClientData, checked_clients
+from keras_adaclip.federated.round_batch import RoundClient, best_num_lanes, round_batch, rounded_up
 from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_arrays, draw_generator, poisson_draw, uniform_draw
-from keras_adaclip.training import training_data
+from keras_adaclip.training import TrainingData, processes, training_data
+
+# The expected number of clients in a round, and of rounds that make up the population at least.
+_USUAL_COHORT, _LEAST_TURNS = 100, 4
+
+
+def rounds_over(
+    num_clients: int,
+    settings: FederatedSettings,
+    rows: Batch,
+    cohort_size: Any = None,
+    sampling: str = "poisson",
+    steps_per_epoch: Any = None,
+) -> TrainingData:
+    """Return the facts of rounds over a population that the ledger needs.
+
+    Args:
+        num_clients: The number of clients.
+        settings: The client arguments of `compile`.
+        rows: A few examples, to build the model.
+        cohort_size: As for `FederatedModel.fit`.
+        sampling: As for `FederatedModel.fit`.
+        steps_per_epoch: As for `FederatedModel.fit`.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> rounds_over(40, FederatedSettings(), Batch(None)).expected_batch_size
+    10
+    """
+    check_choice("sampling", sampling, ("poisson", "fixed", "shuffle"))
+    if cohort_size is None:
+        cohort_size = min(_USUAL_COHORT, max(num_clients // _LEAST_TURNS, 1))
+    cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
+    rounds = math.ceil(num_clients / cohort_size)
+    if steps_per_epoch is not None:
+        # A shuffled epoch goes through the clients once.
+        limit = {"maximum": rounds} if sampling == "shuffle" else {}
+        rounds = check_integer("steps_per_epoch", steps_per_epoch, minimum=1, **limit)
+    # The simulated cohort is at least as large as that of `fit`.
+    noise_size = settings.cohort_noise_size or cohort_size
+    noise_size = check_integer("cohort_noise_size", noise_size, minimum=cohort_size)
+    return TrainingData(
+        sampling=Sampling[sampling.upper()],
+        expected_batch_size=cohort_size,
+        num_examples=num_clients,
+        steps_per_epoch=rounds,
+        unit=Unit.CLIENT,
+        noise_scale=cohort_size / noise_size,
+        rows=rows,
+    )
 
 
 class CohortBatches(keras.utils.PyDataset):
-    """Cohorts as batches for `federated_step`.
+    """Cohorts as batches for `federated_step`; several processes make them together.
 
     See `round_batch` for what a batch holds.
 
     Args:
-        clients: The population.
-        cohort_size: The (expected) number of clients in a round.
-        num_batches: The number of rounds in an epoch.
-        sampling: `POISSON`, `FIXED` or `SHUFFLE`.
+        clients: The clients of this process.
         settings: How each client goes through its examples, and the weights of clients.
         seed: None draws from the operating system. An integer makes the draws repeatable;
             anyone who knows it knows who took part.
         class_weight: The weight of each class number in the clients' losses, or None.
-        share: The place of these clients among those of several processes; None with one process.
-        first: An example whose structure, shapes and dtypes those of all clients must have, so that
-            no client is read for them. Other dtypes of numbers are then cast. None takes those of
-            the first client.
+        first: Made-up examples whose structure, shapes and dtypes those of all clients must have,
+            so that no client is read for them. Other dtypes of numbers are then cast. None takes
+            those of the first clients.
+        **rounds: `cohort_size`, `sampling` and `steps_per_epoch`, as for `FederatedModel.fit`.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range, a client comes twice, or processes hold examples
+            of different kinds.
 
     Attributes:
+        data: The facts of the rounds.
         most_lanes: The largest number of lanes on a device.
         num_shards: The number of devices of this process that share a round.
         has_seeds: Whether local steps have seeds, for models that draw random numbers.
@@ -61,41 +118,43 @@ class CohortBatches(keras.utils.PyDataset):
     def __init__(
         self,
         clients: ClientData,
-        cohort_size: int,
-        num_batches: int,
-        sampling: Sampling,
         settings: FederatedSettings,
-        seed: int | None,
+        seed: int | None = None,
         class_weight: dict[int, float] | None = None,
-        share: ClientShare | None = None,
         first: dict[str, Any] | None = None,
+        **rounds: Any,
     ) -> None:
         super().__init__()
-        self.clients = clients
-        self.share = share or ClientShare.alone(clients)
-        self.cohort_size = cohort_size
-        self.sampling = sampling
-        self.settings = settings
-        self.seed = seed
-        self.most_lanes = 1
+        distinct(checked_clients(clients).client_ids)
+        self.clients, self.settings, self.seed = clients, settings, seed
+        self.most_lanes, self.has_seeds = 1, False
         self._num_lanes: int | None = None
-        self.num_shards = 1
-        self.has_seeds = False
-        self._num_batches = num_batches
         self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
         self._class_weight = class_weight
         self._casts = first is not None
-        self._first = self._parts(*clients.first_examples(1)) if first is None else first
+        if first is None:
+            first = self._parts(*clients.first_examples())
+        share = processes.share_of_this_process(len(clients), first)
+        self._process, self._shared_bits = share.number, share.shared_bits
+        self._first = first = share.first_rows
+        # The number of the first client of each process, and the number of all.
+        self._first_numbers = (0, *np.cumsum(share.rows_of_processes).tolist())
+        self._sizes = _sizes_of_all(clients) if self.num_processes > 1 else None
+        # On TensorFlow each process is a device.
+        self.num_shards = max(backend.num_batch_shards() // self.num_processes, 1)
+        rows = Batch(first["x"], first.get("y"))
+        facts = rounds_over(self._first_numbers[-1], settings, rows, **rounds)
+        self.data = dataclasses.replace(facts, poisson=self)
         self.begin_run(0)
 
-    def __len__(self) -> int:
-        return self._num_batches
-
     @property
-    def sampling_probability(self) -> float:
-        """The probability with which a round draws each client."""
-        return self.cohort_size / self.share.num_clients
+    def num_processes(self) -> int:
+        """The number of processes that hold the clients."""
+        return len(self._first_numbers) - 1
+
+    def __len__(self) -> int:
+        return int(self.data.steps_per_epoch or 1)
 
     @property
     def num_open_axes(self) -> dict[str, int]:
@@ -110,20 +169,19 @@ class CohortBatches(keras.utils.PyDataset):
         if self.settings.client_batch_size is not None:
             return [self.settings.client_batch_size]
         limit = self.settings.client_examples_limit
+        sizes: Iterable[int] | None = self._sizes
         if self._casts and limit is not None:
             # No client's number of examples decides the shape of another one's batches.
-            return [1 << power for power in range(rounded_up(limit).bit_length())]
-        sizes: Iterable[int] = self.share.sizes.tolist()
-        if self.share.num_processes == 1:
+            sizes = (1 << power for power in range(rounded_up(limit).bit_length()))
+        elif sizes is None:
             sizes = map(self.clients.num_examples_at, range(len(self.clients)))
-        return sorted({rounded_up(int(min(size, limit or math.inf))) for size in sizes})
+        return sorted({rounded_up(int(min(size, limit or size))) for size in sizes})
 
     @property
     def example(self) -> dict[str, Any]:
-        """A batch of one client that has examples, for types and shapes."""
-        position = next(n for n in itertools.count() if self.clients.num_examples_at(n) > 0)
-        number = self.share.first_numbers[self.share.process] + position
-        return self.take(np.array([number]), np.random.default_rng(0))
+        """A batch of no client, for types and shapes."""
+        size = self.settings.client_batch_size
+        return round_batch([], self._first, size, self.has_seeds, 1, self.num_shards)
 
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
@@ -132,26 +190,26 @@ class CohortBatches(keras.utils.PyDataset):
             steps_before: The number of steps on the model's ledger before the run.
         """
         self._steps_before = steps_before
-        self._process = os.getpid()
+        self._process_id = os.getpid()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # A forked process would repeat the draws of its parent.
-        seed: int | tuple[int, ...] | None = self.seed if self._process == os.getpid() else None
-        if seed is None and self.share.num_processes > 1:
-            seed = self.share.shared_bits  # The same draw in all processes.
+        seed: int | tuple[int, ...] | None = self.seed if self._process_id == os.getpid() else None
+        if seed is None and self.num_processes > 1:
+            seed = self._shared_bits  # The same draw in all processes.
         generator = draw_generator(seed, self._steps_before, next(self._draw_numbers))
         return self.take(self._draw(generator, index), generator)
 
     def _draw(self, generator: Generator, index: int) -> np.ndarray:
         """Return the numbers of the clients that take part in round `index` of an epoch."""
-        num_clients = self.share.num_clients
-        if self.sampling is Sampling.POISSON:
-            return poisson_draw(generator, num_clients, self.sampling_probability)
-        if self.sampling is Sampling.FIXED:
-            return uniform_draw(generator, num_clients, self.cohort_size)
+        num_clients, size = self.data.num_examples, self.data.expected_batch_size
+        if self.data.sampling is Sampling.POISSON:
+            return poisson_draw(generator, num_clients, size / num_clients)
+        if self.data.sampling is Sampling.FIXED:
+            return uniform_draw(generator, num_clients, size)
         if index == 0:
             self._epoch_order = generator.permutation(num_clients)
-        return self._epoch_order[index * self.cohort_size : (index + 1) * self.cohort_size]
+        return self._epoch_order[index * size : (index + 1) * size]
 
     def take(self, numbers: np.ndarray, generator: Generator) -> dict[str, Any]:
         """Return the batch of some clients; over several processes, this one's part of it.
@@ -164,17 +222,10 @@ class CohortBatches(keras.utils.PyDataset):
             generator: The source of the order of each client's examples, and of `seeds`. What it
                 gives to a client does not depend on the others.
         """
-        key, share = round_key(generator), self.share
-        first, end = share.first_numbers[share.process : share.process + 2]
-        clients: list[RoundClient | ClientElsewhere] = []
-        for number in map(int, numbers):
-            if first <= number < end:
-                clients.append(self.client(number - first, number, key))
-            else:
-                clients.append(self._elsewhere(number))
-        return self.batch_of(clients)
+        key = round_key(generator)
+        return self.batch_of([self.client(number, key) for number in map(int, numbers)])
 
-    def batch_of(self, clients: Sequence[RoundClient | ClientElsewhere]) -> dict[str, Any]:
+    def batch_of(self, clients: Sequence[RoundClient]) -> dict[str, Any]:
         """Return the batch of some clients; those without examples are left out.
 
         Args:
@@ -182,7 +233,7 @@ class CohortBatches(keras.utils.PyDataset):
         """
         clients = [client for client in clients if client.num_steps]
         num_steps = [client.num_steps for client in clients]
-        num_shards = self.num_shards * self.share.num_processes
+        num_shards = self.num_shards * self.num_processes
         num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, num_shards)
         self._num_lanes = num_lanes
         return round_batch(
@@ -192,74 +243,60 @@ class CohortBatches(keras.utils.PyDataset):
             self.has_seeds,
             num_lanes,
             self.num_shards,
-            self.share.process,
-            self.share.num_processes,
+            self._process,
+            self.num_processes,
         )
 
-    def _elsewhere(self, number: int) -> ClientElsewhere:
-        """Return what is known of a client of another process."""
-        num_rows = self._taking_part(int(self.share.sizes[number]))
-        steps = self._num_batches_of(num_rows) * self.settings.local_epochs
-        return ClientElsewhere(steps, num_rows, self.share.process_of(number))
-
-    def _taking_part(self, num_examples: int) -> int:
-        """Return the number of examples of a client that take part in a round."""
-        return min(num_examples, self.settings.client_examples_limit or num_examples)
-
-    def _num_batches_of(self, num_rows: int) -> int:
-        """Return the number of batches in a pass over the examples of a client."""
-        return math.ceil(num_rows / (self.settings.client_batch_size or max(num_rows, 1)))
-
-    def client(self, position: int, number: int, key: int) -> RoundClient:
-        """Return what a client brings to a round.
+    def client(self, number: int, key: int, position: int | None = None) -> RoundClient:
+        """Return what a client brings to a round; of one of another process, how long it trains.
 
         Args:
-            position: The position of the client in `clients`.
             number: Its number in the whole population.
             key: The `round_key`; with the number it gives the client's random numbers.
+            position: Its position in `clients`; None if that follows from the number.
 
         Raises:
             ValueError: If its examples are unlike those of the first client, or their number has
                 changed over several processes.
         """
+        settings = self.settings
+        if self._sizes is not None:
+            process = int(np.searchsorted(self._first_numbers, number, side="right")) - 1
+            if process != self._process:
+                return RoundClient(*self._rows_and_steps(int(self._sizes[number])), process)
+        position = number - self._first_numbers[self._process] if position is None else position
         examples = self._examples_at(position)
-        num_rows = _num_rows(examples)
-        if self.share.num_processes > 1 and num_rows != self.share.sizes[number]:
+        num_examples = len(keras.tree.flatten(examples)[0])
+        if self._sizes is not None and num_examples != self._sizes[number]:
             raise ValueError(
                 "Over several processes the number of examples of a client must not change. "
-                f"Client {self.clients.client_ids[position]!r} had {self.share.sizes[number]:,} "
-                f"when `fit` began. Received: {num_rows:,}"
+                f"Client {self.clients.client_ids[position]!r} had {self._sizes[number]:,} "
+                f"when `fit` began. Received: {num_examples:,}"
             )
+        num_rows, num_steps = self._rows_and_steps(num_examples)
         if num_rows == 0:
-            return RoundClient(examples, np.zeros((0, 1), np.int32), None)
+            return RoundClient(0, 0, self._process)
         generator = np.random.Generator(np.random.Philox(key=[np.uint64(key), np.uint64(number)]))
-        rows, order = self._local_order(generator, num_rows)
-        if len(rows) < num_rows:
+        if num_rows < num_examples:
+            rows = generator.choice(num_examples, num_rows, replace=False)
             examples = keras.tree.map_structure(lambda array: array[rows], examples)
+        size, epochs = settings.client_batch_size or num_rows, settings.local_epochs
+        order = np.full((epochs, num_steps // epochs * size), -1)
+        for places in order:
+            places[:num_rows] = generator.permutation(num_rows)
         seeds = None
         if self.has_seeds:
-            seeds = generator.integers(-(2**31), 2**31, (len(order), 2), np.int32)
-        weighting = self.settings.client_weighting
-        weight = 1.0 if weighting is None else weighting.weight(len(rows))
-        return RoundClient(examples, order, seeds, weight)
+            seeds = generator.integers(-(2**31), 2**31, (num_steps, 2), np.int32)
+        weighting = settings.client_weighting
+        weight = 1.0 if weighting is None else weighting.weight(num_rows)
+        order = order.reshape(-1, size)
+        return RoundClient(num_rows, num_steps, self._process, examples, order, seeds, weight)
 
-    def _local_order(
-        self, generator: Generator, num_examples: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of a client that take part, and their places in each local batch.
-
-        The places are of shape `(num_steps, batch_size)`, with -1 for padding.
-        """
-        taking_part = self._taking_part(num_examples)
-        rows = np.arange(num_examples)
-        if taking_part < num_examples:
-            rows = generator.choice(num_examples, taking_part, replace=False)
-        size = self.settings.client_batch_size or taking_part
-        epochs = self.settings.local_epochs
-        places = np.full((epochs, self._num_batches_of(taking_part) * size), -1)
-        for epoch in range(epochs):
-            places[epoch, :taking_part] = generator.permutation(taking_part)
-        return rows, places.reshape(-1, size)
+    def _rows_and_steps(self, num_examples: int) -> tuple[int, int]:
+        """Return how many examples of a client take part, and in how many local steps."""
+        num_rows = min(num_examples, self.settings.client_examples_limit or num_examples)
+        size = self.settings.client_batch_size or max(num_rows, 1)
+        return num_rows, math.ceil(num_rows / size) * self.settings.local_epochs
 
     def _parts(self, x: Any, y: Any) -> dict[str, Any]:
         """Return inputs, targets and weights by name, as NumPy arrays; targets absent if None."""
@@ -279,10 +316,10 @@ class CohortBatches(keras.utils.PyDataset):
         keras.tree.assert_same_structure(self._first, client)
         if self._casts:
             client = keras.tree.map_structure(_as_kind_of, client, self._first)
-        num_rows = _num_rows(client)
-        found = [(array.shape, str(array.dtype)) for array in keras.tree.flatten(client)]
+        arrays = keras.tree.flatten(client)
+        found = [(array.shape, str(array.dtype)) for array in arrays]
         expected = [
-            ((num_rows, *array.shape[1:]), str(array.dtype))
+            ((len(arrays[0]), *array.shape[1:]), str(array.dtype))
             for array in keras.tree.flatten(self._first)
         ]
         if found != expected:
@@ -294,6 +331,25 @@ class CohortBatches(keras.utils.PyDataset):
         return client
 
 
+def _sizes_of_all(clients: ClientData) -> np.ndarray:
+    """Return the numbers of examples of the clients of all processes, in their order.
+
+    Raises:
+        ValueError: If two processes hold the same client.
+    """
+    digests = [processes.digest(str(client_id).encode()) for client_id in clients.client_ids]
+    ids = processes.gathered_rows(np.stack(digests))
+    if len(np.unique(ids, axis=0)) < len(ids):
+        raise ValueError(
+            "Two processes hold a client of the same id, which would take part twice in a round. "
+            "Give each process its own clients, for example "
+            "`clients.subset(clients.client_ids[process_number::num_processes])`. Received in this "
+            f"process: {len(clients):,} clients"
+        )
+    sizes = [clients.num_examples_at(position) for position in range(len(clients))]
+    return processes.gathered_rows(np.array(sizes))
+
+
 def round_key(generator: Generator) -> int:
     """Return the number that gives each client of a round its random numbers.
 
@@ -301,11 +357,6 @@ def round_key(generator: Generator) -> int:
         generator: The generator of the round, after it has drawn the clients.
     """
     return int(generator.integers(0, 2**63, dtype=np.uint64))
-
-
-def _num_rows(parts: dict[str, Any]) -> int:
-    """Return the number of examples of a client."""
-    return len(keras.tree.flatten(parts)[0])
 
 
 def _as_kind_of(array: np.ndarray, example: np.ndarray) -> np.ndarray:

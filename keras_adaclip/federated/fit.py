@@ -4,6 +4,7 @@
 the sequential model.
 """
 
+import math
 from typing import Any
 
 import keras
@@ -14,11 +15,11 @@ from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
-from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.client_scores import PerClient
+from keras_adaclip.federated.clients import ClientData, checked_clients
+from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import LocalTraining
-from keras_adaclip.federated.per_client import PerClient
 from keras_adaclip.federated.round import contribution_step, federated_step
-from keras_adaclip.federated.rounds_over import rounds_over
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
@@ -190,17 +191,18 @@ class FederatedTraining(PerClient, training.TrainingBase):
         settings = self.federated_settings
         seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
         validation_split = check_between_0_and_1("validation_split", validation_split, with_0=True)
-        if validation_split and validation_data is None and isinstance(clients, ClientData):
-            clients, validation_data = clients.split(validation_split, seed=0)
-        data = rounds_over(
-            clients, settings, cohort_size, steps_per_epoch, sampling, seed, class_weight
-        )
+        if validation_split and validation_data is None:
+            clients, validation_data = checked_clients(clients).split(validation_split, seed=0)
+        rounds: dict[str, Any] = {"cohort_size": cohort_size, "sampling": sampling}
+        rounds |= {"steps_per_epoch": steps_per_epoch, "seed": seed, "class_weight": class_weight}
+        training.refuse_other_settings(self, clients=settings.get_config(), rounds=rounds)
+        cohorts = CohortBatches(clients, settings, **rounds)
+        data = cohorts.data
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data, input_ranges)
-        cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
-        num_epochs = epochs - initial_epoch
+        is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(  # type: ignore[misc]
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
@@ -297,14 +299,13 @@ class FederatedTraining(PerClient, training.TrainingBase):
         variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
         with backend.keep_variables(variables), keras_private.built_already(self):
             logs = super().train_on_batch(batch, return_dict=True)  # type: ignore[misc]
-        shapes = [*(tuple(each.shape) for each in self.trainable_variables), (-1,)]  # type: ignore[attr-defined]
-        names = [*(f"sum_{number}" for number in range(len(shapes) - 1)), "statistics"]
-        # Keras makes floats of arrays with one number.
-        *sums, statistics = (
-            np.reshape(keras.ops.convert_to_numpy(logs[name]), shape).astype(np.float32)
-            for name, shape in zip(names, shapes, strict=True)
-        )
-        return sums, statistics
+        shapes = [tuple(variable.shape) for variable in self.trainable_variables]  # type: ignore[attr-defined]
+        # Keras makes a float of an array with one number.
+        flat = np.reshape(keras.ops.convert_to_numpy(logs["sums"]), -1).astype(np.float32)
+        num_statistics = len(flat) - sum(map(math.prod, shapes))
+        ends = np.cumsum([num_statistics, *map(math.prod, shapes)])[:-1]
+        statistics, *sums = np.split(flat, ends)
+        return [np.reshape(*each) for each in zip(sums, shapes, strict=True)], statistics
 
     def _remark_on_noise(self) -> str:
         """Return a remark on simulated cohorts for the report."""
@@ -329,31 +330,20 @@ class FederatedTraining(PerClient, training.TrainingBase):
         sample = examination.SampleRows(self, rows, data.known or rows, input_ranges)
         finding = preparation.refuse_unsound_rounds(self, sample, cohorts.row_counts)
         self._assign_in_steps(finding.assigned, rows)
-        training.refuse_other_settings(self)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)
         self._use_local_training(is_vectorized)
         self._set_in_steps("chunk_size", chunk_size)
 
     def _use_local_training(self, is_vectorized: bool) -> None:
         """Set up the clients' training, again if anything has changed since the last `fit`."""
-        settings = self.federated_settings
         calls = {} if is_vectorized else fast_calls_of(self, in_loop=True)
-        made_from = (is_vectorized, settings.get_config(), frozenset(map(id, calls)))
+        config = self.federated_settings.get_config()
+        made_from = (is_vectorized, config, frozenset(map(id, calls)))
         present = self.local_training
         if present is not None and present.made_from == made_from:
             if present.recording is not None:
                 present.recording.clear()  # Layers may have changed.
             return
-        optimizer = keras_private.functional_optimizer(settings.client_optimizer)
-        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-        training = LocalTraining(
-            self,
-            optimizer,
-            settings.proximal_strength,
-            is_vectorized,
-            calls,
-            None if self.run_eagerly else backend.Recording(),  # type: ignore[attr-defined]
-            made_from,
-        )
+        training = LocalTraining(self, is_vectorized, calls, made_from)
         keras_private.set_attribute(self, "local_training", training)
         self.train_function = None

@@ -12,7 +12,6 @@ for a gradient (Reddi et al. 2021, "Adaptive federated optimization"). With `mu 
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -27,57 +26,65 @@ Tensor = Any
 _TABLES = ("x", "y", "sample_weight")
 
 
-@dataclass(frozen=True)
 class LocalTraining:
     """The training of each client.
 
     Args:
         model: A compiled and built model.
-        optimizer: The clients' optimizer, a built `functional_optimizer`.
-        proximal_strength: mu of FedProx, 0 for none.
         is_vectorized: Whether clients train side by side, in lanes. Otherwise there is one lane.
         fast_calls: Faster equivalents of the `call` of some layers.
-        recording: Replays local steps where Python's overhead counts; None runs each again.
         made_from: Whatever decides whether this training must be made again.
+
+    Attributes:
+        recording: Replays local steps where Python's overhead counts; None runs each again.
     """
 
-    model: keras.Model
-    optimizer: Any
-    proximal_strength: float
-    is_vectorized: bool
-    fast_calls: Mapping[keras.Layer, Callable[..., Any]]
-    recording: backend.Recording | None
-    made_from: Any = None
+    def __init__(
+        self,
+        model: Any,
+        is_vectorized: bool,
+        fast_calls: Mapping[keras.Layer, Callable[..., Any]],
+        made_from: Any,
+    ) -> None:
+        settings = model.federated_settings
+        self.model, self.is_vectorized, self.made_from = model, is_vectorized, made_from
+        self.proximal_strength = settings.proximal_strength
+        self.recording = None if model.run_eagerly else backend.Recording()
+        self._fast_calls = fast_calls
+        self._optimizer = keras_private.functional_optimizer(settings.client_optimizer)
+        self._optimizer.build(model.trainable_variables)
 
     def train(
         self,
         cohort: dict[str, Any],
+        observe: Callable[..., None],
         start: list[Tensor],
         merged: Callable[..., list[Tensor]],
-        observe: Callable[..., None],
-        most_at_once: int,
     ) -> list[Tensor]:
         """Train the clients of a round, and merge their contributions.
 
         Args:
             cohort: A batch of `CohortBatches`.
+            observe: Is called in every local step, with the batch and what `_loss` returns
+                of all clients; may assign metrics.
             start: The result of no client at all, tensors of constant shape.
             merged: Takes a result; contributions, that is the server's weights less a client's,
                 float32 of shape `(num_lanes, ...)` for each trainable variable; the weights of
                 these clients; and whether there is one, both of shape `(num_lanes,)`. Returns the
                 result with these clients.
-            observe: Is called in every local step, with the batch and what `_loss` returns
-                of all clients; may assign metrics.
-            most_at_once: The number of clients to merge at a time where loops run in Python and
-                clients train one after another.
         """
         model = self.model
+        cohort = {**cohort, "ends": ops.cast(cohort["ends"], "bool")}
         server = [variable.value for variable in model.trainable_variables]
-        fresh = [*server, *(variable.value for variable in self.optimizer.variables)]
+        fresh = [*server, *(variable.value for variable in self._optimizer.variables)]
         if self.is_vectorized:
             num_lanes = ops.shape(cohort["step"])[0] * ops.shape(cohort["step"])[2]
-            fresh = [_repeated(value, num_lanes) for value in fresh]
-        num_events, until = cohort["num_events"][0], cohort["until"][0]
+            fresh = [
+                backend.on_all_shards(ops.broadcast_to(value, (num_lanes, *value.shape)))
+                for value in fresh
+            ]
+        # The number of ticks before an event, and before none.
+        num_events, until = cohort["num_events"][0], ops.pad(cohort["until"][0], [[1, 0]])
         is_in_python = backend.loops_in_python()
         if is_in_python:
             num_events, until = int(num_events), ops.convert_to_numpy(until).tolist()
@@ -86,13 +93,8 @@ class LocalTraining:
         def one_event(event: Any, carry: list[Tensor]) -> list[Tensor]:
             """Train until the event, and merge the contributions of the clients that have ended."""
             own, total = carry[: len(fresh)], carry[len(fresh) :]
-            if is_in_python:
-                first = until[event - 1] if event else 0
-                num_ticks = until[event] - first
-            else:
-                first = ops.where(event > 0, until[ops.maximum(event - 1, 0)], 0)
-                num_ticks = until[event] - first
-            own = self._after(own, server, cohort, first, num_ticks, observe)
+            num_ticks = until[event + 1] - until[event]
+            own = self._after(own, server, cohort, until[event], num_ticks, observe)
             changes = []
             for before, after in zip(server, own, strict=False):
                 after = after if self.is_vectorized else ops.expand_dims(after, 0)
@@ -101,7 +103,7 @@ class LocalTraining:
                 # Each event ends one client. Several are merged at once, since operations are slow
                 # to call.
                 waiting.append(changes)
-                if len(waiting) == most_at_once or event == num_events - 1:
+                if len(waiting) == model._private_state.chunk_size or event == num_events - 1:
                     places = slice(event + 1 - len(waiting), event + 1)
                     weights, ends = (cohort[name][0, places, 0] for name in ("weight", "ends"))
                     changes = [*map(ops.concatenate, zip(*waiting, strict=True))]
@@ -114,12 +116,10 @@ class LocalTraining:
             )
             changes = [_where(ends, change, ops.zeros_like(change)) for change in changes]
             total = merged(total, changes, weights, ends)
-            if self.is_vectorized:
-                # The next client of a lane begins anew.
-                own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
-            else:
-                # An event may end a client of another process while this one trains on.
-                own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
+            # The next client of a lane begins anew. An event may end a client of another process,
+            # while this one trains on.
+            ended = ends if self.is_vectorized else ends[0]
+            own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
             return [*own, *total]
 
         changing = [*model.non_trainable_variables, *model.metrics_variables]
@@ -233,7 +233,7 @@ class LocalTraining:
             *((variable, variable.value) for variable in model.non_trainable_variables),
             *zip(model.trainable_variables, weights, strict=True),
         ]
-        quicker = keras_private.replaced_calls(self.fast_calls)
+        quicker = keras_private.replaced_calls(self._fast_calls)
         unscaled = keras_private.without_scaling_for_replicas()
         seed = client.get("seeds")
         scope = keras.StatelessScope(values) if seed is None else DrawingScope(values, seed)
@@ -261,10 +261,10 @@ class LocalTraining:
         self, weights: list[Tensor], state: list[Tensor], gradients: list[Tensor]
     ) -> list[Tensor]:
         """Return a client's weights and the variables of its optimizer after an update."""
-        variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        variables = [*self.model.trainable_variables, *self._optimizer.variables]
         scope = list(zip(variables, [*weights, *state], strict=True))
         with keras.StatelessScope(scope) as updated:
-            self.optimizer.apply(gradients, self.model.trainable_variables)
+            self._optimizer.apply(gradients, self.model.trainable_variables)
             return [updated.get_current_value(variable) for variable in variables]
 
 
@@ -312,8 +312,10 @@ def _joined(value: Tensor) -> Tensor:
 
 
 def _where(kept: Tensor, value: Tensor, other: Tensor) -> Tensor:
-    """Return `value` in the lanes that are `kept`, elsewhere `other`."""
-    return ops.where(ops.reshape(kept, (-1, *[1] * (len(value.shape) - 1))), value, other)
+    """Return `value` in the lanes that are `kept`, or where `kept` is one bool; else `other`."""
+    num_axes = len(kept.shape)
+    kept = ops.reshape(kept, (*[-1] * num_axes, *[1] * (len(value.shape) - num_axes)))
+    return ops.where(kept, value, other)
 
 
 def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
@@ -331,9 +333,3 @@ def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
     trailing = (1,) * (len(mask.shape) - 1)
     present = ops.reshape(present, (-1, *trailing))
     return keras_private.attach_mask(value, ops.logical_and(mask, present))
-
-
-def _repeated(value: Tensor, times: int) -> Tensor:
-    """Return the value `times` times, along a new first axis."""
-    repeated = ops.broadcast_to(ops.expand_dims(value, 0), (times, *value.shape))
-    return backend.on_all_shards(repeated)

@@ -11,13 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip.accounting import Sampling
-from keras_adaclip.federated.clients import ClientData
+from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.round_batch import RoundClient
-from keras_adaclip.gradients import Batch
 from keras_adaclip.sampling import as_arrays
-from keras_adaclip.training import TrainingData
 
 _log = logging.getLogger("keras_adaclip")
 _Sum = tuple[list[np.ndarray], np.ndarray]
@@ -46,13 +43,8 @@ class NodeTraining:
     """
 
     def __init__(self, model: Any, clients: ClientData, made_up: tuple[Any, Any]) -> None:
-        if not isinstance(clients, ClientData):
-            raise TypeError(
-                "Argument `clients` must be a `keras_adaclip.federated.ClientData`. "
-                f"Received: {type(clients).__name__}"
-            )
         self.model = model
-        self.client_ids = list(clients.client_ids)
+        self.client_ids = list(checked_clients(clients).client_ids)
         x, y = made_up
         self._example = as_arrays({"x": x} if y is None else {"x": x, "y": y})
         inputs = keras.tree.flatten(self._example["x"])
@@ -71,23 +63,9 @@ class NodeTraining:
                 "Received: client_examples_limit=None"
             )
         self._batches = CohortBatches(
-            clients,
-            cohort_size=1,
-            num_batches=1,
-            sampling=Sampling.POISSON,
-            settings=model.federated_settings,
-            seed=None,
-            first=keras.tree.map_structure(lambda array: array[:1], self._example),
+            clients, model.federated_settings, cohort_size=1, first=self._example
         )
-        model.prepare_node(
-            TrainingData(
-                sampling=Sampling.POISSON,
-                expected_batch_size=len(self.client_ids),
-                num_examples=len(self.client_ids),
-                rows=Batch(self._example["x"], self._example.get("y")),
-                poisson=self._batches,
-            )
-        )
+        model.prepare_node(self._batches.data)
 
     def clipped_sum(
         self,
@@ -119,7 +97,7 @@ class NodeTraining:
         """
         # First, so that the weights never are here without what was spent on them.
         self.model._load_privacy_state(ledger, has_weights=False)
-        _assign(self.model.weights, weights)
+        self.model.set_weights(weights)
         self.model.optimizer.clipping_state = clipping_state
         clients = [self._client(*each, key) for each in zip(positions, numbers, strict=True)]
         return self._sum_of([client for client in clients if client is not None])
@@ -144,7 +122,7 @@ class NodeTraining:
     def _client(self, position: int, number: int, key: int) -> RoundClient | None:
         """Return what a client brings; None if that fails."""
         try:
-            return self._batches.client(position, number, key)
+            return self._batches.client(number, key, position)
         # One client must not decide whether the others take part: not by a panic of a library, nor
         # by an exit.
         except BaseException as error:
@@ -157,19 +135,3 @@ def _raise_if_asked_to_end(error: BaseException) -> None:
     """Raise an error that does not come from a client's data."""
     if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         raise error
-
-
-def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    """Assign the server's weights.
-
-    Raises:
-        ValueError: If they are not those of the model.
-    """
-    expected = [tuple(variable.shape) for variable in variables]
-    if expected != [value.shape for value in values]:
-        raise ValueError(
-            "The server's model is not the model of this node. Build the same model on both. "
-            f"Expected weights of shapes {expected}. Received: {[v.shape for v in values]}"
-        )
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,24 +14,19 @@ from keras_adaclip.examination import Finding, PrivacyIssue, SampleRows
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.settings import FederatedSettings
-from keras_adaclip.gradients import Batch, call_model
+from keras_adaclip.gradients import Batch, call_model, mapped
 from keras_adaclip.optimizers import AccountedOptimizer
 
-_RANDOM_LOSS = (
-    "It gave two values for the same targets and predictions: it keeps state or draws random "
-    "numbers, so it is not known whether it counts the rows that pad the last batch of a client.",
-    "Make it a function of `(y_true, y_pred)` alone; random numbers belong into a layer.",
-)
 _COUNTING_LOSS = (
     "It counts the rows that pad the last batch of a client: it ignores Keras's mask of the "
     "predictions.",
     "Give `compile` a Keras loss, or a function of `(y_true, y_pred)` that returns one value for "
     "each entry of all axes but the last.",
 )
-_UNEXAMINED_LOSS = (
-    "It is not finite on any made-up rows, so it is not known whether it counts the rows that pad "
-    "the last batch of a client.",
-    "Use a loss that is finite for targets within the range of each column of the data.",
+_UNKNOWN_LOSS = (
+    "It has no finite value for made-up rows, or two for the same, as if it drew random numbers: "
+    "it is not known whether it counts the rows that pad the last batch of a client.",
+    "Use a function of `(y_true, y_pred)` alone, finite within the range of each column of data.",
 )
 _NUM_LOSS_ROWS, _FINE = 3, ("", "")
 # On a CPU, convolutions with a different kernel for each client have no fast implementation, and
@@ -84,11 +78,9 @@ def refuse_unsuited_settings(
     Raises:
         ValueError: If an argument does not go with the optimizer.
     """
-    jit_compile = True if jit_compile is True else None
-    unsuited = [settings.client_weighting, settings.cohort_noise_size, jit_compile]
-    names = ("client_weighting", "cohort_noise_size", "jit_compile")
-    for name, value in zip(names, unsuited, strict=True):
-        if value is not None:
+    given = {"jit_compile": True if jit_compile is True else None, **vars(settings)}
+    for name in ("client_weighting", "cohort_noise_size", "jit_compile"):
+        if (value := given[name]) is not None:
             raise ValueError(
                 f"Argument `{name}` does not go with a `{type(optimizer).__name__}`: its query "
                 "alone bounds and noises what clients add, and XLA may draw the same noise in "
@@ -120,9 +112,7 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             "Argument `microbatch_size` of a federated model must be a number of clients or None. "
             "Received: microbatch_size='auto'"
         )
-    num_processes = cohorts.share.num_processes
-    # On TensorFlow each process is a device.
-    num_shards = max(backend.num_batch_shards(), num_processes)
+    cohort_size = cohorts.data.expected_batch_size
     is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
     # Each device trains one client, all devices side by side.
     is_vectorized = not is_single or backend.num_batch_shards() > 1
@@ -131,17 +121,16 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
         chunk_size = 1
     elif is_single:
         # A Python loop clips several at once, since each operation is slow to call.
-        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohorts.cohort_size)
+        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohort_size)
         chunk_size = max(min(most, chunk_size or most), 1)
     else:
         if chunk_size is None:
-            size = math.ceil(cohorts.cohort_size / num_shards)
+            size = math.ceil(cohort_size / (cohorts.num_shards * cohorts.num_processes))
             most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
             # About four clients a lane.
             num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
             chunk_size = math.ceil(size / num_turns)
         cohorts.most_lanes = chunk_size
-    cohorts.num_shards = num_shards // num_processes
     cohorts.has_seeds = bool(keras_private.seed_generator_states(model))
     return int(chunk_size), is_vectorized
 
@@ -163,7 +152,7 @@ def _loss_issues(
 ) -> list[PrivacyIssue]:
     """Return the loss if it counts the rows that pad a batch, or if that is not known."""
     judge = functools.partial(_told_of_loss, model, row_counts)
-    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNEXAMINED_LOSS
+    told = sample.first_shown([judge], _NUM_LOSS_ROWS) or _UNKNOWN_LOSS
     return [PrivacyIssue("loss", *told)] if told != _FINE else []
 
 
@@ -180,8 +169,7 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         # Where all predictions are alike, padding would not show.
         for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
             loss = functools.partial(_loss_with_padding, model, rows, each)
-            zeros = (loss(number, ops.zeros_like) for number in missing)
-            found.append([*map(loss, (0, 0, *missing)), *zeros])
+            found.append([*map(loss, (0, 0, *missing))])
         return found
 
     variables = [*model.variables, *model.metrics_variables]
@@ -192,11 +180,9 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         if not math.isfinite(alone):
             continue
         told = _FINE
-        # An example of zeros alone may be none at all, as where zeros are masked words.
-        padded = [*padded[: len(missing)], *filter(math.isfinite, padded[len(missing) :])]
         is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
         if not is_close(again):
-            return _RANDOM_LOSS
+            return _UNKNOWN_LOSS
         if not all(map(is_close, padded)):
             return _COUNTING_LOSS
     return told
@@ -210,19 +196,12 @@ def _made_different(value: Any) -> Any:
     )
 
 
-def _loss_with_padding(
-    model: keras.Model,
-    rows: Batch,
-    y_pred: Any,
-    missing: int,
-    changed: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """Return the loss of some rows beside `missing` copies of the first, `changed` and masked."""
+def _loss_with_padding(model: keras.Model, rows: Batch, y_pred: Any, missing: int) -> Any:
+    """Return the loss of some rows beside masked copies of the first, as in a client's batch."""
 
     def padded(value: Any) -> Any:
         """Append the copies."""
-        filler = changed(ops.repeat(value[:1], missing, axis=0))
-        return ops.concatenate([value, filler], axis=0)
+        return ops.concatenate([value, ops.repeat(value[:1], missing, axis=0)], axis=0)
 
     def padded_prediction(value: Any) -> Any:
         """Append the copies, and mask them."""
@@ -230,10 +209,7 @@ def _loss_with_padding(
         value = keras_private.attach_mask(padded(value), None if mask is None else padded(mask))
         return with_rows_masked(value, ops.arange(value.shape[0]) < value.shape[0] - missing)
 
-    x, y = (
-        None if part is None else keras.tree.map_structure(padded, part)
-        for part in (rows.x, rows.y)
-    )
+    x, y = mapped(padded, rows.x), mapped(padded, rows.y)
     y_pred = keras.tree.map_structure(padded_prediction, y_pred)
     with keras_private.without_regularizers(model):
         return ops.sum(model.compute_loss(x=x, y=y, y_pred=y_pred, training=True))

@@ -25,12 +25,8 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
         model: A federated model that `fit` has prepared.
         data: A batch of `CohortBatches`.
     """
-    train = functools.partial(
-        model.local_training.train,
-        {**data, "ends": ops.cast(data["ends"], "bool")},
-        observe=training.keeping_metrics_only(model)(functools.partial(_observe, model)),
-        most_at_once=model._private_state.chunk_size,
-    )
+    observe = training.keeping_metrics_only(model)(functools.partial(_observe, model))
+    train = functools.partial(model.local_training.train, data, observe)
     combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
     model.optimizer.apply(combined(model, train), model.trainable_variables)
     training.assign_state(model)
@@ -38,22 +34,17 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
 
 
 def contribution_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
-    """Return the clipped sum of some clients as logs; nothing is noised or applied.
+    """Return statistics and clipped sum of some clients as logs; nothing is noised or applied.
 
     Args:
         model: A federated model that `prepare_node` has prepared.
         data: A batch of `CohortBatches`, as Keras hands on what `train_on_batch` was given.
     """
     batch = data[0] if isinstance(data, (list, tuple)) else data
-    train = functools.partial(
-        model.local_training.train,
-        {**batch, "ends": ops.cast(batch["ends"], "bool")},
-        observe=lambda *_: None,
-        most_at_once=model._private_state.chunk_size,
-    )
+    train = functools.partial(model.local_training.train, batch, lambda *_: None)
     total = _clipped_sum(model, train)
-    sums = {f"sum_{number}": each for number, each in enumerate(total.gradients)}
-    return {**sums, "statistics": total.statistics}
+    parts = [ops.reshape(each, (-1,)) for each in (total.statistics, *total.gradients)]
+    return {"sums": ops.concatenate(parts)}
 
 
 def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> ClippedSum:

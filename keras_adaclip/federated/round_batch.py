@@ -17,65 +17,118 @@ For each of them:
     weight      the weights of these clients, float32 between 0 and 1
     num_events  the number of events without padding, int32
 
-See `lanes` for ticks, lanes and events. Numbers of rows, steps, ticks and events are rounded up, so
-that a compiler sees few shapes.
+Clients train side by side in lanes, one after another in each. A client takes one tick of its lane
+for each local step. After some ticks an *event* collects the contributions of the clients that have
+just taken their last step; the next client of such a lane begins with the server's weights. So a
+round takes about as long as its local steps, however unequal the clients are. Numbers of rows,
+steps, ticks and events are rounded up, so that a compiler sees few shapes.
 """
 
+import heapq
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip.federated.lanes import Schedule
 from keras_adaclip.sampling import padding
+
+# A tick costs as much as the work of so many lanes before a lane does anything.
+_COST_OF_TICK = 4
+# Another number of lanes may have to be compiled, and must be worth it.
+_WORTH_A_CHANGE = 1.3
 
 
 @dataclass(frozen=True)
 class RoundClient:
-    """What a client brings to a round.
+    """What a client brings to a round; of one that another process trains, the numbers alone.
 
     Args:
+        num_rows: The number of examples that take part.
+        num_steps: The number of local steps.
+        process: The number of the process that trains it.
         examples: The examples that take part, by name.
         order: The rows of each local batch, of shape `(num_steps, batch_size)`, -1 for padding.
         seeds: The seed of each local step, or None.
         weight: The weight of its contribution, between 0 and 1.
     """
 
-    examples: dict[str, Any]
-    order: np.ndarray
-    seeds: np.ndarray | None
+    num_rows: int
+    num_steps: int
+    process: int = 0
+    examples: dict[str, Any] = field(default_factory=dict)
+    order: np.ndarray = field(default_factory=lambda: np.zeros((0, 1), np.int32))
+    seeds: np.ndarray | None = None
     weight: float = 1.0
 
-    @property
-    def num_steps(self) -> int:
-        """The number of local steps."""
-        return len(self.order)
 
-    @property
-    def num_rows(self) -> int:
-        """The number of examples."""
-        return len(keras.tree.flatten(self.examples)[0])
-
-
-@dataclass(frozen=True)
-class ClientElsewhere:
-    """A client that another process trains.
+def in_lanes(
+    num_steps: Sequence[int], num_lanes: int, groups: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], np.ndarray]:
+    """Return lanes of about equal length.
 
     Args:
-        num_steps: The number of local steps.
-        num_rows: The number of examples that take part.
-        process: The number of the process.
+        num_steps: The number of local steps of each client, positive.
+        num_lanes: The number of lanes of each group.
+        groups: The numbers of the clients that train together, on lanes of their own: those of
+            a process.
+
+    Returns:
+        The numbers of the clients of each lane, in their order; the first tick of each client.
+
+    Example:
+
+    >>> in_lanes([2, 5, 1, 2], 2, [range(4)])[0]
+    [[1], [0, 3, 2]]
+    """
+    lanes: list[list[int]] = [[] for _ in range(num_lanes * len(groups))]
+    first_ticks = np.zeros(len(num_steps), np.int64)
+    for group, clients in enumerate(groups):
+        ends = [(0, lane) for lane in range(group * num_lanes, (group + 1) * num_lanes)]
+        for client in sorted(clients, key=lambda number: -num_steps[number]):
+            first_ticks[client], lane = heapq.heappop(ends)
+            lanes[lane].append(client)
+            heapq.heappush(ends, (int(first_ticks[client]) + num_steps[client], lane))
+    return lanes, first_ticks
+
+
+def best_num_lanes(
+    num_steps: Sequence[int], most: int, present: int | None, num_shards: int = 1
+) -> int:
+    """Return the number of lanes with which a round takes the least time.
+
+    Args:
+        num_steps: The number of local steps of each client.
+        most: The largest number of lanes; the others are halves, quarters and so on of it.
+        present: The number of lanes of the round before, or None.
+        num_shards: The number of devices, each of which has so many lanes.
+
+    Example:
+
+    >>> best_num_lanes([3] * 100, most=25, present=None)
+    25
+    >>> best_num_lanes([250] + [3] * 100, most=25, present=25)
+    3
     """
 
-    num_steps: int
-    num_rows: int
-    process: int
+    def cost(num_lanes: int) -> int:
+        """Return the cost of a round."""
+        ticks = max(max(num_steps), math.ceil(sum(num_steps) / (num_lanes * num_shards)))
+        return ticks * (num_lanes + _COST_OF_TICK)
+
+    if not num_steps:
+        return present or 1
+    choices = [most >> shift for shift in range(most.bit_length())]
+    best = min(choices, key=cost)
+    if present is None or present > most or cost(present) > _WORTH_A_CHANGE * cost(best):
+        return best
+    return present
 
 
 def round_batch(
-    clients: Sequence[RoundClient | ClientElsewhere],
+    clients: Sequence[RoundClient],
     first: dict[str, Any],
     batch_size: int | None,
     has_seeds: bool,
@@ -88,7 +141,7 @@ def round_batch(
 
     Args:
         clients: The clients of all processes, each with at least one example.
-        first: An example, for shapes and types.
+        first: Examples, for shapes and types.
         batch_size: The number of examples in a local batch; None takes all of a client.
         has_seeds: Whether local steps have seeds.
         num_lanes: The number of lanes on each device.
@@ -96,39 +149,55 @@ def round_batch(
         process: The number of this process.
         num_processes: The number of processes.
     """
-    of_process: list[list[int]] = [[] for _ in range(num_processes)]
-    for number, client in enumerate(clients):
-        at = client.process if isinstance(client, ClientElsewhere) else process
-        of_process[at].append(number)
-    num_steps = [client.num_steps for client in clients]
-    schedule = Schedule.of(num_steps, num_lanes * num_shards, of_process)
-    of_shards = [
-        schedule.lanes[at : at + num_lanes] for at in range(0, len(schedule.lanes), num_lanes)
+    groups = [
+        [number for number, client in enumerate(clients) if client.process == each]
+        for each in range(num_processes)
     ]
-    own = of_shards[process * num_shards : (process + 1) * num_shards]
-    batch = _room_for(clients, schedule, of_shards, len(own), first, batch_size, has_seeds)
-    event_of = {end: event for event, end in enumerate(schedule.events)}
-    for shard, lanes in enumerate(own):
+    num_steps = [client.num_steps for client in clients]
+    lanes, first_ticks = in_lanes(num_steps, num_lanes * num_shards, groups)
+    of_shards = [lanes[at : at + num_lanes] for at in range(0, len(lanes), num_lanes)]
+    ends = first_ticks + np.array(num_steps, int)
+    # The ticks before which a client has ended.
+    events = np.unique(ends)
+    members = [[clients[number] for lane in shard for number in lane] for shard in of_shards]
+    # Room for the device with the most.
+    num_rows = _roomy(max(sum(client.num_rows for client in each) for each in members))
+    most_steps = rounded_up(max(sum(client.num_steps for client in each) for each in members))
+    most_rows = max((client.num_rows for client in clients), default=0)
+    num_ticks, num_events = rounded_up(int(max(events, default=0))), rounded_up(len(events))
+    batch: dict[str, Any] = keras.tree.map_structure(
+        lambda array: padding((num_shards, num_rows, *array.shape[1:]), array.dtype), first
+    )
+    width = batch_size or rounded_up(most_rows)
+    batch["order"] = np.full((num_shards, most_steps, width), -1, np.int32)
+    if has_seeds:
+        batch["seeds"] = np.zeros((num_shards, most_steps, 2), np.int32)
+    batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
+    batch["until"] = np.zeros((num_shards, num_events), np.int32)
+    batch["until"][:, : len(events)] = events
+    batch["ends"] = np.zeros((num_shards, num_events, num_lanes), bool)
+    batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
+    batch["num_events"] = np.full(num_shards, len(events), np.int32)
+    tables = keras.tree.flatten({name: batch[name] for name in first})
+    for shard, of_shard in enumerate(of_shards[process * num_shards : (process + 1) * num_shards]):
         next_row = next_step = 0
-        for lane, numbers in enumerate(lanes):
+        for lane, numbers in enumerate(of_shard):
             for number in numbers:
                 client = clients[number]
-                assert isinstance(client, RoundClient)
                 rows = slice(next_row, next_row + client.num_rows)
                 steps = slice(next_step, next_step + client.num_steps)
-                tables = keras.tree.flatten({name: batch[name] for name in first})
                 values = keras.tree.flatten({name: client.examples[name] for name in first})
                 for table, of_client in zip(tables, values, strict=True):
                     table[shard, rows] = of_client
-                width = client.order.shape[1]
                 places = np.where(client.order >= 0, client.order + next_row, -1)
-                batch["order"][shard, steps, :width] = places
+                batch["order"][shard, steps, : places.shape[1]] = places
                 if client.seeds is not None:
                     batch["seeds"][shard, steps] = client.seeds
-                first_tick, end = schedule.first_ticks[number], schedule.ends[number]
-                batch["step"][shard, first_tick:end, lane] = np.arange(steps.start, steps.stop)
-                batch["ends"][shard, event_of[end], lane] = True
-                batch["weight"][shard, event_of[end], lane] = client.weight
+                event = np.searchsorted(events, ends[number])
+                ticks = slice(first_ticks[number], ends[number])
+                batch["step"][shard, ticks, lane] = np.arange(steps.start, steps.stop)
+                batch["ends"][shard, event, lane] = True
+                batch["weight"][shard, event, lane] = client.weight
                 next_row, next_step = rows.stop, steps.stop
     return batch
 
@@ -140,53 +209,6 @@ def rounded_up(number: int) -> int:
     [1, 1, 2, 4, 4, 8, 16]
     """
     return 1 << max(number - 1, 0).bit_length()
-
-
-def _room_for(
-    clients: Sequence[RoundClient | ClientElsewhere],
-    schedule: Schedule,
-    of_shards: Sequence[Sequence[Sequence[int]]],
-    num_shards: int,
-    first: dict[str, Any],
-    batch_size: int | None,
-    has_seeds: bool,
-) -> dict[str, Any]:
-    """Return a batch of padding with room for some clients, and the events of their schedule.
-
-    Args:
-        clients: As for `round_batch`.
-        schedule: The schedule of the clients.
-        of_shards: The lanes of each device of all processes.
-        num_shards: The number of devices of this process.
-        first: As for `round_batch`.
-        batch_size: As for `round_batch`.
-        has_seeds: As for `round_batch`.
-    """
-    members = [[clients[number] for lane in lanes for number in lane] for lanes in of_shards]
-    num_lanes = len(of_shards[0])
-    # Of the device with the most.
-    num_rows = max(sum(client.num_rows for client in each) for each in members)
-    num_steps = rounded_up(max(sum(client.num_steps for client in each) for each in members))
-    most_rows = max((client.num_rows for client in clients), default=0)
-    events = schedule.events.tolist()
-    num_ticks, num_events = rounded_up(max(events, default=0)), rounded_up(len(events))
-
-    def room(example: np.ndarray) -> np.ndarray:
-        """Return room for the rows of all clients."""
-        return padding((num_shards, _roomy(num_rows), *example.shape[1:]), example.dtype)
-
-    batch: dict[str, Any] = keras.tree.map_structure(room, first)
-    width = batch_size or rounded_up(most_rows)
-    batch["order"] = np.full((num_shards, num_steps, width), -1, np.int32)
-    if has_seeds:
-        batch["seeds"] = np.zeros((num_shards, num_steps, 2), np.int32)
-    batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
-    batch["until"] = np.zeros((num_shards, num_events), np.int32)
-    batch["until"][:, : len(events)] = events
-    batch["ends"] = np.zeros((num_shards, num_events, num_lanes), bool)
-    batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
-    batch["num_events"] = np.full(num_shards, len(events), np.int32)
-    return batch
 
 
 def _roomy(number: int) -> int:

@@ -9,9 +9,8 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import keras
@@ -19,12 +18,11 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import training
-from keras_adaclip._checks import check_batch_size, check_integer
-from keras_adaclip.accounting import LEDGER_KEY, Sampling, Unit
+from keras_adaclip._checks import check_integer
+from keras_adaclip.accounting import LEDGER_KEY
 from keras_adaclip.callbacks import PrivacyCallback
-from keras_adaclip.federated.cohorts import round_key
+from keras_adaclip.federated.cohorts import round_key, rounds_over
 from keras_adaclip.federated.fit import FederatedTraining
-from keras_adaclip.federated.rounds_over import usual_cohort_size
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
 from keras_adaclip.sampling import draw_generator, poisson_draw
 
@@ -34,8 +32,7 @@ _TOLERANCE = 1.001
 _ENDING, _ROUNDS = ".weights.h5", "keras_adaclip_rounds"
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """The clients that a round has drawn.
 
     Args:
@@ -47,8 +44,7 @@ class Drawn:
     key: int
 
 
-@dataclass(frozen=True)
-class NodeSum:
+class NodeSum(NamedTuple):
     """What a node has returned.
 
     Args:
@@ -84,6 +80,9 @@ class ServerRounds:
     Raises:
         TypeError: If an argument is of the wrong type.
         ValueError: If the model is not built or not compiled, or an argument is out of range.
+
+    Attributes:
+        data: The facts of the rounds.
     """
 
     def __init__(
@@ -100,12 +99,11 @@ class ServerRounds:
                 f"Received: {type(model).__name__}"
             )
         model._require_compiled()
-        num_clients = check_integer("num_clients", num_clients, minimum=1)
-        if cohort_size is None:
-            cohort_size = usual_cohort_size(num_clients)
         self.model: Any = model
-        self.num_clients = num_clients
-        self.cohort_size = check_batch_size(cohort_size, num_clients, "cohort_size")
+        num_clients = check_integer("num_clients", num_clients, minimum=1)
+        self.data = rounds_over(
+            num_clients, model.federated_settings, Batch(None), cohort_size, steps_per_epoch=1
+        )
         self._callbacks = training.flattened(callbacks)
         if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in self._callbacks):
             raise ValueError(
@@ -113,7 +111,7 @@ class ServerRounds:
             )
         if not any(isinstance(each, PrivacyCallback) for each in self._callbacks):
             self._callbacks.append(PrivacyCallback())
-        self._checkpoint = checked_checkpoint(checkpoint)
+        self._checkpoint = _checked_checkpoint(checkpoint)
         self._running: keras.callbacks.CallbackList | None = None
         self._drawn: Drawn | None = None
         self._written: tuple[int, ...] | None = None
@@ -136,8 +134,7 @@ class ServerRounds:
         if not left:
             yield 0
             return
-        data = self._data()
-        with model._run_of_fit(self._callbacks, data, False, left, 0) as ordered:
+        with model._run_of_fit(self._callbacks, self.data, False, left, 0) as ordered:
             model.stop_training = False
             self._steps_before = model.privacy_ledger.steps
             self._num_draws = 0
@@ -154,7 +151,7 @@ class ServerRounds:
                 yield left
                 self._running.on_train_end()
             finally:
-                self._running = None
+                self._running = self._drawn = None
 
     @property
     def ledger(self) -> dict[str, np.ndarray]:
@@ -163,7 +160,9 @@ class ServerRounds:
 
     def begin_round(self) -> Drawn | None:
         """Draw the clients of a round; None if training has ended, as at a target epsilon."""
-        callbacks, model = self._callbacks_of_run(), self.model
+        callbacks, model = self._running, self.model
+        if callbacks is None:
+            raise RuntimeError("Rounds run inside of `ServerRounds.run`, which opens the ledger.")
         self._drawn = None
         if model.stop_training:
             return None
@@ -172,8 +171,9 @@ class ServerRounds:
         seed = model.optimizer.sampling_seed
         generator = draw_generator(seed, self._steps_before, self._num_draws)
         self._num_draws += 1
-        probability = self.cohort_size / self.num_clients
-        numbers = poisson_draw(generator, self.num_clients, probability)
+        num_clients = self.data.num_examples
+        probability = self.data.expected_batch_size / num_clients
+        numbers = poisson_draw(generator, num_clients, probability)
         self._drawn = Drawn(numbers, round_key(generator))
         return self._drawn
 
@@ -190,28 +190,23 @@ class ServerRounds:
         Raises:
             RuntimeError: If no round was begun.
         """
-        callbacks, model = self._callbacks_of_run(), self.model
-        if self._drawn is None:
+        callbacks, model = self._running, self.model
+        if callbacks is None or self._drawn is None:
             raise RuntimeError("Each round is begun by `begin_round`, and ended once.")
         self._drawn = None
         optimizer, variables = model.optimizer, model.trainable_variables
         clipping = optimizer.current_clipping
-        shapes = [(clipping.num_statistics,), *(tuple(each.shape) for each in variables)]
-        totals = [np.zeros(shape) for shape in shapes]
+        total = Totals.zeros([(clipping.num_statistics,), *(each.shape for each in variables)])
         for each in returned:
-            if (reason := self._why_left_out(each)) is not None:
-                _log.warning("Node %s is left out of this round: %s", each.node, reason)
+            try:
+                self._refuse_unsound(each)
+            except Exception as error:
+                _log.warning("Node %s is left out of this round: %s", each.node, error)
                 continue
-            parts = [each.statistics, *each.sums]
-            totals = [total + part for total, part in zip(totals, parts, strict=True)]
+            total = total.plus([*map(ops.convert_to_tensor, (each.statistics, *each.sums))])
         weighting = model.federated_settings.client_weighting
-        sums = [total.astype(np.float32) for total in totals]
-        lost = [(total - part).astype(np.float32) for total, part in zip(totals, sums, strict=True)]
-        total = ClippedSum.of(
-            Totals(*([*map(ops.convert_to_tensor, each)] for each in (sums, lost)))
-        )
         scale = 1.0 if weighting is None else weighting.scale
-        optimizer.apply(dataclasses.replace(total, scale=scale), variables)
+        optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
         logs: dict[str, Any] = {}
         clip_norm = optimizer.logged_clip_norm
         if np.size(clip_norm) == 1:
@@ -223,31 +218,24 @@ class ServerRounds:
         self._epoch += 1
         return {name: values[-1] for name, values in model.history.history.items()}
 
-    def _why_left_out(self, returned: NodeSum) -> str | None:
-        """Return why the sum of a node is left out, whatever it holds; None if it counts."""
-        try:
-            return self._why_unsound(returned)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    def _why_unsound(self, returned: NodeSum) -> str | None:
-        """Return why the sum of a node cannot be one of clipped contributions; None if it can."""
+    def _refuse_unsound(self, returned: NodeSum) -> None:
+        """Raise an error if the sum of a node cannot be one of clipped contributions."""
         model = self.model
         clipping, variables = model.optimizer.current_clipping, model.trainable_variables
         shapes = [tuple(variable.shape) for variable in variables]
         if [np.shape(each) for each in returned.sums] != shapes:
-            return "its arrays do not have the shapes of the weights"
+            raise ValueError("its arrays do not have the shapes of the weights")
         if np.shape(returned.statistics) != (clipping.num_statistics,):
-            return "its statistics are those of another clipping strategy"
+            raise ValueError("its statistics are those of another clipping strategy")
         arrays = [*returned.sums, returned.statistics]
         if any(each.dtype != np.float32 for each in arrays):
-            return "its arrays are not float32"
+            raise ValueError("its arrays are not float32")
         if not all(np.isfinite(each).all() for each in arrays):
-            return "its sum is not finite"
+            raise ValueError("its sum is not finite")
         bound = clipping.strategy.statistic_bound
         largest = float(np.max(np.abs(returned.statistics), initial=0.0))
         if bound is not None and largest > _TOLERANCE * bound * returned.num_clients:
-            return f"a statistic of {largest:.4g} is more than its clients can add"
+            raise ValueError(f"a statistic of {largest:.4g} is more than its clients can add")
         parts: list[Any] = [
             Materialized(ops.convert_to_tensor(each[None])) for each in returned.sums
         ]
@@ -258,32 +246,7 @@ class ServerRounds:
         if clipping.strategy.statistics_fit_the_norm:
             shares = np.hypot(shares, np.linalg.norm(returned.statistics) / returned.num_clients)
         if np.any(shares > _TOLERANCE):
-            return f"its sum of norm {norms.max():.4g} is longer than clipping allows"
-        return None
-
-    def _data(self) -> training.TrainingData:
-        """Return the facts of the run."""
-        noise_size = self.model.federated_settings.cohort_noise_size or self.cohort_size
-        noise_size = check_integer("cohort_noise_size", noise_size, minimum=self.cohort_size)
-        return training.TrainingData(
-            sampling=Sampling.POISSON,
-            expected_batch_size=self.cohort_size,
-            num_examples=self.num_clients,
-            rows=Batch(None),
-            steps_per_epoch=1,
-            unit=Unit.CLIENT,
-            noise_scale=self.cohort_size / noise_size,
-        )
-
-    def _callbacks_of_run(self) -> keras.callbacks.CallbackList:
-        """Return the callbacks.
-
-        Raises:
-            RuntimeError: Outside of `run`.
-        """
-        if self._running is None:
-            raise RuntimeError("Rounds run inside of `ServerRounds.run`, which opens the ledger.")
-        return self._running
+            raise ValueError(f"its sum of norm {norms.max():.4g} is longer than clipping allows")
 
     def _restored(self) -> int:
         """Load the checkpoint, if there is one, and return the number of rounds that it has."""
@@ -339,7 +302,7 @@ class ServerRounds:
         self._written = _state_of(self._checkpoint)
 
 
-def checked_checkpoint(path: Any) -> Path | None:
+def _checked_checkpoint(path: Any) -> Path | None:
     """Return the path of a checkpoint.
 
     Args:

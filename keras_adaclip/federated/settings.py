@@ -108,15 +108,6 @@ class FederatedSettings:
             "client_weighting": serialize(self.client_weighting),
         }
 
-    @property
-    def as_compared(self) -> dict[str, Any]:
-        """The arguments as plain values, alike in all processes that train alike."""
-        config = self.get_config()
-        optimizer = config["client_optimizer"]
-        # Keras numbers the names.
-        optimizer = {**optimizer, "config": {**optimizer["config"], "name": ""}}
-        return {**config, "client_optimizer": optimizer}
-
 
 def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     """Return the clients' optimizer, which must suit short training without privacy of its own."""

@@ -1,9 +1,10 @@
-"""Shares of the data of several processes; refuses devices and processes that do not agree."""
+"""Several processes: their shares of examples and clients, and what they must agree on."""
 
 import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,8 +54,7 @@ def refuse_uneven_batches(data: "TrainingData") -> None:
     sizes = {data.expected_batch_size}
     if data.sampling is Sampling.SHUFFLE:
         sizes.add(data.num_examples % data.expected_batch_size)
-    uneven = [size for size in sizes if size % num_shards != 0]
-    if uneven:
+    if uneven := [size for size in sizes if size % num_shards != 0]:
         raise ValueError(
             f"{num_shards} devices divide each batch evenly among them. Choose a `batch_size` with "
             "which every batch, the last one too, is a multiple of that, or `sampling='poisson'`, "
@@ -101,17 +101,23 @@ def refuse_joined_batches(model: keras.Model, data: Any) -> None:
         )
 
 
-def refuse_other_settings(model: keras.Model) -> None:
-    """Raise a `ValueError` if processes have different optimizers; call it in all of them."""
+def refuse_other_settings(model: keras.Model, **others: Any) -> None:
+    """Raise a `ValueError` if processes train differently; call it in all of them.
+
+    Args:
+        model: A compiled model, whose optimizers are compared.
+        **others: What else all processes must have alike.
+    """
     if backend.num_processes() == 1:
         return
-    config = json.dumps(model.optimizer.get_config(), sort_keys=True, default=repr)
-    config = config.replace(json.dumps(model.optimizer.name), '""')
-    if _differing({"optimizer": config.encode()}):
+    settings = {"optimizer": model.optimizer.get_config(), **others}
+    text = json.dumps(settings, sort_keys=True, default=repr)
+    # Keras numbers the names.
+    if num_different(re.sub(r'"name": "[^"]*"', '"name": ""', text).encode()) > 1:
         raise ValueError(
-            "The processes have compiled the model with different optimizers, so that one would "
-            "clip or add noise differently from another. Give all the same arguments and seed. "
-            f"Received in this process: {config}"
+            "The processes train differently: their arguments of `compile` or `fit`, or those of "
+            "their optimizers, are not the same. Give all the same arguments and seed. "
+            f"Received in this process: {text}"
         )
 
 
@@ -128,10 +134,9 @@ def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
     }
     state["steps_per_epoch"] = repr(data.steps_per_epoch).encode()
     whole = [v for v in model.weights if backend.is_whole_in_each_process(v)]
-    state["weights"] = b"".join(_digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
+    state["weights"] = b"".join(digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
     state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
-    names = _differing(state)
-    if names:
+    if names := [name for name, value in state.items() if num_different(value) > 1]:
         raise ValueError(
             "The processes do not hold the same private state, so that one would clip or add "
             "noise differently from another. Load the same files, give the same arguments and call "
@@ -157,7 +162,7 @@ def host_share(
         ValueError: If two processes hold the same rows, or rows of different kinds, or
             `expected_batch_size` is out of range.
     """
-    share = _share_of_this_process(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
+    share = _share_of_rows(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
     return PoissonDataset(
         x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
     )
@@ -176,62 +181,82 @@ def as_share(dataset: PoissonDataset) -> PoissonDataset:
     """
     if backend.num_processes() == 1 or dataset.num_shares > 1:
         return dataset
-    settings = (dataset.expected_batch_size, dataset.seed, dataset.max_batch_size)
-    if _num_different(repr(settings).encode()) > 1:
+    names = ("expected_batch_size", "seed", "max_batch_size")
+    settings = {name: getattr(dataset, name) for name in names}
+    if num_different(repr(settings).encode()) > 1:
         raise ValueError(
             "The processes have different `PoissonDataset`s. Give all the same "
-            "`expected_batch_size`, `seed` and `max_batch_size`. Received here: "
-            f"expected_batch_size={settings[0]}, seed={settings[1]}, max_batch_size={settings[2]!r}"
+            f"{', '.join(names)}. Received here: {settings}"
         )
-    return dataset.shared(_share_of_this_process(dataset))
+    return dataset.shared(_share_of_rows(dataset))
 
 
-def _share_of_this_process(rows: PoissonDataset) -> ProcessShare:
-    """Return what this process knows of the rows of all, which it compares with its own."""
-    first = rows.first_rows
-    if any(array.dtype == object for array in keras.tree.flatten(first)):
-        raise TypeError(
-            "Over several processes, training data must be numbers: processes compare their rows, "
-            "and strings cannot be compared. Look them up before training, and let the model begin "
-            "with the integers. Received: arrays of strings"
-        )
-    kinds = [(array.shape[1:], str(array.dtype)) for array in keras.tree.flatten(first)]
-    if _num_different(repr(kinds).encode()) > 1:
-        raise ValueError(
-            "The processes hold arrays of different structures, shapes or dtypes; all must hold "
-            f"shares of one data set. Received here: {kinds}"
-        )
+def _share_of_rows(rows: PoissonDataset) -> ProcessShare:
+    """Return this process's share of the rows of all, which it compares with its own."""
+    share = share_of_this_process(rows.num_rows, rows.first_rows)
     places = np.unique(np.linspace(0, rows.num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
     compared = keras.tree.flatten(rows.take(places))
     own = b"".join(np.ascontiguousarray(array).tobytes() for array in compared)
-    if _num_different(own + str(rows.num_rows).encode()) < backend.num_processes():
+    if num_different(own + str(rows.num_rows).encode()) < backend.num_processes():
         raise ValueError(
             "Two processes were given the same rows, so that an example would contribute twice to "
             "a step. Give each process its own share, for example "
             "`x[process_number::num_processes]`. Received in this process: "
             f"{rows.num_rows:,} rows, as in another one"
         )
-    counts = backend.gathered(np.array(rows.num_rows))
+    return share
+
+
+def share_of_this_process(num_units: int, first: dict[str, Any]) -> ProcessShare:
+    """Return this process's share of the units of all; all processes call this together.
+
+    Args:
+        num_units: The number of examples or clients of this process.
+        first: A few examples of this process, by name.
+
+    Raises:
+        TypeError: If several processes hold strings.
+        ValueError: If the processes hold examples of different kinds.
+    """
+    arrays = keras.tree.flatten(first)
+    if backend.num_processes() > 1 and any(array.dtype == object for array in arrays):
+        raise TypeError(
+            "Over several processes, training data must be numbers: processes compare their rows, "
+            "and strings cannot be compared. Look them up before training, and let the model begin "
+            "with the integers. Received: arrays of strings"
+        )
+    kinds = [(array.shape[1:], str(array.dtype)) for array in arrays]
+    if num_different(repr(kinds).encode()) > 1:
+        raise ValueError(
+            "The processes hold arrays of different structures, shapes or dtypes; all must hold "
+            f"shares of one data set. Received here: {kinds}"
+        )
+    counts = backend.gathered(np.array(num_units))
     # The rows of one process, so that all examine the model with the same.
-    most = int(backend.gathered(np.array(len(first["mask"]))).min())
+    most = int(backend.gathered(np.array(len(arrays[0]))).min())
     first = keras.tree.map_structure(lambda array: backend.gathered(array[:most])[0], first)
-    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0]
-    number = backend.process_number()
-    return ProcessShare(tuple(counts.tolist()), number, tuple(bits.tolist()), first)
+    bits = backend.gathered(np.frombuffer(os.urandom(16), np.uint32))[0].tolist()
+    return ProcessShare(tuple(counts.tolist()), backend.process_number(), tuple(bits), first)
 
 
-def _num_different(data: bytes) -> int:
+def gathered_rows(rows: np.ndarray) -> np.ndarray:
+    """Return the rows of all processes one after another; all processes call this together.
+
+    Args:
+        rows: Of shape `(num_rows, ...)`; processes may differ in the number of rows.
+    """
+    counts = backend.gathered(np.array(len(rows)))
+    padded = np.zeros((int(counts.max()), *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    found = backend.gathered(padded)
+    return np.concatenate([part[:count] for part, count in zip(found, counts, strict=True)])
+
+
+def num_different(data: bytes) -> int:
     """Return how many different data the processes hold, by their digests."""
-    return len(np.unique(backend.gathered(_digest(data)), axis=0))
+    return len(np.unique(backend.gathered(digest(data)), axis=0))
 
 
-def _differing(state: dict[str, bytes]) -> list[str]:
-    """Return the names of the values that are not the same in all processes."""
-    everywhere = backend.gathered(np.stack([_digest(value) for value in state.values()]))
-    differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
-    return [name for name, each in zip(state, differs, strict=True) if each]
-
-
-def _digest(data: bytes) -> np.ndarray:
+def digest(data: bytes) -> np.ndarray:
     """Return four 32-bit words that depend on all of the data."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)

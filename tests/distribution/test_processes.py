@@ -15,10 +15,10 @@ REFUSED = {
     "same_rows": "Two processes were given the same rows",
     "shuffled_share": "and each process gives its own share",
     "other_draws": "The processes have different `PoissonDataset`s",
-    "other_thresholds": "have compiled the model with different optimizers",
+    "other_thresholds": "The processes train differently",
     "other_state_later": "Received different values of: clip_norm",
     "same_clients": "Two processes hold a client of the same id",
-    "other_local_epochs": "The processes train clients differently",
+    "other_local_epochs": "The processes train differently",
 }
 CLIENTS = ["shared_clients", "clients_in_turn", "clients_whole"]
 if BACKEND == "tensorflow":

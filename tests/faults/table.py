@@ -324,14 +324,14 @@ tuners/test_private_search_account.py::test_a_run_that_spends_more_ends_the_sear
 federated/test_models.py::test_what_was_spent_on_frozen_weights_counts
 - return [*self.variables, *keras_private.flatten_layers(self)]
 + return self.trainable_variables
-# rounds over clients counted as steps over examples | federated/rounds_over.py
+# rounds over clients counted as steps over examples | federated/cohorts.py
 federated/test_models.py::test_examples_and_clients_do_not_share_a_ledger
 - unit=Unit.CLIENT,
 + unit=Unit.EXAMPLE,
 # clients drawn with twice the probability | federated/cohorts.py
 federated/test_cohorts.py::test_each_client_takes_part_with_the_same_probability
-- return poisson_draw(generator, num_clients, self.sampling_probability)
-+ return poisson_draw(generator, num_clients, min(1.0, 2 * self.sampling_probability))
+- return poisson_draw(generator, num_clients, size / num_clients)
++ return poisson_draw(generator, num_clients, min(1.0, 2 * size / num_clients))
 # weights of clients beyond one | gradients/clipped_sum.py
 federated/test_privacy.py::test_no_weight_lets_a_client_contribute_more
 - factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
@@ -342,8 +342,8 @@ backend/test_recording.py::test_what_follows_from_values_outside_of_pytorch_is_c
 + tracing_mode="real"
 # shuffled epochs over clients counted as one | federated/fit.py
 federated/test_privacy.py::test_a_shuffled_epoch_is_one_release
-- cohorts, is_pass = data.poisson, data.sampling is Sampling.SHUFFLE
-+ cohorts, is_pass = data.poisson, False
+- is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
++ is_pass, num_epochs = False, epochs - initial_epoch
 # AdaClip takes its centres off the sum of a batch, not off each gradient | gradients/layerwise.py
 gradients/test_factored.py::test_no_contribution_beside_the_centre_exceeds_its_bound
 - parts.append(Materialized((values - centre) / scale))
@@ -445,29 +445,29 @@ soundness/test_rules_abstention.py::test_one_client_moves_sum_and_statistics_by_
 + pass
 # a client begins with the weights of the one before it | federated/local_training.py
 federated/test_round.py::test_a_round_is_that_of_a_loop_over_the_clients
-- own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
+- own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
 + pass
 # a client begins with the momentum of the one before it | federated/local_training.py
 federated/test_round.py::test_the_server_steps_by_the_mean_and_each_client_has_an_optimizer_of_its_own
-- own = [_where(ends, new, old) for new, old in zip(fresh, own, strict=True)]
+- own = [_where(ended, new, old) for new, old in zip(fresh, own, strict=True)]
 + for place in range(len(server)):
-+                     own[place] = _where(ends, fresh[place], own[place])
++                 own[place] = _where(ended, fresh[place], own[place])
 # the padding of a client's batch holds another client's row | federated/local_training.py
 federated/test_privacy.py::test_a_broken_client_takes_nobody_with_it
 - rows = ops.maximum(ops.where(rows >= 0, rows, rows[..., :1]), 0)
 + rows = ops.maximum(rows, 0)
-# one more client moves others between training and testing | federated/client_views.py
+# one more client moves others between training and testing | federated/clients.py
 federated/test_client_sources.py::test_clients_divided_by_clients
 - is_test = np.array(draws) < test_fraction
 + is_test = np.random.default_rng(seed).permutation(len(draws)) < test_fraction * len(draws)
-# two ids of one person | federated/client_ids.py
+# two ids of one person | federated/client_sources.py
 federated/test_client_sources.py::test_frames_that_hold_no_clients_are_refused
 - if text in texts:
 + if False:
 # a client begins anew when one of another process ends | federated/local_training.py on tensorflow
 federated/test_round.py::test_a_client_trains_on_while_one_of_another_process_ends
-- own = [ops.where(ends[0], new, old) for new, old in zip(fresh, own, strict=True)]
-+ own = fresh
+- ended = ends if self.is_vectorized else ends[0]
++ ended = ends if self.is_vectorized else ends[0] | True
 # metrics see lanes without a client | federated/round.py
 federated/test_round.py::test_metrics_do_not_see_lanes_without_a_client
 - finite = ops.logical_and(ops.isfinite(losses), counts > 0.0)
@@ -475,20 +475,20 @@ federated/test_round.py::test_metrics_do_not_see_lanes_without_a_client
 # clients that still train count as short ones | federated/local_training.py
 federated/test_round.py::test_quantile_clipping_counts_clients
 - total = merged(total, changes, weights, ends)
--             if self.is_vectorized:
+-             # The next client
 + total = merged(total, changes, weights, ops.ones_like(ends))
-+             if self.is_vectorized:
-# a client with two entries contributes twice | federated/rounds_over.py
++             # The next client
+# a client with two entries contributes twice | federated/cohorts.py
 federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
-- if num_ids < len(clients):
-+ if False:
-# two processes hold the same client | federated/client_share.py
-federated/test_client_share.py::test_a_client_in_two_processes_is_refused
+- distinct(checked_clients(clients).client_ids)
++ checked_clients(clients)
+# two processes hold the same client | federated/cohorts.py
+federated/test_processes.py::test_a_client_in_two_processes_is_refused
 - if len(np.unique(ids, axis=0)) < len(ids):
 + if False:
 # each process draws for itself | federated/cohorts.py
-federated/test_client_share.py::test_processes_draw_what_one_process_draws
-- if seed is None and self.share.num_processes > 1:
+federated/test_processes.py::test_processes_draw_what_one_process_draws
+- if seed is None and self.num_processes > 1:
 + if False:
 # a node clips to a norm of its own | federated/node_training.py
 federated/test_nodes.py::test_the_weights_are_those_of_fit
@@ -536,10 +536,10 @@ federated/test_nodes.py::test_dropout_of_a_client_does_not_depend_on_the_others
 federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused_where_all_predictions_are_alike
 - for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
 + for each in (y_pred,):
-# clients of a function share one array | federated/client_sources.py
+# clients of a function share one array | federated/clients.py
 federated/test_client_sources.py::test_a_function_may_use_its_array_again
-- x, y = copied((
-+ x, y = mapped(as_array, (
+- examples = copied(found if _is_pair(found) else (found, None))
++ examples = found if _is_pair(found) else (found, None)
 # a client that ends its process ends its node | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
 - # by an exit.
@@ -592,7 +592,7 @@ models/test_strings.py::test_layers_that_mix_examples_of_strings_are_found
 + pass
 # processes compare where strings lie, and may hold the same | training/processes.py on tensorflow
 models/test_strings.py::test_strings_over_several_processes_are_refused
-- if any(array.dtype == object for array in keras.tree.flatten(first)):
+- if backend.num_processes() > 1 and any(array.dtype == object for array in arrays):
 + if False:
 # layers with one histogram for all images of a batch are not refused | gradients/augmentation.py
 gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_training
@@ -845,8 +845,8 @@ soundness/test_rules_refilled_arrays.py::test_threads_take_turns_where_they_fill
 + takes_turns = False
 # the examples of clients are kept by reference | federated/client_sources.py
 soundness/test_rules_refilled_arrays.py::test_examples_of_a_client_are_those_of_no_other
-- return mapped(lambda value: np.array(as_array(value)), examples)
-+ return mapped(as_array, examples)
+- return np.array(value if is_text else as_array(value))
++ return value if is_text else as_array(value)
 # batches of a generator are kept by reference | training/training_data.py
 soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
 - (copy.deepcopy(batch) for batch in itertools.chain([first], data))

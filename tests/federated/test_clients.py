@@ -24,7 +24,7 @@ def test_examples_by_client_keep_their_order(ids):
     assert (x.tolist(), y.tolist()) == (X[[0, 2, 5]].tolist(), [0, 2, 5])
     assert [clients.num_examples_at(n) for n in range(3)] == [2, 3, 1]
     assert repr(clients) == "<ClientData with 3 clients>"
-    with pytest.raises(KeyError, match=r"no client 'z' among the 3 clients"):
+    with pytest.raises(KeyError, match="'z'"):
         clients["z"]
 
 
@@ -86,7 +86,7 @@ def test_preprocessing_sees_one_client(path):
         seen.append(len(x))
         return x[:1] / 255.0, y[:1]
 
-    clients = ClientData.from_hdf5(path, "pixels", "label", preprocess)
+    clients = ClientData.from_hdf5(path, "pixels", "label").map(preprocess)
     seen.clear()
     assert clients["f1"][0].shape == (1, 2, 2)
     assert seen == [3]
@@ -140,9 +140,8 @@ def test_a_function_is_called_for_the_clients_that_take_part():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"client_ids": ["a", "a"]}, ValueError, "each only once. Received: 2 ids, 1 different"),
+        ({"client_ids": ["a", "a"]}, ValueError, "2 entries of 1 clients"),
         ({"client_ids": []}, ValueError, "at least one id"),
-        ({"read": [1.0]}, TypeError, "must be a function of the id"),
         ({"num_examples": [1]}, ValueError, "1 numbers for 2 clients"),
     ],
 )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
@@ -14,14 +13,21 @@ from tests.federated.oracle import trained_in
 
 
 def cohorts_of(
-    sizes, cohort_size=2, seed=0, num_batches=5, sampling=Sampling.POISSON, batch_size=4, **local
+    sizes, cohort_size=2, seed=0, num_batches=None, sampling="poisson", batch_size=4, **local
 ):
     ids = np.repeat(np.arange(len(sizes)), sizes)
     # The first number tells the client, the second the example.
     x = np.stack([ids, np.arange(len(ids))], axis=1).astype("float32")
     clients = ClientData.from_arrays(x, np.arange(len(ids)), ids, population=range(len(sizes)))
     settings = FederatedSettings(client_batch_size=batch_size, **local)
-    return CohortBatches(clients, cohort_size, num_batches, sampling, settings, seed)
+    return CohortBatches(
+        clients,
+        settings,
+        seed,
+        cohort_size=cohort_size,
+        sampling=sampling,
+        steps_per_epoch=num_batches,
+    )
 
 
 def clients_in(batch):
@@ -53,7 +59,7 @@ def test_a_limit_takes_other_examples_each_round():
     assert [len(trained_in(batch)[0][2]) for batch in batches] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.FIXED])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_each_client_takes_part_with_the_same_probability(sampling):
     num_clients, rounds = 40, 2000
     cohorts = cohorts_of((1,) * num_clients, cohort_size=6, seed=7, sampling=sampling)
@@ -67,7 +73,7 @@ def test_each_client_takes_part_with_the_same_probability(sampling):
     lowest, highest = stats.binom.ppf([1e-8, 1 - 1e-8], rounds, 6 / 40)
     assert lowest <= rates.min()
     assert rates.max() <= highest
-    if sampling is Sampling.FIXED:
+    if sampling == "fixed":
         assert set(sizes) == {6}
         return
     # Independently, so that sizes follow the binomial law.
@@ -77,7 +83,7 @@ def test_each_client_takes_part_with_the_same_probability(sampling):
 
 
 def test_a_shuffled_epoch_goes_through_all_clients_once():
-    cohorts = cohorts_of((1,) * 11, cohort_size=4, num_batches=3, sampling=Sampling.SHUFFLE)
+    cohorts = cohorts_of((1,) * 11, cohort_size=4, num_batches=3, sampling="shuffle")
     epochs = [[clients_in(cohorts[index]) for index in range(3)] for _ in range(2)]
     for epoch in epochs:
         assert [len(draw) for draw in epoch] == [4, 4, 3]
@@ -108,7 +114,7 @@ def test_every_client_and_step_has_random_numbers_of_its_own():
     assert len(np.unique(seeds, axis=0)) == 500
 
 
-@pytest.mark.parametrize(("sampling", "lanes"), [(Sampling.FIXED, 1), (Sampling.SHUFFLE, 6)])
+@pytest.mark.parametrize(("sampling", "lanes"), [("fixed", 1), ("shuffle", 6)])
 def test_a_client_without_examples_is_as_one_that_was_not_drawn(sampling, lanes):
     local = {"local_epochs": 2, "batch_size": None, "client_examples_limit": 5}
     cohorts = cohorts_of((0, 3, 0, 0, 8, 0), 6, sampling=sampling, **local)
@@ -159,7 +165,7 @@ def test_no_client_has_a_say_in_what_another_one_sees(most_lanes, num_shards):
 
 def test_one_large_client_makes_the_others_no_larger():
     """A hundred clients, one of 5,000 rows: rows and local steps once, not for each client."""
-    cohorts = cohorts_of((5000, *[50] * 99), 100, sampling=Sampling.FIXED, batch_size=20)
+    cohorts = cohorts_of((5000, *[50] * 99), 100, sampling="fixed", batch_size=20)
     cohorts.most_lanes = 25
     batch = cohorts[0]
     assert batch["x"].shape[1] <= 1.5 * (5000 + 99 * 50)

@@ -7,7 +7,7 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.federated import cohorts
-from keras_adaclip.federated.round_batch import ClientElsewhere, round_batch
+from keras_adaclip.federated.round_batch import RoundClient, round_batch
 from tests.federated import oracle
 from tests.federated.support import FROM_LOGITS, assert_close, clients_of, compiled, weights
 
@@ -179,7 +179,7 @@ def test_loss_and_metrics_are_those_of_the_local_steps():
 def test_a_client_trains_on_while_one_of_another_process_ends(microbatch_size, monkeypatch):
     """The batch of this process has an event for each client of any process that ends."""
     changes = []
-    for elsewhere in ([], [ClientElsewhere(num_steps=3, num_rows=4, process=1)]):
+    for elsewhere in ([], [RoundClient(num_rows=4, num_steps=3, process=1)]):
 
         def beside_another(clients, *arguments, others=elsewhere):
             *arguments, process, _ = arguments

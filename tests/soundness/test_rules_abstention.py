@@ -4,6 +4,7 @@ Each step's sum and statistics are divided by the standard deviations of their n
 neighbours the distance of the two vectors is then one over the noise multiplier of the step.
 """
 
+import dataclasses
 import itertools
 
 import keras
@@ -14,7 +15,6 @@ from keras import layers, ops
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ByExamples, ClientData, FederatedSequential
-from keras_adaclip.federated.client_share import ClientShare
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.optimizers import DPOptimizer
 from tests.soundness.setups import fix_draws
@@ -156,9 +156,10 @@ def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, 
     draw = CohortBatches.__getitem__
 
     def draw_of_case(cohorts, index):
-        cohorts.sampling, cohorts.clients = cases[index]
-        cohorts.cohort_size = len(cohorts.clients)
-        cohorts.share = ClientShare.alone(cohorts.clients)
+        sampling, cohorts.clients = cases[index]
+        size = len(cohorts.clients)
+        facts = {"sampling": sampling, "expected_batch_size": size, "num_examples": size}
+        cohorts.data = dataclasses.replace(cohorts.data, **facts)
         return draw(cohorts, 0)
 
     monkeypatch.setattr(CohortBatches, "__getitem__", draw_of_case)

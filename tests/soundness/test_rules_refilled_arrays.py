@@ -210,27 +210,28 @@ CLIENT_DATA = {
 @pytest.mark.parametrize("name", CLIENT_DATA)
 def test_examples_of_a_client_are_those_of_no_other(name):
     clients = CLIENT_DATA[name]()
-    cohorts = CohortBatches(
-        clients,
-        *(4, 1, ka.accounting.Sampling.FIXED),
-        FederatedSettings(client_optimizer="sgd", client_batch_size=2),
-        seed=1,
-    )
+    settings = FederatedSettings(client_optimizer="sgd", client_batch_size=2)
+    cohorts = CohortBatches(clients, settings, seed=1, cohort_size=4, sampling="fixed")
     expected = np.repeat(CLIENTS, 2)
-    joined = [cohorts.client(position, position, key=1).examples["x"] for position in range(4)]
+    joined = [cohorts.client(position, key=1).examples["x"] for position in range(4)]
     np.testing.assert_array_equal(np.ravel(joined), expected)
     np.testing.assert_array_equal(np.ravel(clients.all_examples()[0]), expected)
     np.testing.assert_array_equal(np.ravel(clients.first_examples(8)[0]), expected)
 
 
+class MeanPrediction(ka.federated.FederatedSequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(y_pred)
+
+
 @pytest.mark.parametrize("name", CLIENT_DATA)
-def test_predictions_for_a_client_are_made_from_its_examples(name):
+def test_scores_of_a_client_are_made_from_its_examples(name):
     layer = keras.layers.Dense(1, kernel_initializer="ones")
-    model = ka.federate(keras.Sequential([keras.Input((1,)), layer]))
-    found = model.predict(CLIENT_DATA[name](), verbose=0)
-    assert {client: values[0, 0] for client, values in found.items()} == dict(
-        zip(CLIENTS, CLIENTS, strict=True)
-    )
+    model = MeanPrediction([keras.Input((1,)), layer])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
+    scores = model.evaluate_clients(CLIENT_DATA[name]())
+    assert scores.client_ids == list(CLIENTS)
+    np.testing.assert_allclose(scores.values["loss"], CLIENTS)
 
 
 def generator(x):

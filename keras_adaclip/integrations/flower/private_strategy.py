@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from keras import ops
 
 from keras_adaclip._checks import check_integer, check_positive
-from keras_adaclip.federated import Drawn, NodeSum, ServerRounds, checked_checkpoint
+from keras_adaclip.federated import Drawn, NodeSum, ServerRounds
 from keras_adaclip.integrations.flower import messages
 from keras_adaclip.integrations.flower.node_directory import NodeDirectory
 
@@ -38,7 +38,7 @@ class PrivateStrategy(Strategy):
         self.model = model
         self.cohort_size = cohort_size
         self.min_nodes = check_integer("min_nodes", min_nodes, minimum=1)
-        self.checkpoint = checked_checkpoint(checkpoint)
+        self.checkpoint = checkpoint
         self._callbacks = callbacks
         self._rounds: ServerRounds | None = None
         self._directory: NodeDirectory | None = None
@@ -182,9 +182,9 @@ class PrivateStrategy(Strategy):
 
     def summary(self) -> None:
         """Log what the run does."""
-        rounds = self._rounds
-        if rounds is not None:
-            _log.info("Cohorts of %s of %s clients", rounds.cohort_size, rounds.num_clients)
+        if self._rounds is not None:
+            data = self._rounds.data
+            _log.info("Cohorts of %s of %s clients", data.expected_batch_size, data.num_examples)
 
     def _arrays(self) -> ArrayRecord:
         """Return the weights of the model."""

@@ -1,4 +1,4 @@
-"""Scores and predictions of single clients."""
+"""Scores of single clients."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData, per_client
+from keras_adaclip.federated import ClientData, client_scores
 from tests.federated.support import clients_of, compiled, mlp
 
 SIZES = (5, 0, 1, 12, 3)
@@ -15,7 +15,7 @@ METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
 
 @pytest.mark.parametrize("most_rows", [1, 8, 1 << 16])
 def test_scores_are_those_of_evaluating_each_client_alone(most_rows, monkeypatch):
-    monkeypatch.setattr(per_client, "_MOST_ROWS", most_rows)
+    monkeypatch.setattr(client_scores, "_MOST_ROWS", most_rows)
     model, clients = compiled(mlp(), **METRICS), clients_of(SIZES)
     scores = model.evaluate_clients(clients)
     assert scores.client_ids == [0, 2, 3, 4]
@@ -71,20 +71,9 @@ def test_a_table_of_scores():
     assert " ".join(lines[0].split()) == head
     assert " ".join(lines[2].split()) == "accuracy 0.5833 0.25 0.275 0.375 0.5 0.75 0.95 1"
     assert max(map(len, lines)) < 80
-    frame = scores.to_dataframe()
-    assert frame.loc["b"].to_dict() == {"num_examples": 1, "loss": 0.7, "accuracy": 0.25}
+    assert scores["b"] == {"num_examples": 1, "loss": 0.7, "accuracy": 0.25}
     with pytest.raises(KeyError, match="no client 'z' with examples"):
         scores["z"]
-
-
-def test_predictions_of_each_client():
-    model, clients = compiled(), clients_of(SIZES)
-    found = model.predict(clients)
-    assert list(found) == [0, 2, 3, 4]
-    for client_id, predictions in found.items():
-        expected = model.predict(clients[client_id][0], verbose=0)
-        np.testing.assert_allclose(predictions, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(model.predict(clients[0][0], verbose=0), found[0], rtol=1e-5)
 
 
 def test_what_is_no_client_is_refused():

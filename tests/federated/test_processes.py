@@ -1,4 +1,4 @@
-"""Shares of clients: what several processes know and draw, played by threads."""
+"""Rounds of several processes: what each knows and draws, played by threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import Sampling
 from keras_adaclip.federated import ClientData
-from keras_adaclip.federated.client_share import first_rows, share_of_this_process
 from keras_adaclip.federated.cohorts import CohortBatches
-from keras_adaclip.federated.round_batch import ClientElsewhere, RoundClient
 from keras_adaclip.federated.settings import FederatedSettings
-from tests.federated.support import clients_of
+from keras_adaclip.training import refuse_other_settings
+from tests.federated.support import clients_of, compiled
 
 SIZES = (7, 0, 5, 12, 1, 6, 3, 9, 4, 8)
 COHORT = 5
@@ -52,20 +50,21 @@ class Processes:
         return found
 
 
-def shares(count, monkeypatch, population=None, settings=lambda number: {}):
-    """Return the clients of each process, and their shares."""
-    population = population or clients_of(SIZES)
+def parts_of(population, count):
+    """Return the clients of each process."""
     parts = np.array_split(np.array(population.client_ids), count)
-    of_process = [population.subset(part.tolist()) for part in parts]
-    processes = Processes(count, monkeypatch)
-    found = processes.run(lambda n: share_of_this_process(of_process[n], settings(n)))
-    return of_process, found
+    return [population.subset(part.tolist()) for part in parts]
 
 
-def batches(clients, share, seed=None, sampling=Sampling.POISSON, **settings):
-    return CohortBatches(
-        clients, COHORT, 2, sampling, FederatedSettings(**settings), seed, None, share
-    )
+def rounds_of(parts, monkeypatch, seed=None, sampling="poisson", **settings):
+    """Return the rounds as each process makes them; of one process as it is without others."""
+
+    def rounds(number):
+        rounds = {"cohort_size": COHORT, "sampling": sampling, "steps_per_epoch": 2}
+        return CohortBatches(parts[number], FederatedSettings(**settings), seed, **rounds)
+
+    with monkeypatch.context() as patched:
+        return Processes(len(parts), patched).run(rounds) if len(parts) > 1 else [rounds(0)]
 
 
 def drawn(cohorts, monkeypatch, rounds=6):
@@ -79,35 +78,35 @@ def drawn(cohorts, monkeypatch, rounds=6):
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.FIXED, Sampling.SHUFFLE])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffle"])
 def test_processes_draw_what_one_process_draws(count, seed, sampling, monkeypatch):
     """Each client in one process, with the random numbers and steps that it has alone."""
-    parts, found = shares(count, monkeypatch)
-    options = {"seed": seed, "sampling": sampling, "client_batch_size": 4, "local_epochs": 2}
-    rounds = [
-        drawn(batches(clients, share, **options), monkeypatch)
-        for clients, share in zip(parts, found, strict=True)
-    ]
-    options["seed"] = found[0].shared_bits if seed is None else seed
-    alone = drawn(batches(clients_of(SIZES), None, **options), monkeypatch)
+    options = {"sampling": sampling, "client_batch_size": 4, "local_epochs": 2}
+    of_processes = rounds_of(parts_of(clients_of(SIZES), count), monkeypatch, seed, **options)
+    shared = of_processes[0]._shared_bits
+    assert all(each._shared_bits == shared for each in of_processes)
+    (whole,) = rounds_of([clients_of(SIZES)], monkeypatch, shared if seed is None else 5, **options)
+    rounds = [drawn(each, monkeypatch) for each in of_processes]
+    alone = drawn(whole, monkeypatch)
     assert sum(map(len, alone)) > 6
     for number, expected in enumerate(alone):
-        of_processes = [each[number] for each in rounds]
-        assert {len(each) for each in of_processes} == {len(expected)}
+        seen = [each[number] for each in rounds]
+        assert {len(each) for each in seen} == {len(expected)}
         for place, client in enumerate(expected):
-            here = [each[place] for each in of_processes]
-            (own,) = [each for each in here if isinstance(each, RoundClient)]
-            np.testing.assert_array_equal(own.order, client.order)
-            np.testing.assert_array_equal(own.examples["x"], client.examples["x"])
-            process = here.index(own)
-            elsewhere = ClientElsewhere(client.num_steps, client.num_rows, process)
-            assert all(each == elsewhere for each in here if each is not own)
+            here = [each[place] for each in seen]
+            (process,) = {each.process for each in here}
+            for number_of, each in enumerate(here):
+                assert (each.num_rows, each.num_steps) == (client.num_rows, client.num_steps)
+                if number_of == process and client.num_rows:
+                    np.testing.assert_array_equal(each.order, client.order)
+                    np.testing.assert_array_equal(each.examples["x"], client.examples["x"])
+                else:
+                    assert each.examples == {}
 
 
 def test_all_processes_make_batches_of_one_shape(monkeypatch):
-    parts, found = shares(3, monkeypatch)
     for options in ({"client_batch_size": 4}, {"client_batch_size": None}):
-        made = [batches(*each, seed=5, **options) for each in zip(parts, found, strict=True)]
+        made = rounds_of(parts_of(clients_of(SIZES), 3), monkeypatch, seed=5, **options)
         for each in made:
             each.most_lanes = 4
         for number in range(4):
@@ -121,42 +120,41 @@ def test_all_processes_make_batches_of_one_shape(monkeypatch):
 
 def test_a_client_in_two_processes_is_refused(monkeypatch):
     clients = clients_of(SIZES)
-    processes = Processes(2, monkeypatch)
     parts = [clients.subset([0, 2, 3]), clients.subset([5, 3])]
     with pytest.raises(ValueError, match="Two processes hold a client of the same id"):
-        processes.run(lambda number: share_of_this_process(parts[number], {}))
+        rounds_of(parts, monkeypatch)
 
 
 def test_processes_that_train_differently_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="train clients differently"):
-        shares(2, monkeypatch, settings=lambda number: {"local_epochs": number})
+    model = compiled()
+    processes = Processes(2, monkeypatch)
+    processes.run(lambda number: refuse_other_settings(model, local_epochs=1))
+    with pytest.raises(ValueError, match="processes train differently"):
+        processes.run(lambda number: refuse_other_settings(model, local_epochs=number))
 
 
 def test_examples_of_different_kinds_are_refused(monkeypatch):
-    parts, found = shares(2, monkeypatch)
     x = np.ones((4, 5), "float32")
-    other = ClientData.from_arrays(x, np.zeros(4, "int32"), [0, 0, 1, 1])
-    processes = Processes(2, monkeypatch)
+    other = ClientData.from_arrays(x, np.zeros(4, "int32"), ["a", "a", "b", "b"])
     with pytest.raises(ValueError, match="different structures, shapes or dtypes"):
-        processes.run(lambda number: first_rows([parts[0], other][number], found[number]))
+        rounds_of([clients_of(SIZES), other], monkeypatch)
 
 
 def test_all_processes_examine_the_same_rows(monkeypatch):
-    parts, found = shares(2, monkeypatch)
-    processes = Processes(2, monkeypatch)
-    first, second = processes.run(lambda number: first_rows(parts[number], found[number]))
+    made = rounds_of(parts_of(clients_of(SIZES), 2), monkeypatch)
+    first, second = (each.data.rows for each in made)
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.y, second.y)
 
 
 def test_a_client_that_changes_its_size_is_named(monkeypatch):
-    sizes = dict.fromkeys("abcd", 3)
+    sizes = dict.fromkeys("abcdefgh", 3)
 
     def read(client):
         return np.ones((sizes[client], 4), "float32"), np.zeros(sizes[client], "int32")
 
-    parts, found = shares(2, monkeypatch, ClientData.from_function(list("abcd"), read))
-    cohorts = batches(parts[0], found[0], seed=1)
-    sizes.update(dict.fromkeys("abcd", 4))
+    clients = ClientData.from_function(list(sizes), read)
+    cohorts, _ = rounds_of(parts_of(clients, 2), monkeypatch, seed=1)
+    sizes.update(dict.fromkeys(sizes, 4))
     with pytest.raises(ValueError, match=r"Client '.' had 3 when `fit` began. Received: 4"):
-        cohorts.take(np.arange(4), np.random.default_rng(0))
+        cohorts.take(np.arange(8), np.random.default_rng(0))
