@@ -305,7 +305,7 @@ class PrivateTraining(training.TrainingBase):
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
                 method = self.optimizer.gradient_method  # type: ignore[attr-defined]
-                plan = make_plan(self, made, method, of_data)
+                plan = make_plan(self, made, method, of_data, suggested)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
                 layout = self._examined_layout(data, sample, augmentation)
         except BaseException:

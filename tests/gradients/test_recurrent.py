@@ -11,7 +11,7 @@ from keras import layers, ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import GradientPlan
-from keras_adaclip.gradients.examination import assign_rules
+from keras_adaclip.gradients.plan import assign_rules
 from keras_adaclip.gradients.layers import rule_for
 from keras_adaclip.gradients.layerwise import TapRecorder
 from tests.gradients.architectures import functional
