@@ -20,74 +20,46 @@ from keras_adaclip.sampling import as_array
 # States of the variables that are tried: the present one, and two that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
 NUM_STATES, NUM_FAR_STATES = 3, 2
-# More than the number of steps of any run.
-_FAR = 1e9
+# More than the number of steps of any run, and a large number of half precision.
+_FAR, _FAR_HALF = 1e9, 6e4
 # Of a made-up input, whose square float32 can hold, and of one that is whole.
 _LARGEST, _LARGEST_ID = 1e15, 2.0**62
 # Numbers of the data whose range is read, and rows that are looked at for whole numbers.
 _MOST_READ, _NUM_LOOKED_AT = 1 << 28, 1000
 # Two rows are compared in each trial of a proof.
 _NUM_ROWS_OF_PROOF = 12
-# Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
-_MOST_DRAWN = 65_537
 _NUM_WORDS = 100
 
 
-def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generator) -> np.ndarray:
+def value_at(
+    state: int, variable: keras.Variable, is_trained: bool, keeps_sign: bool, generator: Generator
+) -> np.ndarray:
     """Return another value that a variable may come to have.
 
     Args:
-        value: The present value.
-        state: 1 moves it a little, 2 reverses every sign too.
-        trained: Whether the optimizer moves the variable.
+        state: 1 moves it a little, 2 reverses every sign too; at the two far states it is a counter
+            that has counted up or down for very many steps.
+        variable: The variable.
+        is_trained: Whether the optimizer moves it.
+        keeps_sign: Whether floats keep their sign.
         generator: Draws the noise.
     """
-    if value.dtype.kind == "b":
-        return np.logical_xor(value, state == 1)
-    if value.dtype.kind in "iu":  # It may count steps, or be a table of positions.
-        is_counter = value.size == 1 and not trained
+    value = backend.array_of(variable)
+    is_far, kind = state >= NUM_STATES, value.dtype.kind
+    if kind == "b":
+        return np.full_like(value, state == NUM_STATES) if is_far else value ^ (state == 1)
+    if is_far:
+        far = _FAR if state == NUM_STATES else -_FAR
+        if kind in "iu" or value.dtype.itemsize == 2:
+            most = float(np.iinfo(value.dtype).max) if kind in "iu" else _FAR_HALF
+            far = min(max(far, 0.0 if kind == "u" else -most / 2), most / 2)
+        return np.full_like(value, far)
+    if kind in "iu":  # It may count steps, or be a table of positions.
+        is_counter = value.size == 1 and not is_trained
         return np.asarray(value + 10.0**state * is_counter).astype(value.dtype)
-    # Weights can be many, so each of these operations counts.
-    numbers = value.astype("float32").ravel()
-    size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
-    size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
-    drawn = 0.1 * size * generator.normal(size=min(value.size, _MOST_DRAWN))
-    noise = np.resize(drawn.astype("float32"), value.size)
-    is_zero = numbers == 0.0
-    if is_zero.any():
-        noise[is_zero] = 10.0 * np.abs(noise[is_zero])
-    noise += numbers
-    if state == 2:
-        noise = np.negative(noise, out=noise)
-    return noise.reshape(value.shape).astype(value.dtype, copy=False)
-
-
-def with_sign_of(value: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Return a moved value in which each float keeps its sign, and other kinds are as before.
-
-    Args:
-        value: The present value; zeros count as positive.
-        moved: The other value.
-    """
-    if value.dtype.kind in "biu":
-        return value
-    return np.where((moved < 0) != (value < 0), -moved, moved).astype(value.dtype)
-
-
-def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:
-    """Return the value of a counter after very many steps.
-
-    Args:
-        value: The present value.
-        is_negative: Whether it counts down.
-    """
-    if value.dtype.kind == "b":
-        return np.full_like(value, not is_negative)
-    info = np.iinfo(value.dtype) if value.dtype.kind in "iu" else np.finfo("float16")
-    far = -_FAR if is_negative else _FAR
-    if value.dtype.kind in "iu" or value.dtype == np.float16:
-        far = np.clip(far, float(info.min) / 2, float(info.max) / 2)
-    return np.full_like(value, far)
+    factor = -1.0 if state == 2 else 1.0
+    moved = gradients.moved_value(value, factor, 0.1, keeps_sign, generator)
+    return moved.astype(value.dtype, copy=False)
 
 
 def known_words(model: keras.Model) -> list[str]:
@@ -164,6 +136,9 @@ class SampleRows:
         self._inputs, self._targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
         self._weights = [np.ones_like(value[:1]) for value in weights]
         self.num_inputs = len(self._inputs)
+        layers = keras_private.flatten_layers(model)
+        masking = [layer for layer in layers if isinstance(layer, keras.layers.Masking)]
+        self._paddings = [0.0, *(float(layer.mask_value) for layer in masking)]
         self._declared = _laws_of_user(ranges, rows.x, self._inputs)
 
     @functools.cached_property
@@ -214,7 +189,9 @@ class SampleRows:
         alone.sources = [laws[:1] for laws in self.sources]
         return alone
 
-    def drawn(self, source: int, size: int, state: int, generator: Generator) -> list[np.ndarray]:
+    def drawn(
+        self, source: int, size: int, state: int, generator: Generator, is_padded: bool = False
+    ) -> list[np.ndarray]:
         """Return rows: inputs, targets and weights.
 
         Args:
@@ -222,12 +199,17 @@ class SampleRows:
             size: The number of rows.
             state: Decides from which parts of the ranges they are.
             generator: Draws the rows.
+            is_padded: Whether sequences end early, behind which there is padding.
         """
         pairs = zip(self.sources[source], [*self._inputs, *self._targets], strict=True)
         rows = [
             law.drawn((size, *value.shape[1:]), value.dtype, state, generator)
             for law, value in pairs
         ]
+        if is_padded:
+            padding = self._paddings[state // 2 % len(self._paddings)]
+            inputs = [cut_short(each, padding, generator) for each in rows[: self.num_inputs]]
+            rows = inputs + rows[self.num_inputs :]
         return rows + [np.repeat(value, size, axis=0) for value in self._weights]
 
     def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
@@ -311,9 +293,7 @@ def _law_of_layer(layer: keras.Layer) -> Law | None:
         return Law(0, layer.input_dim - 1)
     if isinstance(layer, kinds.CategoryEncoding) and layer.num_tokens is not None:
         return Law(0, layer.num_tokens - 1)
-    if isinstance(layer, kinds.IntegerLookup):
-        return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
-    if isinstance(layer, kinds.StringLookup):
+    if isinstance(layer, (kinds.IntegerLookup, kinds.StringLookup)):
         return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
     return None
 
