@@ -346,7 +346,7 @@ class Examination:
         trial, self._is_shown = self._trial, False
         first = trial.run(given, self._further(values))
         known = {id(variable) for variable in trial.variables}
-        if found := [each for each in trial.outside_read if id(each) not in known]:
+        if found := [each for key, each in trial.outside_read.items() if key not in known]:
             # From the next state on, they are moved too.
             self._counting.update(id(each) for each in found if math.prod(each.shape) == 1)
             trial.use_variables([*trial.variables, *found])

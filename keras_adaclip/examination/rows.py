@@ -1,6 +1,5 @@
 """Made-up rows, and values that variables may come to have, for an examination."""
 
-import contextlib
 import copy
 import functools
 import math
@@ -109,8 +108,8 @@ class SampleRows:
 
     There are several sources of rows. Inputs follow what is declared, in each of them: ranges of
     the user's, the table or the vocabulary of the layer that an input feeds. Other numbers are
-    small, of both signs in the first source and positive in the second. Targets are numbers of
-    classes, as many as the model has outputs, or numbers between 0 and 1. In the last source,
+    small, of both signs in the first source and positive in the second. Targets are numbers between
+    0 and 1, whole ones where they are integers: most losses take these. In the last source,
     whatever is not declared stays within the range of each column of the data.
 
     Args:
@@ -132,7 +131,7 @@ class SampleRows:
     ) -> None:
         parts = {"y": rows.y, "sample_weight": rows.sample_weight}
         self.structure = rows.x, {name: part for name, part in parts.items() if part is not None}
-        self._model, self._rows, self._known = model, rows, known
+        self._model, self._known = model, known
         self._inputs, self._targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
         self._weights = [np.ones_like(value[:1]) for value in weights]
         self.num_inputs = len(self._inputs)
@@ -159,7 +158,10 @@ class SampleRows:
         """The laws of all inputs and targets, for each source."""
         has_floats = any(self._inputs[number].dtype.kind == "f" for number in self.undeclared)
         words, known = known_words(self._model), self._known
-        targets = _laws_of_targets(self._model, self._rows, self._targets)
+        targets = [
+            Law(is_whole=value.dtype.kind != "f", values=[""] if value.dtype.kind == "O" else None)
+            for value in self._targets
+        ]
         pairs = list(zip(self._declared, self._inputs, strict=True))
         sources = [
             [law or _small(value, low, words) for law, value in pairs] + targets
@@ -327,30 +329,6 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
             "highest)` of finite numbers or arrays of the shape of one example in the place of "
             f"each array of numbers, or None. Received: input_ranges={ranges!r} ({error})"
         ) from error
-    return laws
-
-
-def _laws_of_targets(model: keras.Model, rows: Batch, targets: list[np.ndarray]) -> list[Law]:
-    """Return laws that most losses take, from dtypes and the shapes of the model's outputs."""
-    shapes: list[Any] = [tuple(each.shape) for each in getattr(model, "outputs", None) or ()]
-
-    def run() -> None:
-        """Call the model on zeros, for the shapes of its outputs."""
-        zeros = keras.tree.map_structure(lambda value: np.zeros_like(as_array(value)), rows.x)
-        with keras.StatelessScope():
-            outputs = gradients.call_model(model, gradients.finite_rows(Batch(zeros)).x, True)
-        shapes.extend(tuple(each.shape) for each in keras.tree.flatten(outputs))
-
-    if targets and not shapes:
-        with contextlib.suppress(Exception):  # The model may not take zeros.
-            backend.trace(run)
-    laws = []
-    for number, value in enumerate(targets):
-        shape = value.shape[1:]
-        output = shapes[number][1:] if len(shapes) == len(targets) else shape
-        is_class = len(output) >= len(shape) and output != shape and (output[-1] or 0) > 1
-        law = Law(0, output[-1] - 1) if is_class else Law(is_whole=value.dtype.kind != "f")
-        laws.append(_small(value, 0.0, [""]) if value.dtype.kind == "O" else law)
     return laws
 
 

@@ -6,7 +6,7 @@ with respect to the other rows are found too.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,34 +28,39 @@ Values = tuple[list[Any], list[np.ndarray]]
 
 
 class _WatchedScope(keras.StatelessScope):
-    """A scope that hands on which variables without a value in it are read, and which are assigned.
+    """A scope that notes which variables without a value in it are read, and which are assigned.
 
     Args:
         values: Pairs of a variable and its value within the scope.
-        note_read: Called with each variable that is read and has no value here.
-        note_assigned: Called with each variable that is assigned.
+        read: Gets each variable that is read and has no value here, by its `id`.
+        assigned: Gets each variable that is assigned, without states of random generators.
     """
 
     def __init__(
         self,
-        values: Sequence[tuple[keras.Variable, Tensor]],
-        note_read: Callable[[keras.Variable], None],
-        note_assigned: Callable[[keras.Variable], None],
+        values: list[tuple[keras.Variable, Tensor]],
+        read: dict[int, keras.Variable],
+        assigned: dict[int, keras.Variable],
     ) -> None:
         super().__init__(values, collect_losses=True)
-        self.note_read, self.note_assigned = note_read, note_assigned
+        self._read, self._assigned = read, assigned
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         """Return the value of a variable, and note the variable if it has none here."""
         value = super().get_current_value(variable)
         if value is None and not keras_private.is_empty(variable):
-            self.note_read(variable)
+            self._read[id(variable)] = variable
         return value
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         """Note an update and its variable."""
         self.note_assigned(update[0])
         super().add_update(update)
+
+    def note_assigned(self, variable: keras.Variable) -> None:
+        """Note a variable that is assigned here or in a scope within this one."""
+        if not keras_private.is_seed_generator_state(variable):
+            self._assigned[id(variable)] = variable
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,7 @@ class Trial:
         variables: Those of the model and its metrics without random states, and those that are not
             the model's but were read.
         seeds: The states of the model's seed generators.
-        outside_read: The variables that a pass has read, and that are not the model's.
-        outside_assigned: The same of assigned ones, without states of random generators.
+        outside_read: The variables that passes have read and that are not the model's, by `id`.
         added: The layers that added a loss of their own.
         running: The layers whose calls have not returned, after an error the innermost one last.
     """
@@ -117,9 +121,9 @@ class Trial:
         of_seeds = {id(state) for state in self.seeds}
         every = [*model.variables, *model.metrics_variables]
         self.variables = [variable for variable in every if id(variable) not in of_seeds]
-        self.outside_read: list[keras.Variable] = []
-        self.outside_assigned: list[keras.Variable] = []
+        self.outside_read: dict[int, keras.Variable] = {}
         self._own = {id(variable) for variable in every}
+        self._assigned: dict[int, keras.Variable] = {}
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
         self.added: list[keras.Layer] = []
         self.running: list[keras.Layer] = []
@@ -141,6 +145,11 @@ class Trial:
     def effects(self) -> backend.Effects:
         """The side effects of a forward pass, once there was one."""
         return next(iter(self._functions.values()))[1].effects
+
+    @property
+    def outside_assigned(self) -> list[keras.Variable]:
+        """The variables that passes have assigned and that are not the model's."""
+        return [each for number, each in self._assigned.items() if number not in self._own]
 
     def run(
         self,
@@ -193,29 +202,12 @@ class Trial:
         backend.trace(lambda: self._pass(_Seen(), False, [*more, kept], given) and None)
         self.use_variables(self.variables, self._taps_trained_only)
 
-    @contextmanager
-    def _scope(self, values: Values, with_updates: bool) -> Iterator[keras.StatelessScope]:
-        """Yield a scope in which all variables have the given values."""
-        variables = [*self.variables, *self.seeds]
-        tensors = [
-            (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
-            for variable, value in zip(variables, [*values[0], *values[1]], strict=True)
-        ]
-
-        def note(noted: list[keras.Variable], variable: keras.Variable) -> None:
-            """Note a variable once, unless it is the model's."""
-            if id(variable) not in self._own and all(variable is not each for each in noted):
-                noted.append(variable)
-
-        def note_assigned(variable: keras.Variable) -> None:
-            """Note a variable that keeps what is assigned to it."""
-            if with_updates and not keras_private.is_seed_generator_state(variable):
-                note(self.outside_assigned, variable)
-
-        with _WatchedScope(
-            tensors, functools.partial(note, self.outside_read), note_assigned
-        ) as scope:
-            yield scope
+    def _scope(self, values: Values, with_updates: bool) -> _WatchedScope:
+        """Return a scope in which all variables have the given values."""
+        pairs = zip([*self.variables, *self.seeds], [*values[0], *values[1]], strict=True)
+        tensors = [(each, ops.convert_to_tensor(value, dtype=each.dtype)) for each, value in pairs]
+        # On JAX what is differentiated assigns all variables in the end.
+        return _WatchedScope(tensors, self.outside_read, self._assigned if with_updates else {})
 
     def _pass(
         self, seen: _Seen, differentiates: bool, rows: list[Tensor], given: Any
@@ -232,13 +224,12 @@ class Trial:
         """
         values, order, of_losses = given
         *inputs, kept = rows
-        digest = _Digests()
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
             """Return the sum of the kept rows of the outputs or the losses, and all numbers."""
             seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
             self.running.clear()
-            digests: list[Tensor] = []
+            digests, digest = list[Tensor](), _Digests()
             before = [scope.get_current_value(variable) for variable in self._watched]
 
             def tapped(layer: keras.Layer, value: Any) -> Any:
@@ -285,13 +276,12 @@ class Trial:
                     assigned.append(digest(ops.expand_dims(now, 0)))
             return total, (digests, assigned)
 
-        # On JAX what is differentiated assigns all variables in the end.
         with self._scope(values, not differentiates) as scope:
             if not differentiates:
                 return (*outputs(lambda value: value)[1], [])
             variables = [*self.variables, *self.seeds]
             (digests, assigned), cotangents = backend.differentiate_at_taps(outputs, variables)
-            return digests, assigned, [digest(value) for value in cotangents]
+            return digests, assigned, list(map(_Digests(), cotangents))
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:

@@ -22,10 +22,10 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_279, 21),
     "federated": (2_279, 22),
-    "gradients": (1_912, 25),
+    "gradients": (1_871, 24),
     "training": (1_615, 11),
     "backend": (1_539, 17),
-    "examination": (1_335, 9),
+    "examination": (1_159, 8),
     "tuners": (1_227, 11),
     "optimizers": (1_192, 10),
     "sampling": (839, 10),
