@@ -1,7 +1,7 @@
 """From a batch of examples to the sum of their clipped gradients."""
 
 from keras_adaclip.gradients.augmentation import MIXING_LAYERS, Augmentation
-from keras_adaclip.gradients.batch import Batch, finite_rows, mapped, repeated
+from keras_adaclip.gradients.batch import Batch, finite_rows, mapped
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
     Observed,

@@ -17,7 +17,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import layerwise
-from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
+from keras_adaclip.gradients.batch import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model, stateless
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall, rule_for
 from keras_adaclip.gradients.layerwise import Calls, GradientPlan, TapRecorder, looped_plan
@@ -27,7 +27,9 @@ LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 _SIZES = (3, 2)
 
 
-def suggested_plan(model: keras.Model, batches: Sequence[Batch]) -> GradientPlan:
+def suggested_plan(
+    model: keras.Model, batches: Sequence[Batch], of_data: Batch | None = None
+) -> GradientPlan:
     """Return the plan that the first batch suggests with which the model runs, without a proof.
 
     No loss is needed.
@@ -35,14 +37,32 @@ def suggested_plan(model: keras.Model, batches: Sequence[Batch]) -> GradientPlan
     Args:
         model: A built model.
         batches: Batches of examples, as NumPy arrays or tensors.
+        of_data: Examples within the ranges of private data, where no other batch runs.
+
+    Raises:
+        ValueError: If `of_data` would lead to another plan than a layer-wise one.
     """
     reason = ""
-    for rows in map(finite_rows, batches):
+    for rows in [*batches, *([] if of_data is None else [of_data])]:
         try:
-            return _traced_plan(model, rows)
+            plan = _traced_plan(model, rows)
         except Exception as error:  # Whatever a backend raises, the last resort is exact.
             reason = reason or failure_of(error)
+            continue
+        if rows is of_data and not plan.is_layerwise:
+            raise refused_ranges(model, plan.looped_reason)
+        return plan
     return looped_plan(reason)
+
+
+def refused_ranges(model: keras.Model, reason: str | None) -> ValueError:
+    """Return the error for ranges of the data that would choose a plan."""
+    return ValueError(
+        f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within the "
+        f"range of each column of the data: {reason}. These ranges are private and must not choose "
+        "another plan, and small made-up numbers do not show that it is needed. Give public ranges "
+        "of the inputs with `fit(..., input_ranges=)`."
+    )
 
 
 def failure_of(error: Exception) -> str:
@@ -85,7 +105,7 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     def forward(size: int) -> None:
         """Call the model on `size` rows; once the rules are known, apply them."""
         nonlocal plan
-        recorder, batch = TapRecorder(), repeated(rows, size)
+        recorder, batch = TapRecorder(), finite_rows(Batch(rows.x), size)
         num_outputs.clear()
         with stateless(model):
             calls = {layer: watched(layer) for layer in layers_outside_loops(model)}

@@ -24,7 +24,7 @@ from keras_adaclip.gradients.batch import Batch, finite_rows, mapped
 from keras_adaclip.gradients.forward import single_gradient
 from keras_adaclip.gradients.layers import GeneralRule, is_differentiable
 from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan, per_example_gradients
-from keras_adaclip.gradients.plan import failure_of, suggested_plan
+from keras_adaclip.gradients.plan import failure_of, refused_ranges, suggested_plan
 
 Tensor = Any
 
@@ -79,13 +79,7 @@ def make_plan(
             of_ranges = proof.objection(of_data, may_choose=False, is_last=reason is None)
             # Where the made-up rows prove a plan, ranges that show nothing are no objection.
             if of_ranges or (of_ranges is None and reason is None):
-                raise ValueError(
-                    f"A layer-wise gradient plan of model {model.name!r} is not proved on rows "
-                    "within the range of each column of the data: "
-                    f"{of_ranges or _NOTHING}. These ranges are private and must not choose "
-                    "another plan, and small made-up numbers do not show that it is needed. Give "
-                    "public ranges of the inputs with `fit(..., input_ranges=)`."
-                )
+                raise refused_ranges(model, of_ranges or _NOTHING)
             reason = ""
         reason = f"on made-up rows {_NOTHING}" if reason is None else reason
         plan = looped_plan(reason) if reason else plan

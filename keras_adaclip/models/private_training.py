@@ -299,7 +299,7 @@ class PrivateTraining(training.TrainingBase):
             state.examined.clear()
         try:
             made, of_data = sample.batches() if plan is None else ([], None)
-            suggested = plan or suggested_plan(self, [*made, *([of_data] if of_data else [])])
+            suggested = plan or suggested_plan(self, made, of_data)
             state.plan = dataclasses.replace(suggested, most_rows=most_rows)
             layout = self._examined_layout(data, sample, augmentation)
             if plan is None:
