@@ -75,7 +75,9 @@ def examine(
         ValueError: With every issue, one a line.
     """
     unit, owner = getattr(model, "privacy_unit", ""), id(owner or model)
-    for size in sorted({max(size, 2) for size in sizes}, reverse=True):
+    sizes = sorted({max(size, 2) for size in sizes}, reverse=True)
+    programs: dict[str, Finding] = {}
+    for size in sizes:
         close = [
             other
             for number, other, counted in known
@@ -83,10 +85,14 @@ def examine(
             and (other == size if is_exact else other <= 2 * size and size <= 2 * other)
         ]
         if not close:
-            finding = Examination(model, sample, size, unit == "example", counts_rows).finding()
+            examination = Examination(model, sample, size, unit == "example", counts_rows)
+            # What compiles to the same, but for the number of rows, was examined with it.
+            program = examination.program() if is_exact and len(sizes) > 1 else None
+            finding = programs.get(program or "") or examination.finding()
             found = issues.issues_of_clients(finding) if unit == "client" else finding.issues
             issues.refuse(model, found)
             known[owner, size, counts_rows] = finding
+            programs |= {program: finding} if program else {}
 
 
 class Examination:
@@ -129,6 +135,12 @@ class Examination:
         self._is_exact, self._depends = True, False
         # Layers that raised an error or returned numbers that are not finite.
         self._failing: list[Any] = []
+
+    def program(self) -> str | None:
+        """Return what the passes compile to, equal for numbers of rows that make no difference."""
+        with contextlib.suppress(Exception):  # What does not run is named by `finding`.
+            return self._trial.program(self._rows(self._sources()[0]), self._further([]))
+        return None
 
     def finding(self) -> Finding:
         """Return what is found at several states of variables, random generators and rows.

@@ -6,6 +6,7 @@ with respect to the other rows are found too.
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -193,6 +194,26 @@ class Trial:
             layers += [self.loss] * len(of_losses)
             digests += of_losses
         return Pass(layers, digests, len(outputs), pairs)
+
+    def program(self, rows: list[np.ndarray], values: Values) -> str | None:
+        """Return what passes with derivatives compile to, with multiples of the rows marked.
+
+        It is equal for two numbers of rows if the passes differ in these only, or in constants that
+        follow them. None if that is not known.
+        """
+        if not backend.needs_fixed_shapes(self.model):
+            return None
+        evaluate = backend.Evaluator(functools.partial(self._pass, _Seen(), True), self.model)
+        given = (values, np.arange(self.size, dtype="int32"), np.asarray(False))
+        text = evaluate.program([*rows[: self._num_arrays], np.ones(self.size, bool)], given)
+
+        def marked(found: re.Match[str]) -> str:
+            """Return a number, or how many times the rows it is."""
+            number, rest = divmod(int(found[0]), self.size)
+            return found[0] if rest else f"{number} rows"
+
+        # Not the numbers in names. Lengths of axes follow an `x`.
+        return None if text is None else re.sub(r"(?<![%#a-wyzA-Z_\d])\d+", marked, text)
 
     def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
         """Find the axis of the rows in each draw, by a pass over another number of them."""

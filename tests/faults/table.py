@@ -589,8 +589,8 @@ gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_trai
 +         if False:
 # layers examined on a few rows only, not at the shapes of the steps | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
-- finding = Examination(model, sample, size, unit == "example", counts_rows).finding()
-+ finding = Examination(model, sample, 8, unit == "example", counts_rows).finding()
+- examination = Examination(model, sample, size, unit == "example", counts_rows)
++ examination = Examination(model, sample, 8, unit == "example", counts_rows)
 # layers examined with the variables of the first step only | examination/comparisons.py
 models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
 - for self._state in range(rows.NUM_STATES + rows.NUM_FAR_STATES):
